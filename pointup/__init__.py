@@ -1,0 +1,29 @@
+"""pointup: upsampling of point clouds of any size, on one CPU or many GPUs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pointup.data.sampler import TokenBudgetBatchSampler
+    from pointup.losses import chamfer_distance
+    from pointup.model import Upsampler
+    from pointup.upsampling import upsample
+
+__version__ = "0.1.0"
+__all__ = ["TokenBudgetBatchSampler", "Upsampler", "chamfer_distance", "upsample"]
+
+_HOME = {
+    "TokenBudgetBatchSampler": "pointup.data.sampler",
+    "Upsampler": "pointup.model",
+    "chamfer_distance": "pointup.losses",
+    "upsample": "pointup.upsampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import pointup` and `pointup --help` must not wait for torch.
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'pointup' has no attribute {name!r}")

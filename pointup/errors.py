@@ -1,0 +1,21 @@
+"""Errors that a user can cause and can mend; each message is one line with the thing and the remedy."""
+
+
+class PointupError(Exception):
+    """Base of every error that pointup raises on purpose."""
+
+
+class FileError(PointupError):
+    """A file can't be read or written."""
+
+
+class DataError(PointupError):
+    """The content of a cloud or of a dataset can't be used."""
+
+
+class ConfigError(PointupError):
+    """An option, or a combination of options, can't be honoured."""
+
+
+class ModelError(PointupError):
+    """A directory or Hub repository holds no model that this version can load."""

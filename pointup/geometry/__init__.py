@@ -1,0 +1,1 @@
+"""Neighbours, thinning and surfaces."""
