@@ -1,0 +1,175 @@
+"""The Arrow columns of a pair dataset: what they are, how numpy arrays go in and come out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, Features, List, Value
+
+from pointup.errors import DataError
+
+POINTS = List(List(Value("float32"), length=3))
+FEATURES = Features(
+    {
+        "name": Value("string"),
+        "source": POINTS,
+        "target": POINTS,
+        "target_normals": POINTS,
+        "resample": POINTS,
+        "origin": List(Value("float64"), length=3),
+        "num_source": Value("int32"),
+        "num_target": Value("int32"),
+        "vertical": Value("bool"),
+        "surface": Value("string"),
+    }
+)
+POINT_COLUMNS = ("source", "target", "target_normals", "resample")
+
+
+def pack_points(clouds: Sequence[np.ndarray]) -> pa.ListArray:
+    """Clouds of shape (N_i, 3) as one Arrow list of float32 triples a cloud."""
+    sizes = np.array([len(cloud) for cloud in clouds], dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    values = np.concatenate([np.empty((0, 3), np.float32), *clouds], dtype=np.float32)
+    triples = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 3)
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), triples)
+
+
+def unpack_points(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates (N, 3) of all clouds of a column, a read-only view where possible, and ptr.
+
+    A missing cloud counts as an empty one, a missing coordinate as NaN.
+    Raises ValueError when an entry has not three coordinates.
+    """
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    rows = column.flatten()
+    if rows.null_count:
+        raise ValueError("an entry is missing")
+    if not pa.types.is_fixed_size_list(rows.type) or rows.type.list_size != 3:
+        lengths = rows.value_lengths().to_numpy(zero_copy_only=False)
+        if np.any(lengths != 3):
+            raise ValueError(f"an entry has {int(lengths[lengths != 3][0])} coordinates")
+    values = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, 3)
+    sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+
+
+def is_points(feature: object) -> bool:
+    """Whether a column is stored just as pointup reads it."""
+    return bool(feature == POINTS)
+
+
+def standardize(dataset: Dataset, label: str) -> Dataset:
+    """The dataset with pointup's columns and types; other columns are left out.
+
+    `source` and `target` must be there, as lists or arrays of three floating-point coordinates.
+    Where they are not float32 they are converted once, relative to the rounded mean of the source,
+    so that survey coordinates keep their digits; the result is cached. Names, origins and sizes
+    are added where they are missing. Raises DataError naming the column and the expected type.
+    """
+    for column in ("source", "target"):
+        if column not in dataset.column_names:
+            raise DataError(
+                f"{label}: no column {column!r} (there are: {', '.join(dataset.column_names)}); "
+                f"expected source and target, each {POINTS}"
+            )
+    dataset = dataset.select_columns([c for c in dataset.column_names if c in FEATURES])
+    points = [column for column in POINT_COLUMNS if column in dataset.column_names]
+    for column in points:
+        if not _holds_triples(dataset.features.arrow_schema.field(column).type):
+            raise DataError(
+                f"{label}: column {column!r} is {dataset.features[column]}; expected {POINTS}"
+            )
+    if not all(is_points(dataset.features[column]) for column in points):
+        dataset = _convert(dataset, points, label)
+    dataset = _add_missing(dataset)
+    for column in dataset.column_names:
+        if dataset.features[column] != FEATURES[column]:
+            try:
+                dataset = dataset.cast_column(column, FEATURES[column])
+            except (pa.ArrowInvalid, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{label}: column {column!r} is {dataset.features[column]}; "
+                    f"expected {FEATURES[column]}"
+                ) from error
+    return dataset
+
+
+def _holds_triples(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.ExtensionType):
+        kind = kind.storage_type
+    if not _is_list(kind) or not _is_list(kind.value_type):
+        return False
+    entry = kind.value_type
+    if pa.types.is_fixed_size_list(entry) and entry.list_size != 3:
+        return False
+    return bool(pa.types.is_floating(entry.value_type))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _convert(dataset: Dataset, points: list[str], label: str) -> Dataset:
+    def convert(table: pa.Table) -> pa.Table:
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        clouds = {}
+        for name in points:
+            try:
+                values, ptr = unpack_points(columns[name])
+            except ValueError as error:
+                raise DataError(f"{label}: column {name!r}: {error}; expected {POINTS}") from error
+            clouds[name] = [
+                values[a:b].astype(np.float64) for a, b in itertools.pairwise(ptr)
+            ]
+        centres = [_rounded_mean(cloud) for cloud in clouds["source"]]
+        origins = np.stack(centres)
+        if "origin" in columns:
+            origins = origins + np.array(columns["origin"].to_pylist(), dtype=np.float64)
+        for name in points:
+            if name != "target_normals":
+                clouds[name] = [p - c for p, c in zip(clouds[name], centres, strict=True)]
+            columns[name] = pack_points(clouds[name])
+        columns["origin"] = pa.FixedSizeListArray.from_arrays(pa.array(origins.reshape(-1)), 3)
+        return pa.table(columns)
+
+    names = dict.fromkeys([*dataset.column_names, "origin"])
+    features = Features(
+        {n: FEATURES[n] if n in (*points, "origin") else dataset.features[n] for n in names}
+    )
+    converted = dataset.with_format("arrow").map(
+        convert, batched=True, batch_size=16, features=features, desc="Converting points to float32"
+    )
+    return converted.with_format(None)
+
+
+def _rounded_mean(points: np.ndarray) -> np.ndarray:
+    finite = points[np.isfinite(points).all(axis=1)]
+    return np.round(finite.mean(axis=0)) if len(finite) else np.zeros(3)
+
+
+def _add_missing(dataset: Dataset) -> Dataset:
+    for column in ("name", "origin", "num_source", "num_target"):
+        if column in dataset.column_names:
+            continue
+        if column == "name":
+            values = pa.array([f"sample_{i}" for i in range(len(dataset))], pa.string())
+        elif column == "origin":
+            values = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(3 * len(dataset))), 3)
+        else:
+            lists = dataset.with_format("arrow")[column.removeprefix("num_")][:]
+            values = pa.concat_arrays(
+                [chunk.value_lengths().fill_null(0).cast(pa.int32()) for chunk in _chunks(lists)]
+            )
+        dataset = dataset.add_column(column, values.to_pylist(), feature=FEATURES[column])
+    return dataset
+
+
+def _chunks(column: pa.ChunkedArray | pa.Array) -> list[pa.Array]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
