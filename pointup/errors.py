@@ -1,4 +1,4 @@
-"""Errors that a user can cause and can mend; each message is one line with the thing and the remedy."""
+"""Errors a user can cause and mend; each message is one line with the thing and the remedy."""
 
 
 class PointupError(Exception):

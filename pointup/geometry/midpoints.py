@@ -1,0 +1,71 @@
+"""Midpoints between neighbours: anchors of the model, and the baseline without a network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pointup.geometry.neighbors import knn
+from pointup.geometry.packed import ptr_from_sizes, sizes_from_ptr
+from pointup.geometry.thinning import farthest_point_sample
+
+
+def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
+    """Number of points each cloud has after upsampling, `round(ratio * N)`.
+
+    Shapes: `ptr` (B+1,), `ratio` a number or (B,), result (B,) int64.
+    Raises ValueError for a ratio below 1 or not finite.
+    """
+    sizes = sizes_from_ptr(ptr)
+    ratios = torch.as_tensor(ratio, dtype=torch.float64, device=ptr.device).expand(sizes.shape)
+    invalid = ~(torch.isfinite(ratios) & (ratios >= 1.0))
+    if invalid.any():
+        raise ValueError(
+            f"upsampling ratio {ratios[invalid][0].item():g} is not a finite number of at least 1; "
+            "thin the cloud to get fewer points"
+        )
+    return (ratios * sizes).round().long()
+
+
+def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tensor:
+    """Number of candidates made from each point: `ceil(slots_per_ratio * ratio)`, int64.
+
+    More than needed, so that thinning can choose; never fewer than `ratio` asks for.
+    """
+    ratios = torch.as_tensor(ratio, dtype=torch.float64)
+    # A ratio computed as M / N carries rounding that must not cost a slot.
+    return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
+
+
+def midpoints(pos: Tensor, index: Tensor) -> Tensor:
+    """Midpoints from each point to its neighbours.
+
+    Shapes: `pos` (N, 3), `index` (N, R) neighbours as `knn` returns them, result (N, R, 3).
+    A missing neighbour (index -1) gives the point itself.
+    """
+    own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
+    neighbor = torch.where(index < 0, own, index)
+    return (pos.unsqueeze(1) + pos[neighbor]) * 0.5
+
+
+def midpoint_upsample(pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Upsample without a network: midpoints from each point to its 2r nearest, thinned.
+
+    The point itself is among its 2r nearest. Thinning is by farthest-point sampling, to exactly
+    `round(ratio * N)` points a cloud.
+
+    Shapes: `pos` (N, 3) float32, `ptr` (B+1,), `ratio` a number or (B,); returns packed points
+    (M, 3) and their ptr (B+1,).
+    """
+    num_out = output_sizes(ptr, ratio)
+    sizes = sizes_from_ptr(ptr)
+    slots = slots_for_ratio(ratio).to(ptr.device).expand(sizes.shape)
+    if len(pos) == 0:
+        return pos, ptr
+    _, index = knn(pos, ptr, int(slots.max()))
+    wanted = torch.arange(index.shape[1], device=pos.device) < slots.repeat_interleave(
+        sizes
+    ).unsqueeze(1)
+    candidates = midpoints(pos, index)[wanted]
+    picked = farthest_point_sample(candidates, ptr_from_sizes(sizes * slots), num_out)
+    return candidates[picked], ptr_from_sizes(num_out)

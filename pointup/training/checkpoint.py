@@ -1,0 +1,162 @@
+"""Checkpoints of a run: whole or not there at all.
+
+A checkpoint is `checkpoints/step_N/`; the file `checkpoints/LATEST` names the newest whole one.
+It holds everything that a run's next step depends on. Random numbers are drawn anew for every
+micro-batch from (seed, step, slot), so there is no generator state to keep, on any process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from pointup.errors import PointupError
+
+LATEST = "LATEST"
+FILES = ("state.json", "model.safetensors", "optimizer.pt")
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+
+
+class CheckpointError(PointupError):
+    """A checkpoint can't be written or continued from."""
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any | None,
+    state: dict[str, Any],
+    keep: int,
+) -> Path:
+    """Write `directory/step_N`, point LATEST to it, and delete the oldest beyond `keep`.
+
+    One process writes. Files are flushed to disk before the directory gets its name and the
+    directory before LATEST names it, so that a kill at any moment leaves LATEST on a whole one.
+    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    """
+    final = directory / f"step_{step}"
+    temporary = directory / f"step_{step}.tmp"
+    try:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir(parents=True)
+        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        save_file(weights, temporary / "model.safetensors")
+        torch.save(
+            {
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            },
+            temporary / "optimizer.pt",
+        )
+        (temporary / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
+        for path in [*temporary.iterdir(), temporary]:
+            flush_to_disk(path)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        marker = directory / f"{LATEST}.tmp"
+        marker.write_text(final.name)
+        flush_to_disk(marker)
+        marker.replace(directory / LATEST)
+        flush_to_disk(directory)
+        for old in whole_checkpoints(directory)[:-keep]:
+            shutil.rmtree(old)
+    except OSError as error:
+        raise CheckpointError(
+            f"{final}: the checkpoint can't be written ({error.strerror or error}); "
+            "free or unlock the disk, then run the same command again"
+        ) from error
+    return final
+
+
+def flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def whole_checkpoints(directory: Path) -> list[Path]:
+    """Checkpoints with all their files, oldest step first."""
+    found = [
+        path
+        for path in directory.glob("step_*")
+        if path.name[5:].isdigit() and all((path / name).is_file() for name in FILES)
+    ]
+    return sorted(found, key=lambda path: int(path.name[5:]))
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The checkpoint that LATEST names, or None where no run has saved one.
+
+    Raises CheckpointError when LATEST names one that is gone or not whole.
+    """
+    marker = directory / LATEST
+    if not marker.exists():
+        return None
+    path = directory / marker.read_text().strip()
+    whole = whole_checkpoints(directory)
+    if path in whole:
+        return path
+    offer = (
+        f"write {whole[-1].name} into {marker} to continue from the newest whole one"
+        if whole
+        else f"remove {directory} to start again"
+    )
+    missing = [name for name in FILES if not (path / name).is_file()]
+    raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(missing)}; {offer}")
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any | None
+) -> dict[str, Any]:
+    """Put model, optimizer and scaler into the state of `path`; return the rest of the state.
+
+    Weights saved from a wrapped model (prefix `module.` or `_orig_mod.`) load as well.
+    Raises CheckpointError, naming the file, when one is truncated or of another model.
+    """
+    try:
+        weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
+        model.load_state_dict(weights)
+        saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(saved["optimizer"])
+        if scaler is not None and saved["scaler"] is not None:
+            scaler.load_state_dict(saved["scaler"])
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+    except LOAD_ERRORS as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        older = [p.name for p in whole_checkpoints(path.parent) if p != path]
+        offer = (
+            f"write {older[-1]} into {path.parent / LATEST} to continue from that one"
+            if older
+            else f"remove {path.parent} to start again"
+        )
+        raise CheckpointError(f"{path}: can't be continued from ({reason}); {offer}") from error
+    return state
+
+
+def unwrapped(name: str) -> str:
+    for prefix in ("module.", "_orig_mod."):
+        name = name.replace(prefix, "")
+    return name

@@ -1,0 +1,159 @@
+"""The options of train.py, as one typed config."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pointup.errors import ConfigError
+from pointup.model import ModelConfig
+from pointup.training.objective import LossConfig
+from pointup.training.schedule import LrScaling
+
+MAY_CHANGE = frozenset(
+    {
+        "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
+        "keep_checkpoints", "log_with", "num_pictures", "patience", "target_chamfer",
+        "collective_timeout", "accumulation_steps", "quick",
+    }
+)  # fmt: skip
+"""Fields that a continued run may change: they don't alter what is learned from the same data.
+
+Accumulation steps are held to account as slots, their product with the number of processes.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Train a point cloud upsampler."""
+
+    data: str | None = None
+    """Pair dataset: a directory made by `pointup prepare`, or a Hub dataset with its columns.
+    Without one, procedural shapes and scenes are made on first use and cached."""
+    output_dir: Path = Path("runs/default")
+    """Directory of the run. The same command again continues the run in it."""
+    steps: int | None = None
+    """Length of the run in optimizer steps (300 when neither epochs nor hours are given)."""
+    epochs: float | None = None
+    """Length of the run in passes over the data."""
+    hours: float | None = None
+    """Length of the run in hours of training."""
+    token_budget: int = 24576
+    """Most points (source and target) that a process holds at a time."""
+    max_clouds: int | None = None
+    """Most clouds in a micro-batch."""
+    accumulation_steps: int = 1
+    """Micro-batches of each process in one optimizer step."""
+    crop: bool = False
+    """Crop pairs larger than the token budget to a random neighbourhood, instead of refusing."""
+    ratio: float | None = None
+    """Upsampling ratio to train; by default each pair's own."""
+    max_ratio: float = 16.0
+    """Largest ratio that is trained; pairs beyond it are upsampled by this much."""
+    augment: bool = True
+    """Rotate, mirror, scale and jitter the training pairs."""
+    learning_rate: float = 2e-3
+    """Peak learning rate of AdamW, for `reference_clouds` clouds a step."""
+    lr_scaling: LrScaling = "none"
+    """How the learning rate grows with the clouds in a step."""
+    reference_clouds: float = 16.0
+    """Clouds a step at which the learning rate is what it says."""
+    warmup_steps: int = 20
+    """Steps over which the learning rate rises from zero."""
+    weight_decay: float = 0.01
+    """Weight decay of AdamW."""
+    clip_norm: float = 1.0
+    """Largest norm of a step's gradient; larger ones are scaled down to it."""
+    seed: int = 0
+    """Everything random follows from it: weights, order, augmentation, dropout."""
+    num_workers: int = 1
+    """Processes that read and augment data, for each training process."""
+    worker_timeout: float = 120.0
+    """Seconds after which a data worker that delivers nothing is an error."""
+    log_every: int = 10
+    """Steps between lines in metrics.jsonl and points in TensorBoard."""
+    eval_every: int | None = None
+    """Steps between evaluations (a quarter of the run, if its steps are known; else 500)."""
+    save_every: int | None = None
+    """Steps between checkpoints (as eval_every)."""
+    keep_checkpoints: int = 3
+    """Checkpoints to keep; the oldest are deleted."""
+    num_pictures: int = 3
+    """Validation samples drawn at each evaluation."""
+    log_with: tuple[str, ...] = ("tensorboard",)
+    """Trackers of Accelerate to log to; metrics.jsonl is always written."""
+    patience: int | None = None
+    """Stop after this many evaluations without a better one."""
+    target_chamfer: float | None = None
+    """Stop when the validation Chamfer distance, as a share of the midpoints', is this low."""
+    collective_timeout: float = 20.0
+    """Minutes after which a process that doesn't hear from the others gives up."""
+    quick: bool = False
+    """Check the setup: a few steps, an evaluation, a checkpoint, and continuing from it."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+
+    def __post_init__(self) -> None:
+        lengths = [n for n in ("steps", "epochs", "hours") if getattr(self, n) is not None]
+        if len(lengths) > 1:
+            raise ConfigError(f"--{' and --'.join(lengths)} exclude each other; give one")
+        positive = (
+            "steps", "epochs", "hours", "token_budget", "max_clouds", "accumulation_steps",
+            "learning_rate", "reference_clouds", "clip_norm", "worker_timeout", "log_every",
+            "eval_every", "save_every", "keep_checkpoints", "patience", "target_chamfer",
+            "collective_timeout",
+        )  # fmt: skip
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{option(name)} is {value}; it must be greater than 0")
+        for name in ("warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{option(name)} is {getattr(self, name)}; it can't be negative")
+        for name in ("ratio", "max_ratio"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ConfigError(
+                    f"{option(name)} is {value}; upsampling needs a ratio of at least 1"
+                )
+
+
+def option(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def as_dict(config: TrainConfig) -> dict[str, Any]:
+    """The config as plain JSON values, nested as the dataclasses are."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    return plain
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values as one level with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Refuse to continue a run with other options, naming the first that differs.
+
+    Raises ConfigError.
+    """
+    before, after = flattened(saved), flattened(now)
+    for name in sorted(before.keys() | after.keys()):
+        if name not in MAY_CHANGE and before.get(name) != after.get(name):
+            raise ConfigError(
+                f"{path}: the run there has {option(name)} {before.get(name)}, not "
+                f"{after.get(name)}; give the same value to continue it, or another --output-dir"
+            )
+
+

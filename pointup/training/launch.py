@@ -1,0 +1,103 @@
+"""From the launcher's wishes to an Accelerator that honours them, or a clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.commands.config.config_args import default_config_file, load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import DistributedType, ProjectConfiguration
+
+from pointup.errors import ConfigError
+
+# What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
+DATA_PARALLEL = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.MULTI_XPU,
+    DistributedType.MULTI_NPU,
+    DistributedType.MULTI_MLU,
+    DistributedType.MULTI_MUSA,
+)
+
+
+def make_accelerator(
+    output_dir: Path, log_with: tuple[str, ...] = (), collective_timeout_minutes: float = 20.0
+) -> Accelerator:
+    """The Accelerator that the launcher's configuration asks for.
+
+    Raises ConfigError when fewer processes were started than asked for, and for a kind of
+    parallelism other than plain data parallelism.
+    """
+    check_number_of_processes()
+    if not torch.accelerator.is_available():
+        # Without this, processes launched on a machine without accelerator each form a world of 1.
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    seconds = 60 * collective_timeout_minutes
+    if seconds == 600:
+        # Accelerate drops a value equal to the default of NCCL, and gloo's own is 30 minutes.
+        seconds = 601
+    accelerator = Accelerator(
+        log_with=list(log_with) or None,
+        project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(broadcast_buffers=False),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=seconds)),
+        ],
+    )
+    if accelerator.distributed_type not in DATA_PARALLEL:
+        raise ConfigError(
+            f"distributed_type {accelerator.distributed_type.value} is not supported: pointup "
+            "trains by plain data parallelism; choose MULTI_GPU, or NO for one process"
+        )
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    if accelerator.num_processes != world:
+        raise ConfigError(
+            f"{world} processes were launched but they form groups of {accelerator.num_processes}; "
+            "use distributed_type MULTI_GPU (with use_cpu: true on CPUs), as in accelerate_configs/"
+        )
+    return accelerator
+
+
+def check_number_of_processes() -> None:
+    """Refuse to run alone where `accelerate launch` was asked for several processes.
+
+    On CPUs the launcher starts a single process for `--cpu --num_processes 2` and for
+    distributed_type MULTI_CPU, and says nothing.
+    """
+    if "WORLD_SIZE" in os.environ:
+        return
+    parent = psutil.Process().parent()
+    asked = processes_asked_for(parent.cmdline()) if parent else 1
+    if asked > 1:
+        raise ConfigError(
+            f"accelerate launch was asked for {asked} processes but started 1; use "
+            "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
+        )
+
+
+def processes_asked_for(command: list[str]) -> int:
+    """Number of processes that an `accelerate launch` command line asks for; 1 for any other."""
+    words = [Path(word).name for word in command]
+    if "accelerate-launch" in words:
+        arguments = command[words.index("accelerate-launch") + 1 :]
+    elif "launch" in words and any(word.startswith("accelerate") for word in words):
+        arguments = command[words.index("launch") + 1 :]
+    else:
+        return 1
+    with contextlib.redirect_stderr(io.StringIO()):
+        options, _ = launch_command_parser().parse_known_args(arguments)
+    if options.num_processes is not None:
+        return int(options.num_processes)
+    config_file = options.config_file
+    if config_file is None and not options.cpu and Path(default_config_file).is_file():
+        config_file = default_config_file
+    return int(load_config_from_file(config_file).num_processes or 1) if config_file else 1

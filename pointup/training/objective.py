@@ -1,0 +1,108 @@
+"""What is learned: one loss per cloud, from a batch and what the model made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.errors import ConfigError
+from pointup.geometry.neighbors import knn
+from pointup.geometry.packed import segment_mean, sizes_from_ptr
+from pointup.losses import (
+    chamfer_distance,
+    density_aware_chamfer_distance,
+    point_to_plane_distance,
+    repulsion_loss,
+)
+from pointup.model import Upsampled
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Options of the loss. Every term is in units of the target's spacing, estimated from the
+    source, so that clouds of any scale weigh the same."""
+
+    chamfer: Literal["plain", "squared", "density-aware"] = "plain"
+    """Distance between the output and the target; density-aware is for two separate surveys."""
+    density_alpha: float = 1.0
+    """Steepness of the density-aware distance, per unit of the target's spacing."""
+    trim: float = 0.0
+    """Share of the target's farthest points left out of the density-aware distance."""
+    point_to_plane: float = 0.5
+    """Weight of the distance of all candidates to the target's tangent planes, given normals."""
+    repulsion: float = 0.0
+    """Weight of the repulsion between output points closer than the target's spacing."""
+
+    def __post_init__(self) -> None:
+        for name in ("density_alpha", "point_to_plane", "repulsion"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"--loss.{name} is {getattr(self, name)}; it can't be negative")
+        if not 0 <= self.trim < 1:
+            raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
+
+
+def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tensor:
+    """Upsampling ratio (B,) float64 of each cloud: `ratio`, or that of its pair.
+
+    A pair's own ratio is held between 1 and `max_ratio`; 1 where the source is empty.
+    """
+    sizes = sizes_from_ptr(batch.ptr)
+    if ratio is not None:
+        return torch.full(sizes.shape, ratio, dtype=torch.float64, device=sizes.device)
+    own = sizes_from_ptr(batch.target_ptr).double() / sizes.clamp(min=1)
+    return torch.where(sizes > 0, own.clamp(1.0, max_ratio), 1.0)
+
+
+def target_spacing(pos: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
+    """Spacing (B,) that a cloud has after upsampling by `ratio` (B,), seen from the source alone.
+
+    Mean distance to the four nearest neighbours, divided by the square root of the ratio, as for
+    points on a surface; 1 for a cloud without extent.
+    """
+    squared, index = knn(pos, ptr, 5)
+    found = index[:, 1:] >= 0
+    distance = squared[:, 1:].sqrt().masked_fill(~found, 0.0).sum(1) / found.sum(1).clamp(min=1)
+    spacing = segment_mean(distance, ptr) / ratio.sqrt().float()
+    return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
+
+
+def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossConfig) -> Tensor:
+    """Loss (B,) of each cloud, in units of its target's spacing.
+
+    An empty batch has an empty loss that is still joined to the weights.
+    """
+    pos, target = output.pos, batch.target
+    if config.chamfer == "density-aware":
+        loss = density_aware_chamfer_distance(
+            pos / spacing_of_points(spacing, output.ptr),
+            output.ptr,
+            target / spacing_of_points(spacing, batch.target_ptr),
+            batch.target_ptr,
+            alpha=config.density_alpha,
+            trim=config.trim,
+        )
+    else:
+        squared = config.chamfer == "squared"
+        loss = chamfer_distance(pos, output.ptr, target, batch.target_ptr, squared=squared)
+        loss = loss / (spacing.square() if squared else spacing)
+    if config.point_to_plane > 0 and "target_normals" in batch:
+        plane = point_to_plane_distance(
+            output.candidates,
+            output.candidates_ptr,
+            target,
+            batch.target_ptr,
+            batch.target_normals,
+        )
+        loss = loss + config.point_to_plane * plane / spacing
+    if config.repulsion > 0:
+        repulsion = repulsion_loss(pos, output.ptr, k=4, radius=spacing)
+        loss = loss + config.repulsion * repulsion / spacing
+    return loss
+
+
+def spacing_of_points(spacing: Tensor, ptr: Tensor) -> Tensor:
+    return spacing.repeat_interleave(sizes_from_ptr(ptr)).unsqueeze(1)

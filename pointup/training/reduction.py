@@ -1,0 +1,111 @@
+"""One reduction a step: gradients, counts and flags of all processes in a single all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """What all processes together did in one optimizer step."""
+
+    num_clouds: int
+    """Clouds with weight one; the gradient is divided by their number."""
+    num_tokens: int
+    loss: float
+    """Mean loss of a cloud."""
+    stop: bool
+    """Whether any process was asked to stop; all of them then do, after this very step."""
+    elapsed_seconds: float
+    """Length of the run so far by the main process's clock, the same for all."""
+    busy_seconds: tuple[float, ...]
+    """Time each process spent on its own micro-batches."""
+    data_wait_seconds: tuple[float, ...]
+    """Time each process waited for its data."""
+
+    @property
+    def idle_fraction(self) -> float:
+        """Share of the processes' time spent waiting for the slowest one."""
+        slowest = max(self.busy_seconds)
+        return 1.0 - sum(self.busy_seconds) / (len(self.busy_seconds) * slowest) if slowest else 0.0
+
+
+class StepReduction:
+    """Sum the gradients of a window of micro-batches over all processes, exactly.
+
+    The gradient of a step is the sum over all its clouds divided by their number, however they
+    were dealt to processes and micro-batches. Sums are kept in float64 (float32 on devices
+    without it): each micro-batch's gradient is the same float32 numbers wherever it is computed,
+    and in float64 the order of addition no longer shows in the rounded result, so that 1 process
+    x 4 accumulation steps and 4 x 1 train the same model. A parameter without gradient counts as
+    zero, so that an empty micro-batch hangs nobody.
+    """
+
+    def __init__(self, accelerator: Accelerator, parameters: Iterable[nn.Parameter]) -> None:
+        self.accelerator = accelerator
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.num_weights = sum(p.numel() for p in self.parameters)
+        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        num_processes = accelerator.num_processes
+        # Behind the gradients: clouds, tokens, sum of losses, stop, elapsed, two times a process.
+        self.buffer = torch.zeros(
+            self.num_weights + 5 + 2 * num_processes, dtype=dtype, device=accelerator.device
+        )
+
+    def start(self) -> None:
+        """Forget the last window."""
+        self.buffer.zero_()
+
+    def add(self, losses: Tensor, num_tokens: int) -> None:
+        """Add a micro-batch after its backward pass, and take its gradients away.
+
+        Shapes: `losses` (B,), one of each cloud, whose sum was propagated backward.
+        """
+        offset = 0
+        for parameter in self.parameters:
+            end = offset + parameter.numel()
+            if parameter.grad is not None:
+                self.buffer[offset:end] += parameter.grad.flatten()
+                parameter.grad = None
+            offset = end
+        self.buffer[offset] += len(losses)
+        self.buffer[offset + 1] += num_tokens
+        self.buffer[offset + 2] += losses.detach().sum()
+
+    def finish(
+        self, stop: bool, elapsed_seconds: float, busy_seconds: float, data_wait_seconds: float
+    ) -> StepTotals:
+        """Sum over the processes and leave the step's gradient in the parameters.
+
+        Every process must call this once a step; it is the step's only collective.
+        """
+        num_processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        tail = self.buffer[self.num_weights :]
+        tail[3] = float(stop)
+        tail[4] = elapsed_seconds if rank == 0 else 0.0
+        tail[5 + rank] = busy_seconds
+        tail[5 + num_processes + rank] = data_wait_seconds
+        reduced = self.accelerator.reduce(self.buffer, reduction="sum")
+        totals = reduced[self.num_weights :].tolist()
+        num_clouds = round(totals[0])
+
+        offset = 0
+        for parameter in self.parameters:
+            end = offset + parameter.numel()
+            mean = reduced[offset:end] / max(num_clouds, 1)
+            parameter.grad = mean.view_as(parameter).to(parameter.dtype)
+            offset = end
+        return StepTotals(
+            num_clouds=num_clouds,
+            num_tokens=round(totals[1]),
+            loss=totals[2] / max(num_clouds, 1),
+            stop=totals[3] > 0,
+            elapsed_seconds=totals[4],
+            busy_seconds=tuple(totals[5 : 5 + num_processes]),
+            data_wait_seconds=tuple(totals[5 + num_processes :]),
+        )
