@@ -66,7 +66,7 @@ def _bad_clouds(
     with np.errstate(invalid="ignore"):
         extent = (high - low).max(axis=1)
     found = []
-    for i, size in enumerate(sizes):
+    for i, size in enumerate(sizes.tolist()):
         if size == 0:
             reason = f"{column} is empty"
         elif size != counted[i]:

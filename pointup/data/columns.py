@@ -125,9 +125,7 @@ def _convert(dataset: Dataset, points: list[str], label: str) -> Dataset:
                 values, ptr = unpack_points(columns[name])
             except ValueError as error:
                 raise DataError(f"{label}: column {name!r}: {error}; expected {POINTS}") from error
-            clouds[name] = [
-                values[a:b].astype(np.float64) for a, b in itertools.pairwise(ptr)
-            ]
+            clouds[name] = [values[a:b].astype(np.float64) for a, b in itertools.pairwise(ptr)]
         centres = [_rounded_mean(cloud) for cloud in clouds["source"]]
         origins = np.stack(centres)
         if "origin" in columns:
