@@ -1,0 +1,138 @@
+"""Points as NumPy files: NPY, one array of coordinates and more, and NPZ, arrays by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+
+from pointup.data.clouds import (
+    ColumnWriter,
+    ExtraDimension,
+    PointCloud,
+    PointWriter,
+    cast_values,
+    check_positions,
+    os_errors,
+)
+from pointup.errors import DataError, FileError
+
+POSITION_KEYS = ("positions", "pos", "points", "xyz")
+NPY_HEADER_SIZE = 128
+
+
+@dataclass(frozen=True)
+class NpzHeader:
+    """Under which key an NPZ file holds its positions."""
+
+    key: str = "positions"
+
+
+def read_npy(path: Path) -> PointCloud:
+    """An (N, 3) array, or wider: further columns become attributes `column_4` and on."""
+    with _numpy_errors(path):
+        array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise FileError(f"{path}: holds several arrays; name it .npz")
+    positions, attributes = _split_array(array, str(path))
+    return PointCloud(positions, attributes, None, path)
+
+
+def read_npz(path: Path) -> PointCloud:
+    """Positions, under one of `POSITION_KEYS`, and the arrays of numbers with as many rows."""
+    with _numpy_errors(path):
+        loaded = np.load(path, allow_pickle=False)
+        arrays = {} if isinstance(loaded, np.ndarray) else dict(loaded)
+    key = next((key for key in POSITION_KEYS if key in arrays), None)
+    if key is None:
+        raise FileError(
+            f"{path}: no array named {', '.join(POSITION_KEYS)}, only {', '.join(arrays) or 'none'};"
+            " name the points so"
+        )
+    positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
+    for name, values in arrays.items():
+        if values.shape[:1] == (len(positions),) and values.dtype.kind in "biuf":
+            attributes[name] = values
+    return PointCloud(positions, attributes, NpzHeader(key), path)
+
+
+@contextmanager
+def _numpy_errors(path: Path) -> Iterator[None]:
+    with os_errors(path, "read"):
+        try:
+            yield
+        except (ValueError, EOFError, BadZipFile) as error:
+            reason = str(error).splitlines()[0] if str(error) else "it is cut short"
+            raise FileError(f"{path}: not a NumPy file: {reason}; save it again") from None
+
+
+def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    if array.ndim != 2 or array.shape[1] < 3 or array.dtype.kind not in "iuf":
+        raise FileError(
+            f"{what}: expected an array of numbers (N, 3) or wider, not {array.dtype} {array.shape}"
+        )
+    positions = array[:, :3].astype(np.float64)
+    check_positions(positions, what)
+    columns = range(3, array.shape[1])
+    return positions, {f"column_{i + 1}": np.ascontiguousarray(array[:, i]) for i in columns}
+
+
+class NpyWriter(ColumnWriter):
+    """Writes one float64 array: x, y, z and a column an attribute, whose names are lost."""
+
+    def _begin(self) -> None:
+        self.columns = dict.fromkeys(self.columns, np.dtype(np.float64))
+        self._write_header()
+
+    def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
+        self._stream.write(np.column_stack(list(columns.values())).tobytes())
+
+    def _end(self) -> None:
+        self._stream.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # Of a fixed length, for the number of points is known only at the end; see the format's
+        # description in numpy.lib.format.
+        shape = (self.num_points, len(self.columns))
+        fields = str({"descr": "<f8", "fortran_order": False, "shape": shape}).encode()
+        size = NPY_HEADER_SIZE - 10
+        head = b"\x93NUMPY\x01\x00" + size.to_bytes(2, "little")
+        self._stream.write(head + fields.ljust(size - 1) + b"\n")
+
+
+class NpzWriter(PointWriter):
+    """Writes positions and attributes as arrays by name; holds them in memory until the end."""
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path, extra_dimensions)
+        self.header = like.header if isinstance(like.header, NpzHeader) else NpzHeader()
+        self._types = {name: values.dtype for name, values in like.attributes.items()}
+        self._types |= {added.name: np.dtype(added.dtype) for added in extra_dimensions}
+        self._chunks: list[dict[str, np.ndarray]] = []
+
+    def _begin(self) -> None:
+        pass
+
+    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
+        if attributes.keys() != self._types.keys():
+            names = ", ".join(sorted(attributes.keys() ^ self._types.keys()))
+            raise DataError(f"{self.path}: all points need the same attributes; differing: {names}")
+        chunk = {
+            name: cast_values(attributes[name], dtype, f"{self.path}: {name}")
+            for name, dtype in self._types.items()
+        }
+        self._chunks.append({self.header.key: positions} | chunk)
+
+    def _end(self) -> None:
+        with ZipFile(self._stream, "w") as archive:
+            for name in self._chunks[0]:
+                array = np.concatenate([chunk[name] for chunk in self._chunks])
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)

@@ -1,0 +1,236 @@
+"""A point cloud with its attributes, and what the writers of all formats share."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Self
+
+import numpy as np
+
+from pointup.errors import DataError, FileError
+
+
+@dataclass(eq=False)
+class PointCloud:
+    """Points as they stand in a file.
+
+    Attributes:
+        positions: (N, 3) float64 in the file's own unit, nothing subtracted.
+        attributes: (N, ...) arrays by the names the format uses: `intensity`, `red`, `nx`.
+        header: what a writer needs to write the same kind of file again; made by the reader.
+        path: the file the points came from.
+    """
+
+    positions: np.ndarray
+    attributes: dict[str, np.ndarray] = field(default_factory=dict)
+    header: object | None = None
+    path: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def select(self, index: np.ndarray | slice) -> PointCloud:
+        """These points with their attributes, header and path."""
+        attributes = {name: values[index] for name, values in self.attributes.items()}
+        return PointCloud(self.positions[index], attributes, self.header, self.path)
+
+
+@dataclass(frozen=True)
+class ExtraDimension:
+    """An attribute that a writer adds to those of the file it imitates.
+
+    Points written without it get `default`; "index" stands for their own number in the file.
+    `description` goes where the format has room for one (32 bytes in LAS).
+    """
+
+    name: str
+    dtype: str
+    description: str = ""
+    default: float | Literal["index"] = 0
+
+
+class PointWriter(ABC):
+    """Writes one file of points, all of it or nothing.
+
+    A context manager: `write` appends, as often as wanted. The points go to a temporary file in the
+    same folder, which takes the name of the target when the block ends and is deleted when the
+    block is left by an error or an interrupt; an older file of that name stays until then.
+
+    Raises FileError when the file can't be written or gets no points, DataError for clouds that
+    don't fit the file.
+    """
+
+    def __init__(self, path: Path, extra_dimensions: Sequence[ExtraDimension] = ()) -> None:
+        self.path = path
+        self.extra_dimensions = tuple(extra_dimensions)
+        self.num_points = 0
+        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+
+    def __enter__(self) -> Self:
+        with os_errors(self.path, "written"):
+            if self.path.is_dir():
+                raise FileError(f"{self.path}: is a folder; name a file to write")
+            if not self.path.parent.is_dir():
+                raise FileError(
+                    f"{self.path}: there is no folder {self.path.parent}; make it first"
+                )
+            self._stream: BinaryIO = self._part.open("wb+")
+            try:
+                self._begin()
+            except BaseException:
+                self._discard()
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                if not self.num_points:
+                    raise FileError(f"{self.path}: there are no points to write")
+                with os_errors(self.path, "written"):
+                    self._end()
+                    self._stream.close()
+                    self._part.replace(self.path)
+        finally:
+            self._discard()
+
+    def write(self, cloud: PointCloud) -> None:
+        """Append points; extra dimensions that the cloud lacks get their defaults."""
+        if not len(cloud):
+            return
+        positions = np.asarray(cloud.positions, dtype=np.float64)
+        check_positions(positions, f"{self.path}: points to write")
+        for name, values in cloud.attributes.items():
+            if len(values) != len(positions):
+                raise DataError(
+                    f"{self.path}: attribute {name!r} has {len(values)} values for "
+                    f"{len(positions)} points"
+                )
+        attributes = self._defaults(len(positions)) | dict(cloud.attributes)
+        with os_errors(self.path, "written"):
+            self._append(positions, attributes)
+        self.num_points += len(positions)
+
+    def _defaults(self, num_points: int) -> dict[str, np.ndarray]:
+        return {
+            dimension.name: np.arange(self.num_points, self.num_points + num_points)
+            if dimension.default == "index"
+            else np.full(num_points, dimension.default)
+            for dimension in self.extra_dimensions
+        }
+
+    def _discard(self) -> None:
+        self._stream.close()
+        self._part.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Write what comes before the points to `_stream`."""
+
+    @abstractmethod
+    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
+        """Write points, `num_points` being the number of those before them."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Write what comes after the points, and the header where it tells their number."""
+
+
+class ColumnWriter(PointWriter):
+    """Writer of a format that is a table: named columns of numbers, fixed when it begins.
+
+    `columns` has the type of each; x, y and z are always float64. Attributes of several values a
+    point become columns NAME_0, NAME_1, ...
+    """
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path, extra_dimensions)
+        flat = flatten_attributes(like.attributes)
+        self.columns = dict.fromkeys("xyz", np.dtype(np.float64))
+        self.columns |= {name: values.dtype for name, values in flat.items()}
+        self.columns |= {added.name: np.dtype(added.dtype) for added in extra_dimensions}
+
+    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
+        flat = dict(zip("xyz", positions.T, strict=True)) | flatten_attributes(attributes)
+        if flat.keys() != self.columns.keys():
+            names = ", ".join(sorted(flat.keys() ^ self.columns.keys()))
+            raise DataError(f"{self.path}: all points need the same attributes; differing: {names}")
+        self._append_columns(
+            {
+                name: cast_values(flat[name], dtype, f"{self.path}: {name}")
+                for name, dtype in self.columns.items()
+            }
+        )
+
+    @abstractmethod
+    def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
+        """Write the rows of these columns, which have the types and the order of `columns`."""
+
+
+def check_positions(positions: np.ndarray, what: str) -> None:
+    """Raises FileError, beginning with `what`, unless these are finite (N, 3) points, N > 0."""
+    if positions.ndim != 2 or positions.shape[1] != 3:
+        raise FileError(f"{what}: expected (N, 3) coordinates, not {positions.shape}")
+    if not len(positions):
+        raise FileError(f"{what}: no points in it; leave it out")
+    # A sum is finite only if all its terms are: one pass without an array of booleans.
+    if not np.isfinite(positions.sum()):
+        bad = int(np.count_nonzero(~np.isfinite(positions).all(axis=1)))
+        if bad:
+            raise FileError(
+                f"{what}: {bad} of {len(positions)} have NaN or infinite coordinates; remove them"
+            )
+
+
+def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same attributes with one value a point: (N, k) become k named NAME_0, NAME_1, ..."""
+    flat: dict[str, np.ndarray] = {}
+    for name, values in attributes.items():
+        if values.ndim == 1:
+            flat[name] = values
+        else:
+            columns = values.reshape(len(values), -1).T
+            flat |= {f"{name}_{i}": column for i, column in enumerate(columns)}
+    return flat
+
+
+def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
+    """The values as `dtype`, floats rounded to the nearest integer where that is one.
+
+    Raises DataError, beginning with `what`, for values that the type can't hold.
+    """
+    values = np.asarray(values)
+    if values.dtype == dtype or dtype.kind == "f" or not len(values):
+        return values.astype(dtype, copy=False)
+    if values.dtype.kind == "f":
+        values = np.rint(values)
+    limits = np.iinfo(dtype)
+    # Negated, so that NaN fails as well.
+    if not (values.min() >= limits.min and values.max() <= limits.max):
+        raise DataError(
+            f"{what}: values {values.min()} to {values.max()} don't fit {dtype.name}, "
+            f"which holds {limits.min} to {limits.max}"
+        )
+    return values.astype(dtype)
+
+
+@contextmanager
+def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
+    """Turns what the operating system says about a file into a FileError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: can't be {verb}: {error.strerror or error}") from error
