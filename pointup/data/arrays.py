@@ -50,8 +50,8 @@ def read_npz(path: Path) -> PointCloud:
     key = next((key for key in POSITION_KEYS if key in arrays), None)
     if key is None:
         raise FileError(
-            f"{path}: no array named {', '.join(POSITION_KEYS)}, only {', '.join(arrays) or 'none'};"
-            " name the points so"
+            f"{path}: no array is named {', '.join(POSITION_KEYS)}; name the points so, not "
+            f"{', '.join(arrays) or 'none'}"
         )
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
     for name, values in arrays.items():

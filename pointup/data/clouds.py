@@ -77,9 +77,7 @@ class PointWriter(ABC):
             if self.path.is_dir():
                 raise FileError(f"{self.path}: is a folder; name a file to write")
             if not self.path.parent.is_dir():
-                raise FileError(
-                    f"{self.path}: there is no folder {self.path.parent}; make it first"
-                )
+                raise FileError(f"{self.path}: there is no folder {self.path.parent}; make it")
             self._stream: BinaryIO = self._part.open("wb+")
             try:
                 self._begin()
@@ -213,8 +211,15 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     Raises DataError, beginning with `what`, for values that the type can't hold.
     """
     values = np.asarray(values)
-    if values.dtype == dtype or dtype.kind == "f" or not len(values):
+    if values.dtype == dtype or not len(values):
         return values.astype(dtype, copy=False)
+    if dtype.kind == "f":
+        cast = values.astype(dtype)
+        if values.dtype.kind in "iu" and not np.array_equal(cast.astype(values.dtype), values):
+            raise DataError(f"{what}: whole numbers up to {values.max()} don't fit {dtype.name}")
+        return cast
+    if dtype.kind == "b":
+        return values.astype(dtype)
     if values.dtype.kind == "f":
         values = np.rint(values)
     limits = np.iinfo(dtype)

@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import numpy as np
 
@@ -43,7 +43,11 @@ OTHER_NAMES = {
     "float32": "f4",
     "float64": "f8",
 }
-BYTE_ORDERS = {"ascii": "=", "binary_little_endian": "<", "binary_big_endian": ">"}
+BYTE_ORDERS: dict[str, Literal["=", "<", ">"]] = {
+    "ascii": "=",
+    "binary_little_endian": "<",
+    "binary_big_endian": ">",
+}
 # Room in the header for the digits of the number of points, known only at the end.
 COUNT_DIGITS = 20
 
@@ -188,7 +192,7 @@ class PlyWriter(ColumnWriter):
 
 
 def _ply_type(dtype: np.dtype) -> np.dtype:
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.dtype(np.uint8)
     if dtype == np.float16:
         return np.dtype(np.float32)

@@ -226,4 +226,7 @@ class TextWriter(ColumnWriter):
 
 
 def _text_type(dtype: np.dtype) -> np.dtype:
-    return {"b": np.dtype(np.uint8), "f": np.dtype(np.float64)}.get(dtype.kind, dtype)
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    # Arrow can't write floats of 16 bits.
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
