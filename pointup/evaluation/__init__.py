@@ -1,0 +1,1 @@
+"""Measuring predictions: pairs, the field's shape protocol, and lidar surveys."""
