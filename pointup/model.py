@@ -59,12 +59,14 @@ class ModelConfig:
     """Share of attention weights dropped in training."""
 
     def __post_init__(self) -> None:
-        for name in ("feature_dim", "k", "heads", "child_heads", "position_hidden"):
+        at_least_one = (
+            "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
+        )  # fmt: skip
+        for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_layers", "num_refinements"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
+        if self.num_layers < 0:
+            raise ValueError(f"model.num_layers is {self.num_layers}; it can't be negative")
         for name in ("heads", "child_heads"):
             if self.concat and self.feature_dim % getattr(self, name):
                 raise ValueError(
@@ -178,7 +180,7 @@ class Upsampler(
         # Clouds with the same number of slots are expanded together, in the order of the input.
         for num_slots, rows in same_number_of_slots(slots, ptr):
             index = neighbors[rows, :num_slots]
-            pieces.append(self.children(pos, rows, index, features, g, geometry))
+            pieces.append(self.place_children(pos, rows, index, features, g, geometry))
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
         picked = farthest_point_sample(candidates.detach(), candidates_ptr, num_out)
@@ -203,7 +205,7 @@ class Upsampler(
             features = layer(features.unsqueeze(1), features, index, missing, g).squeeze(1)
         return features, g
 
-    def children(
+    def place_children(
         self,
         pos: Tensor,
         rows: slice,
@@ -264,6 +266,11 @@ class Upsampler(
         except (RuntimeError, SafetensorError, ValueError, FileNotFoundError) as error:
             reason = str(error).splitlines()[0]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
+
+    @classmethod
+    def _from_pretrained(cls, **kwargs: Any) -> Upsampler:
+        kwargs.pop("format", None)
+        return super()._from_pretrained(**kwargs)
 
 
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:

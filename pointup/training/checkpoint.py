@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from pointup.errors import PointupError
+from pointup.model import Upsampler
 
 LATEST = "LATEST"
 FILES = ("state.json", "model.safetensors", "optimizer.pt")
@@ -40,21 +41,22 @@ class CheckpointError(PointupError):
 
 def save_checkpoint(
     directory: Path,
-    step: int,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any | None,
     state: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write `directory/step_N`, point LATEST to it, and delete the oldest beyond `keep`.
+    """Write `directory/step_N` for N = `state["step"]`, point LATEST to it, and keep only `keep`.
 
     One process writes. Files are flushed to disk before the directory gets its name and the
     directory before LATEST names it, so that a kill at any moment leaves LATEST on a whole one.
     Raises CheckpointError, naming the path, when the disk is full or read-only.
     """
-    final = directory / f"step_{step}"
-    temporary = directory / f"step_{step}.tmp"
+    final = directory / f"step_{state['step']}"
+    temporary = final.with_suffix(".tmp")
+    if final in whole_checkpoints(directory):
+        return final
     try:
         if temporary.exists():
             shutil.rmtree(temporary)
@@ -68,7 +70,7 @@ def save_checkpoint(
             },
             temporary / "optimizer.pt",
         )
-        (temporary / "state.json").write_text(json.dumps({"step": step, **state}, indent=1))
+        (temporary / "state.json").write_text(json.dumps(state, indent=1))
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
         if final.exists():
@@ -87,6 +89,18 @@ def save_checkpoint(
             "free or unlock the disk, then run the same command again"
         ) from error
     return final
+
+
+def save_model(model: Upsampler, directory: Path) -> None:
+    """Replace the model in `directory`, which holds a whole one before and after."""
+    written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
+    for leftover in (written, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    model.save_pretrained(written)
+    if directory.exists():
+        directory.rename(replaced)
+    written.rename(directory)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def flush_to_disk(path: Path) -> None:

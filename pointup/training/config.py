@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
+
 from pointup.errors import ConfigError
 from pointup.model import ModelConfig
 from pointup.training.objective import LossConfig
 from pointup.training.schedule import LrScaling
+
+logger = logging.getLogger(__name__)
 
 MAY_CHANGE = frozenset(
     {
@@ -21,10 +26,13 @@ MAY_CHANGE = frozenset(
         "collective_timeout", "accumulation_steps", "quick",
     }
 )  # fmt: skip
-"""Fields that a continued run may change: they don't alter what is learned from the same data.
+"""Fields that a continued run may change freely: they don't alter what is learned.
 
-Accumulation steps are held to account as slots, their product with the number of processes.
+Accumulation steps count as slots, their product with the number of processes.
 """
+MAY_CHANGE_SAID = frozenset({"slots", "token_budget", "max_clouds", "mixed_precision"})
+"""Fields that a continued run may change, with a warning: hardware may change under a run. The
+clouds that remain of the epoch are planned anew, each still seen exactly once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,17 +151,42 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue a run with other options, naming the first that differs.
+def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Save the config in the run's directory, or check that the run there has the same one.
 
-    Raises ConfigError.
+    Raises ConfigError, on every process, naming the first field that differs.
     """
+    path = config.output_dir / "config.json"
+    slots = accelerator.num_processes * config.accumulation_steps
+    now = {**as_dict(config), "slots": slots, "mixed_precision": accelerator.mixed_precision}
+    if path.exists():
+        try:
+            check_same_run(json.loads(path.read_text()), now, path)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not valid JSON ({error}); remove it") from error
+    elif config.output_dir.exists() and any(config.output_dir.glob("checkpoints/*")):
+        raise ConfigError(
+            f"{config.output_dir}: has checkpoints but no config.json; give another --output-dir"
+        )
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(now, indent=2) + "\n")
+        temporary.replace(path)
+    accelerator.wait_for_everyone()
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Refuse to continue a run with other options, naming the first that differs."""
     before, after = flattened(saved), flattened(now)
     for name in sorted(before.keys() | after.keys()):
-        if name not in MAY_CHANGE and before.get(name) != after.get(name):
+        if name in MAY_CHANGE or before.get(name) == after.get(name):
+            continue
+        if name in MAY_CHANGE_SAID:
+            logger.warning("%s changed from %s to %s", name, before.get(name), after.get(name))
+        else:
             raise ConfigError(
-                f"{path}: the run there has {option(name)} {before.get(name)}, not "
-                f"{after.get(name)}; give the same value to continue it, or another --output-dir"
+                f"{path}: the run there has {name} {before.get(name)}, not {after.get(name)}; "
+                "give the same to continue it, or another --output-dir"
             )
-
-

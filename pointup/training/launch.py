@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
+import sys
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -101,3 +104,21 @@ def processes_asked_for(command: list[str]) -> int:
     if config_file is None and not options.cpu and Path(default_config_file).is_file():
         config_file = default_config_file
     return int(load_config_from_file(config_file).num_processes or 1) if config_file else 1
+
+
+def seed_micro_batch(seed: int, step: int, slot: int) -> None:
+    """Seed dropout as a function of the place in training alone.
+
+    The same micro-batch then draws the same numbers on whatever process it runs, and a continued
+    run has no generator to restore.
+    """
+    state = np.random.SeedSequence([seed, step, slot]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]))
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory this process has held: on the device, or of the machine for the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -56,10 +58,26 @@ class StepReduction:
         self.buffer = torch.zeros(
             self.num_weights + 5 + 2 * num_processes, dtype=dtype, device=accelerator.device
         )
+        self.busy_seconds = self.data_wait_seconds = 0.0
 
     def start(self) -> None:
         """Forget the last window."""
         self.buffer.zero_()
+        self.busy_seconds = self.data_wait_seconds = 0.0
+
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Count the time spent inside as waiting for data."""
+        began = time.monotonic()
+        yield
+        self.data_wait_seconds += time.monotonic() - began
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count the time spent inside as this process's own work."""
+        began = time.monotonic()
+        yield
+        self.busy_seconds += time.monotonic() - began
 
     def add(self, losses: Tensor, num_tokens: int) -> None:
         """Add a micro-batch after its backward pass, and take its gradients away.
@@ -77,19 +95,21 @@ class StepReduction:
         self.buffer[offset + 1] += num_tokens
         self.buffer[offset + 2] += losses.detach().sum()
 
-    def finish(
-        self, stop: bool, elapsed_seconds: float, busy_seconds: float, data_wait_seconds: float
-    ) -> StepTotals:
+    def finish(self, stop: bool, elapsed_seconds: float) -> StepTotals:
         """Sum over the processes and leave the step's gradient in the parameters.
 
         Every process must call this once a step; it is the step's only collective.
         """
         num_processes, rank = self.accelerator.num_processes, self.accelerator.process_index
+        if self.accelerator.device.type != "cpu":
+            # Work on the device is over only now; the reduction would wait for it anyway.
+            with self.working():
+                torch.accelerator.synchronize()
         tail = self.buffer[self.num_weights :]
         tail[3] = float(stop)
         tail[4] = elapsed_seconds if rank == 0 else 0.0
-        tail[5 + rank] = busy_seconds
-        tail[5 + num_processes + rank] = data_wait_seconds
+        tail[5 + rank] = self.busy_seconds
+        tail[5 + num_processes + rank] = self.data_wait_seconds
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
         totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])

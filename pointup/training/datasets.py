@@ -1,0 +1,66 @@
+"""The data of a run: opened, checked for bad samples, the same on every process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from accelerate import Accelerator
+
+from pointup.data.default import default_dataset
+from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
+from pointup.errors import DataError
+from pointup.training.config import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMED = 10
+"""Bad samples named one by one on the terminal; the log names all."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Train and validation parts of a pair dataset, without their bad samples."""
+
+    train: PairDataset
+    validation: PairDataset
+    description: str
+    left_out: tuple[str, ...]
+    """A line for each bad sample: its name and what is wrong."""
+
+
+def open_training_data(config: TrainConfig, accelerator: Accelerator) -> TrainingData:
+    """Open `config.data`, or the procedural dataset, which is made on first use.
+
+    Every process reads all sizes and checks all samples itself, from the shared page cache, and
+    so leaves out the same ones. Raises DataError when nothing is left.
+    """
+    name = config.data
+    if name is None:
+        with accelerator.local_main_process_first():
+            name = str(default_dataset())
+    parts, left_out = [], []
+    for split in ("train", "validation"):
+        table = open_pairs(name, split)
+        bad = find_bad_samples(table, min_points=config.model.k)
+        left_out += [f"{split} sample {sample.name}: {sample.reason}" for sample in bad]
+        keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
+        if not len(keep):
+            raise DataError(
+                f"{name}: none of the {len(table)} {split} samples can be used; "
+                f"`pointup inspect {name}` lists why"
+            )
+        parts.append(
+            PairDataset(
+                table,
+                seed=config.seed,
+                augment=config.augment and split == "train",
+                keep=keep,
+                max_tokens=config.token_budget if config.crop else None,
+            )
+        )
+    train, validation = parts
+    where = config.data or "procedural shapes and scenes"
+    description = f"{where}, {len(train):,} for training, {len(validation):,} for validation"
+    return TrainingData(train, validation, description, tuple(left_out))

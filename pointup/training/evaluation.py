@@ -1,0 +1,147 @@
+"""Validation: model, no-network baseline, raw source and floor, cloud by cloud, exactly once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.data.batch import make_loader
+from pointup.data.pairs import PairDataset
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.evaluation.measures import measure
+from pointup.geometry.midpoints import midpoint_upsample
+from pointup.pictures import evaluation_picture
+from pointup.training.config import TrainConfig
+from pointup.training.objective import training_ratio
+
+ROWS = ("model", "midpoints", "source", "floor")
+"""What is measured against the target: the model, the baseline, the input, a second sampling."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    rows: dict[str, dict[str, float]]
+    """For each of `ROWS` the mean of each metric over the clouds that have it."""
+    score: float
+    """Mean over the clouds of the model's Chamfer distance as a share of the midpoints'."""
+    pictures: dict[str, np.ndarray]
+    """Drawn samples by name, on the main process only."""
+
+
+class Evaluation:
+    """Measures a model on a validation set, the same for any number of processes.
+
+    Batches are planned as for one process and dealt in turn, and the records of single clouds are
+    gathered once, so that each cloud is computed in the same batch and counted once whatever the
+    number of processes. What doesn't depend on the model is computed the first time only.
+    """
+
+    def __init__(self, dataset: PairDataset, accelerator: Accelerator, config: TrainConfig) -> None:
+        self.dataset, self.accelerator, self.config = dataset, accelerator, config
+        plan = list(
+            TokenBudgetBatchSampler(
+                dataset.sizes,
+                config.token_budget,
+                max_clouds=config.max_clouds,
+                names=dataset.names,
+                shuffle=False,
+            )
+        )
+        mine = plan[accelerator.process_index :: accelerator.num_processes]
+        self.batches = make_loader(dataset, mine, num_workers=0)
+        self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
+        self.references: dict[int, Record] = {}
+
+    @torch.no_grad()
+    def run(self, model: torch.nn.Module) -> EvaluationResult:
+        """Evaluate; every process must call this, and all get the same result."""
+        weights = self.accelerator.unwrap_model(model)
+        was_training = weights.training
+        weights.eval()
+        records: list[Record] = []
+        for batch in self.batches:
+            records += self.records_of(batch.to(self.accelerator.device), weights)
+        weights.train(was_training)
+
+        gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
+        gathered.sort(key=lambda record: record["index"])
+        seen = [record["index"] for record in gathered]
+        assert seen == list(range(len(self.dataset))), "each cloud must be evaluated exactly once"
+        return EvaluationResult(
+            rows={row: means for row in ROWS if (means := mean_metrics(gathered, row))},
+            score=float(
+                np.mean([r["model"]["chamfer"] / r["midpoints"]["chamfer"] for r in gathered])
+            ),
+            pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
+        )
+
+    def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+        ratio = training_ratio(batch, self.config.ratio, self.config.max_ratio)
+        with self.accelerator.autocast():
+            output = weights(batch.pos, batch.ptr, ratio)
+        indices = batch.index.tolist()
+        if any(index not in self.references for index in indices):
+            for index, record in zip(indices, self.references_of(batch, ratio), strict=True):
+                self.references[index] = record
+        measured = self.measure(output.pos.float(), output.ptr, batch)
+        records = []
+        for cloud, index in enumerate(indices):
+            record = {"index": index, "model": measured[cloud], **self.references[index]}
+            if index in self.drawn:
+                record["clouds"] = [
+                    pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
+                    for pos, ptr in (
+                        (batch.pos, batch.ptr),
+                        (output.pos.float(), output.ptr),
+                        (batch.target, batch.target_ptr),
+                    )
+                ]
+            records.append(record)
+        return records
+
+    def references_of(self, batch: Batch, ratio: Tensor) -> list[Record]:
+        rows = {
+            "midpoints": self.measure(*midpoint_upsample(batch.pos, batch.ptr, ratio), batch),
+            "source": self.measure(batch.pos, batch.ptr, batch),
+        }
+        if "resample" in batch:
+            rows["floor"] = self.measure(batch.resample, batch.resample_ptr, batch)
+        return [
+            {row: values[cloud] for row, values in rows.items() if values[cloud]}
+            for cloud in range(batch.num_graphs)
+        ]
+
+    def measure(self, pos: Tensor, ptr: Tensor, batch: Batch) -> list[dict[str, float]]:
+        surfaces = [self.dataset.surface(index) for index in batch.index.tolist()]
+        return measure(pos, ptr, batch.target, batch.target_ptr, surfaces)
+
+    def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
+        pictures = {}
+        for record in records:
+            if "clouds" not in record:
+                continue
+            source, prediction, target = record["clouds"]
+            name = self.dataset.names[record["index"]]
+            pictures[str(name)] = evaluation_picture(
+                source, prediction, target, title=str(name), vertical=record["vertical"]
+            )
+        return pictures
+
+
+def mean_metrics(records: list[Record], row: str) -> dict[str, float]:
+    """Mean of each metric of a row over the clouds that have it, in float64."""
+    measured = [record[row] for record in records if record.get(row)]
+    return {
+        metric: math.fsum(m[metric] for m in measured if metric in m)
+        / sum(metric in m for m in measured)
+        for metric in dict.fromkeys(name for m in measured for name in m)
+    }

@@ -1,0 +1,232 @@
+"""The upsampler: what it promises for any weights, and what it must equal untrained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pointup.attention import RelativeAttention
+from pointup.errors import ModelError
+from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.model import Upsampler, same_number_of_slots
+
+SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
+
+
+def surface_points(num_points: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    xy = torch.rand(num_points, 2, generator=generator)
+    return torch.cat([xy, (3 * xy[:, :1]).sin() * 0.3], dim=1)
+
+
+def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
+    """A model whose offsets are far from zero."""
+    torch.manual_seed(seed)
+    model = Upsampler(**{**SMALL, **options}).eval()
+    torch.nn.init.normal_(model.offset[1].weight, std=0.2)
+    return model
+
+
+def packed(*sizes: int) -> tuple[Tensor, Tensor]:
+    clouds = [surface_points(size, seed) for seed, size in enumerate(sizes)]
+    return torch.cat(clouds), ptr_from_sizes(torch.tensor(sizes))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
+def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> None:
+    pos, ptr = packed(60, 0, 3, 100)
+    output = Upsampler(**SMALL)(pos, ptr, ratio)
+    expected, expected_ptr = midpoint_upsample(pos, ptr, ratio)
+    assert torch.equal(output.pos, expected)
+    assert torch.equal(output.ptr, expected_ptr)
+
+
+def test_each_cloud_may_have_its_own_ratio() -> None:
+    pos, ptr = packed(40, 50, 40, 30)
+    ratio = torch.tensor([1.5, 4.0, 4.0, 2.25], dtype=torch.float64)
+    model = as_if_trained()
+    output = model(pos, ptr, ratio)
+    assert output.ptr.diff().tolist() == [60, 200, 160, 68]
+    alone = model(pos[40:90], torch.tensor([0, 50]), 4.0)
+    torch.testing.assert_close(output.pos[60:260], alone.pos, atol=1e-5, rtol=0)
+
+
+@given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), ratio=st.floats(1.0, 6.0))
+@settings(max_examples=20, deadline=None)
+def test_a_cloud_does_not_see_what_else_is_in_the_batch(sizes: list[int], ratio: float) -> None:
+    pos, ptr = packed(*sizes)
+    model = as_if_trained()
+    together = model(pos, ptr, ratio)
+    for cloud, size in enumerate(sizes):
+        own = pos[ptr[cloud] : ptr[cloud + 1]]
+        alone = model(own, torch.tensor([0, size]), ratio)
+        start, stop = together.candidates_ptr[cloud : cloud + 2]
+        torch.testing.assert_close(
+            together.candidates[start:stop], alone.candidates, atol=1e-5, rtol=0
+        )
+
+
+def test_moving_and_scaling_the_input_moves_and_scales_the_output() -> None:
+    pos, ptr = packed(80)
+    model = as_if_trained()
+    # Powers of two and a shift on their grid leave float32 arithmetic unchanged but for exponents.
+    shift = torch.tensor([1.0, -2.0, 0.5])
+    moved = model((pos + shift) * 4.0, ptr, 4.0)
+    still = model(pos, ptr, 4.0)
+    torch.testing.assert_close(
+        moved.candidates, (still.candidates + shift) * 4.0, atol=1e-4, rtol=0
+    )
+    assert (still.candidates - midpoint_candidates(pos, ptr)).abs().max() > 1e-3
+
+
+def midpoint_candidates(pos: Tensor, ptr: Tensor) -> Tensor:
+    return Upsampler(**SMALL)(pos, ptr, 4.0).candidates
+
+
+def test_the_order_of_the_points_does_not_matter() -> None:
+    pos, ptr = packed(70)
+    shuffled = torch.randperm(70, generator=torch.Generator().manual_seed(3))
+    model = as_if_trained()
+    first = model(pos, ptr, 3.0).candidates.view(70, -1, 3)
+    second = model(pos[shuffled], ptr, 3.0).candidates.view(70, -1, 3)
+    torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
+
+
+def test_the_parent_of_an_output_point_is_the_input_point_it_came_from() -> None:
+    pos, ptr = packed(50, 60)
+    output = Upsampler(**SMALL)(pos, ptr, 2.0)
+    # Untrained children lie halfway to a neighbour among the four nearest.
+    assert ((output.pos - pos[output.parent]).norm(dim=1) < 0.5).all()
+    assert (output.parent[: output.ptr[1]] < 50).all()
+    assert (output.parent[output.ptr[1] :] >= 50).all()
+
+
+def test_clouds_without_points_without_extent_and_with_one_point_stay_finite() -> None:
+    pos = torch.cat([torch.zeros(20, 3), torch.ones(1, 3), surface_points(30)])
+    ptr = torch.tensor([0, 20, 20, 21, 51])
+    output = as_if_trained()(pos, ptr, 4.0)
+    assert output.ptr.tolist() == [0, 80, 80, 84, 204]
+    assert output.pos.isfinite().all()
+
+
+def test_an_empty_batch_can_be_propagated_backward() -> None:
+    model = as_if_trained()
+    output = model(torch.empty(0, 3), torch.tensor([0, 0, 0]), 4.0)
+    output.pos.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 3)
+    model(pos, ptr, 4.0).candidates.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.any() or name.endswith("key_value.bias"), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concat": False},
+        {"beta": False},
+        {"heads": 1, "child_heads": 1},
+        {"num_layers": 0},
+        {"num_refinements": 1},
+        {"slots_per_ratio": 3.0},
+        {"dropout": 0.5},
+    ],
+)
+def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> None:
+    pos, ptr = packed(30, 20)
+    output = as_if_trained(**options).train()(pos, ptr, 2.5)
+    assert output.ptr.tolist() == [0, 75, 125]
+    output.pos.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"k": 0}, "at least 1"),
+        ({"heads": 5}, "not a multiple"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"slots_per_ratio": 0.5}, "candidate"),
+        ({"colour": 1}, "unknown model option"),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, ModelError), match=message):
+        Upsampler(**options)
+
+
+def test_attention_equals_its_equation() -> None:
+    torch.manual_seed(0)
+    heads, dim, hidden = 2, 3, 4
+    layer = RelativeAttention(6, heads, hidden, concat=True, beta=False, dropout=0.0)
+    x, features = torch.randn(5, 2, 6), torch.randn(5, 6)
+    index = torch.randint(0, 5, (5, 3))
+    missing = torch.zeros(5, 3, dtype=torch.bool)
+    missing[1, 2] = True
+    g = torch.randn(5, 2, 3, hidden)
+    k, v = layer.key_value(features).view(5, 2, heads, dim).unbind(1)
+    q = layer.query(x).view(5, 2, heads, dim)
+    expected = torch.zeros(5, 2, heads, dim)
+    for n in range(5):
+        neighbors = [j for j in range(3) if not missing[n, j]]
+        for m in range(2):
+            for h in range(heads):
+                keys = [k[index[n, j], h] + layer.position_key[h] @ g[n, m, j] for j in neighbors]
+                values = [
+                    v[index[n, j], h] + g[n, m, j] @ layer.position_value[h] for j in neighbors
+                ]
+                weights = (torch.stack(keys) @ q[n, m, h] / dim**0.5).softmax(0)
+                expected[n, m, h] = weights @ torch.stack(values)
+    expected = x + layer.out(expected.flatten(2))
+    torch.testing.assert_close(layer(x, features, index, missing, g), expected)
+
+
+def test_runs_of_equal_slots_cover_the_points_in_order() -> None:
+    ptr = torch.tensor([0, 4, 4, 9, 12])
+    assert same_number_of_slots(torch.tensor([8, 8, 3, 8]), ptr) == [
+        (8, slice(0, 4)),
+        (3, slice(4, 9)),
+        (8, slice(9, 12)),
+    ]
+
+
+def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
+    model = as_if_trained()
+    model.save_pretrained(tmp_path / "model")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "README.md", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    loaded = Upsampler.from_pretrained(tmp_path / "model")
+    assert not loaded.training
+    pos, ptr = packed(50)
+    assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
+
+
+def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither a directory with a model"):
+        Upsampler.from_pretrained(tmp_path)
+    as_if_trained().save_pretrained(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="the weights can't be loaded"):
+        Upsampler.from_pretrained(tmp_path / "model")
+    weights.write_bytes(whole)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
+    with pytest.raises(ModelError, match="format 99"):
+        Upsampler.from_pretrained(tmp_path / "model")
+    config.write_text("{")
+    with pytest.raises(ModelError, match=r"not a valid config\.json"):
+        Upsampler.from_pretrained(tmp_path / "model")
