@@ -100,7 +100,7 @@ def open_writer(
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in LAS_EXTENSIONS:
-        from pointup.data.las import LasWriter
+        from pointup.data.las_writer import LasWriter
 
         return LasWriter(path, like, extra_dimensions)
     if suffix == ".ply":
@@ -127,7 +127,7 @@ def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_0
     """
     path = _existing(path, point_extensions)
     if path.suffix.lower() in LAS_EXTENSIONS and writer.path.suffix.lower() in LAS_EXTENSIONS:
-        from pointup.data.las import copy_las
+        from pointup.data.las_writer import copy_las
 
         copy_las(path, writer, chunk_size)
         return
