@@ -1,0 +1,145 @@
+"""A page of clouds, captions and bars, and the file it is saved to.
+
+Text and bars are drawn by matplotlib's Agg canvas, on a figure of its own, never through pyplot's
+global state, so that pictures can be drawn anywhere, in a training loop too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap
+from matplotlib.figure import Figure
+from matplotlib.image import imsave
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from pointup.errors import FileError
+
+INK, FAINT = "#22262b", "#6b727b"
+SERIES = ("#3b6fb6", "#e08a3c")
+
+
+class Page:
+    """A white page, measured in pixels from its lower left corner."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.figure = Figure(figsize=(width / 100, height / 100), dpi=100, facecolor="white")
+        self.canvas = FigureCanvasAgg(self.figure)
+
+    def pixels(self) -> np.ndarray:
+        self.canvas.draw()
+        return np.asarray(self.canvas.buffer_rgba())[..., :3].copy()
+
+    def paste(self, left: int, bottom: int, image: np.ndarray) -> None:
+        self.figure.figimage(image, left, bottom, origin="upper")
+
+    def write(
+        self, left: float, bottom: float, text: str, size: int, color: str = INK, **font: Any
+    ) -> float:
+        """Write one line, `size` pixels high, and return where it ends."""
+        place = (left / self.width, bottom / self.height)
+        line = self.figure.text(*place, text, fontsize=0.72 * size, color=color, **font)
+        return float(line.get_window_extent(self.canvas.get_renderer()).x1)
+
+    def heading(self, left: float, bottom: float, name: str, note: str) -> None:
+        end = self.write(left, bottom, name, 22, weight="bold")
+        self.write(end + 12, bottom, note, 20, FAINT)
+
+    def caption(self, left: float, bottom: float, name: str, note: str) -> None:
+        """Two lines: the name above the note."""
+        self.write(left, bottom + 28, name, 22, weight="bold")
+        self.write(left, bottom, note, 20, FAINT)
+
+    def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
+        axes = self.figure.add_axes(
+            (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        )
+        axes.tick_params(labelsize=0.72 * 17, colors=FAINT, length=3)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side == "bottom")
+            spine.set_color(FAINT)
+        return axes
+
+    def color_bar(
+        self, left: float, width: float, colors: Colormap, span: tuple[float, float], label: str
+    ) -> None:
+        """A bar along the foot of the page, its label before it."""
+        end = self.write(left, 42, label, 18, FAINT) + 14
+        bar = self.axes(end, 42, left + width - end, 14)
+        ramp = np.linspace(0, 1, 256)[None]
+        bar.imshow(ramp, cmap=colors, aspect="auto", extent=(*span, 0, 1), vmin=0, vmax=1)
+        bar.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
+        bar.xaxis.set_major_formatter("{x:.4g}")
+        bar.set_yticks([])
+
+    def scale_bar(self, left: float, scale: float, unit: str) -> float:
+        """A line of a round length for `scale` pixels per unit; returns where its label ends."""
+        length = 220 / scale
+        power = 10.0 ** np.floor(np.log10(length))
+        length = power * max(step for step in (1, 2, 5) if step * power <= length)
+        line = Rectangle(
+            (left / self.width, 46 / self.height),
+            length * scale / self.width,
+            4 / self.height,
+            transform=self.figure.transFigure,
+            color=INK,
+        )
+        self.figure.add_artist(line)
+        return self.write(left + length * scale + 10, 42, f"{length:g} {unit}", 18)
+
+    def histogram(self, left: float, label: str, series: dict[str, np.ndarray]) -> None:
+        axes = self.axes(left, 84, 440, 220)
+        values = {name: data[np.isfinite(data)] for name, data in series.items()}
+        together = np.concatenate(list(values.values()))
+        low, high = (together.min(), together.max()) if len(together) else (0.0, 1.0)
+        wide = low > 0 and high / low > 30
+        edges = np.geomspace(low, high, 41) if wide else np.linspace(*_around(low, high), 41)
+        for (name, data), color in zip(values.items(), SERIES, strict=False):
+            axes.hist(data, edges.tolist(), color=color, alpha=0.75, label=name)
+        if wide:
+            axes.set_xscale("log")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK)
+        if len(values) > 1:
+            axes.legend(fontsize=0.72 * 17, frameon=False, loc="best")
+
+
+def labelled(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if unit else name
+
+
+def number(value: float, unit: str = "") -> str:
+    """Three digits, never an exponent for a large number."""
+    return f"{value:,.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
+
+
+def save_picture(picture: np.ndarray, path: str | Path) -> None:
+    """Write (height, width, 3) uint8 as PNG or JPEG, by the name's ending.
+
+    Raises FileError where the ending is another or the file can't be written.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+        raise FileError(f"{path}: pictures are written as .png or .jpg; change the file's ending")
+    try:
+        imsave(path, picture)
+    except OSError as error:
+        reason = error.strerror or error
+        message = f"{path}: can't write the picture ({reason}); choose another path"
+        raise FileError(message) from error
+
+
+def _around(low: float, high: float) -> tuple[float, float]:
+    """A span that has a width even where all values are one."""
+    room = 0.02 * (high - low) or 0.05 * abs(high) or 0.5
+    return low - room, high + room

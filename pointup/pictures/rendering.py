@@ -1,0 +1,224 @@
+"""Point clouds drawn with numpy alone: no GPU, no display, the same pixels every time.
+
+Every point is a small ball seen by an orthographic camera. Balls are scattered into a depth buffer,
+which is then shaded by the depth of its own neighbourhood (eye-dome lighting, Boucheny 2009, at
+several radii), so that form is legible without normals. Pictures are drawn at twice their size and
+averaged down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+BACKGROUND = np.array([1.0, 1.0, 1.0], dtype=np.float32)
+CLAY = np.array([0.93, 0.86, 0.78], dtype=np.float32)
+
+_SUPERSAMPLING = 2
+_EMPTY = np.iinfo(np.int64).max
+# Depth is kept in 1/256 of a supersampled pixel, in the upper half of an int64; the lower half is
+# the point's index, so that one minimum finds the nearest point and breaks ties by index.
+_DEPTH_STEPS = 256
+_INDEX_BITS = 32
+_FURTHEST = 2.0**22
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Orthographic camera.
+
+    axes: (3, 3), rows are the picture's right, its up, and the direction towards the viewer.
+    centre: (3,), the point in the middle of the picture, in the cloud's coordinates.
+    scale: pixels per unit of the cloud.
+    """
+
+    axes: np.ndarray
+    centre: np.ndarray
+    scale: float
+    width: int
+    height: int
+
+
+def view_axes(azimuth: float, elevation: float, up: str = "z") -> np.ndarray:
+    """Axes of a camera that looks at the cloud from `azimuth` and `elevation`, in degrees.
+
+    Azimuth 0, elevation 0 looks along the cloud's +y with x to the right (`up="z"`), or along -z
+    with x to the right (`up="y"`, the habit of most mesh files). Elevation 90 looks straight down.
+    """
+    a, e = np.deg2rad([azimuth, elevation])
+    right = np.array([np.cos(a), np.sin(a), 0.0])
+    back = np.array([np.sin(a) * np.cos(e), -np.cos(a) * np.cos(e), np.sin(e)])
+    axes = np.stack([right, np.cross(back, right), back])
+    return axes if up == "z" else axes[:, [0, 2, 1]] * np.array([1.0, 1.0, -1.0])
+
+
+def fit_camera(
+    points: np.ndarray, axes: np.ndarray, width: int, height: int, margin: float = 0.04
+) -> Camera:
+    """Camera that sees all of `points` (N, 3), with `margin` of the picture free on each side."""
+    if len(points) == 0:
+        return Camera(axes=axes, centre=np.zeros(3), scale=1.0, width=width, height=height)
+    seen = points @ axes.T
+    low, high = seen.min(axis=0), seen.max(axis=0)
+    extent = np.maximum((high - low)[:2], 1e-12)
+    scale = float(np.min((1 - 2 * margin) * np.array([width, height]) / extent))
+    # A single point has no extent: any finite scale shows it in the middle.
+    scale = scale if np.ptp(seen[:, :2], axis=0).max() > 1e-9 else 1.0
+    return Camera(
+        axes=axes, centre=(low + high) / 2 @ axes, scale=scale, width=width, height=height
+    )
+
+
+def point_spacing(points: np.ndarray, max_points: int = 200_000) -> float:
+    """Median distance from a point to its third nearest neighbour, 0 for fewer than two points.
+
+    The third, not the first: survey points come in close pairs along a scan line. Larger clouds
+    are measured on a regular subset, taken to lie on a surface (spacing ~ 1 / sqrt(density)).
+    """
+    step = -(-len(points) // max_points)
+    subset = points[::step] if step > 1 else points
+    if len(subset) < 2:
+        return 0.0
+    queries = subset[:: -(-len(subset) // 20_000)]
+    distance = np.asarray(cKDTree(subset).query(queries, k=min(4, len(subset)))[0])
+    return float(np.median(distance[:, -1]) / np.sqrt(max(step, 1)))
+
+
+def estimate_normals(
+    points: np.ndarray, queries: np.ndarray | None = None, num_neighbors: int = 16
+) -> np.ndarray:
+    """Unit normals (Q, 3) of unknown sign: the direction of least variance among the neighbours.
+
+    queries: (Q, 3) where the normals are wanted, the points themselves where not given.
+    """
+    queries = points if queries is None else queries
+    if len(points) < 3:
+        return np.tile(np.array([0.0, 0.0, 1.0]), (len(queries), 1))
+    _, index = cKDTree(points).query(queries, k=min(num_neighbors, len(points)))
+    local = points[index]
+    local -= local.mean(axis=1, keepdims=True)
+    _, vectors = np.linalg.eigh(np.matmul(local.transpose(0, 2, 1), local))
+    return vectors[:, :, 0]
+
+
+def render_points(
+    points: np.ndarray,
+    colors: np.ndarray,
+    camera: Camera,
+    radius: float,
+    lit: bool = False,
+    haze: float = 0.4,
+) -> np.ndarray:
+    """Draw `points` (N, 3) as balls of `radius` (unit of the cloud) in `colors` (N, 3), 0 to 1.
+
+    lit: add a lamp over the viewer's left shoulder, by normals estimated from the points.
+    haze: how far the furthest point fades into the page, 0 to 1, so that what shows through gaps
+        steps back.
+
+    Returns (height, width, 3) uint8.
+    """
+    ss = _SUPERSAMPLING
+    scale = camera.scale * ss
+    width, height = camera.width * ss, camera.height * ss
+    seen = (points - camera.centre) @ camera.axes.T * scale
+    ball = float(np.clip(radius * scale, 0.8 * ss, 0.05 * min(width, height)))
+
+    index, depth = splat(seen, ball, width, height)
+    covered = index >= 0
+    image = np.broadcast_to(BACKGROUND, (height, width, 3)).copy()
+    visible = index[covered]
+    shade = _eye_dome_shade(depth, covered, ball)[covered]
+    if lit:
+        shown, place = np.unique(visible, return_inverse=True)
+        shade = shade * _lamp_light(estimate_normals(points, points[shown]) @ camera.axes.T)[place]
+    bright = np.clip(colors.astype(np.float32)[visible] * shade[:, None], 0, 1)
+    fade = _relative(-seen[visible, 2])[:, None] * np.float32(haze)
+    image[covered] = bright * (1 - fade) + BACKGROUND * fade
+    image = image.reshape(camera.height, ss, camera.width, ss, 3).mean(axis=(1, 3))
+    return np.round(image * 255).astype(np.uint8)
+
+
+def _relative(values: np.ndarray) -> np.ndarray:
+    """Values (N,) moved and scaled to 0 to 1."""
+    if len(values) == 0:
+        return values.astype(np.float32)
+    low, high = values.min(), values.max()
+    return ((values - low) / max(high - low, 1e-9)).astype(np.float32)
+
+
+def splat(seen: np.ndarray, ball: float, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+    """Depth buffer of balls: the nearest point of every pixel and how far away its surface is.
+
+    seen: (N, 3) right, up and towards the viewer, in pixels from the middle of the picture.
+    ball: radius in pixels.
+
+    Returns index (height, width) int64, -1 where nothing is seen, and depth (height, width) float32
+    in pixels, meaningless there. Points whose centre lies outside the picture are left out.
+    """
+    pad = int(np.ceil(ball))
+    padded_width, padded_height = width + 2 * pad, height + 2 * pad
+    # Points far off are dropped, and depths bounded, before they could overflow an integer.
+    column, row = np.floor(seen[:, 0] + width / 2), np.floor(height / 2 - seen[:, 1])
+    point = np.flatnonzero((column >= 0) & (column < width) & (row >= 0) & (row < height))
+    pixel = ((row[point] + pad) * padded_width + column[point] + pad).astype(np.int64)
+    depth = np.round(np.clip(-seen[point, 2], -_FURTHEST, _FURTHEST) * _DEPTH_STEPS)
+    key = (depth.astype(np.int64) << _INDEX_BITS) | point
+
+    buffer = np.full(padded_width * padded_height, _EMPTY, dtype=np.int64)
+    offsets = np.arange(-pad, pad + 1)
+    for dy in offsets:
+        for dx in offsets:
+            if (height_squared := ball**2 - dx**2 - dy**2) < 0:
+                continue
+            bulge = int(np.sqrt(height_squared) * _DEPTH_STEPS) << _INDEX_BITS
+            np.minimum.at(buffer, pixel + dy * padded_width + dx, key - bulge)
+    buffer = buffer.reshape(padded_height, padded_width)[pad : pad + height, pad : pad + width]
+    empty = buffer == _EMPTY
+    index = np.where(empty, -1, buffer & ((1 << _INDEX_BITS) - 1))
+    return index, ((buffer >> _INDEX_BITS) / _DEPTH_STEPS).astype(np.float32)
+
+
+def _eye_dome_shade(depth: np.ndarray, covered: np.ndarray, ball: float) -> np.ndarray:
+    """Brightness 0 to 1 of each pixel (height, width): dark where its surroundings are nearer."""
+    obscured = np.zeros_like(depth)
+    for reach, weight in ((2, 0.3), (7, 0.3), (24, 0.4)):
+        obscured += weight * _obscurance(depth, covered, reach, 6 * ball + 2 * reach)
+    return np.exp(-1.2 * obscured)
+
+
+def _obscurance(depth: np.ndarray, covered: np.ndarray, reach: int, limit: float) -> np.ndarray:
+    """How far the neighbours at `reach` pixels stand in front, 0 to 1, mean over eight of them."""
+    total = np.zeros_like(depth)
+    diagonal = max(1, round(reach * 0.7))
+    steps = [(0, reach), (reach, 0), (diagonal, diagonal), (diagonal, -diagonal)]
+    for dy, dx in steps:
+        for sy, sx in ((dy, dx), (-dy, -dx)):
+            here, there = _overlap(depth.shape, sy, sx)
+            rise = depth[here] - depth[there]
+            near = np.minimum(rise / (3 * reach), 1) * (limit / np.maximum(rise, limit))
+            total[here] += np.where(covered[there], np.maximum(near, 0), 0)
+    return total / 4
+
+
+def _overlap(
+    shape: tuple[int, ...], dy: int, dx: int
+) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
+    """Slices of a picture and of itself moved by (dy, dx), where both exist."""
+    rows, columns = max(0, shape[0] - abs(dy)), max(0, shape[1] - abs(dx))
+    top, left = max(0, -dy), max(0, -dx)
+    here = (slice(top, top + rows), slice(left, left + columns))
+    there = (slice(top + dy, top + dy + rows), slice(left + dx, left + dx + columns))
+    return here, there
+
+
+def _lamp_light(normals: np.ndarray) -> np.ndarray:
+    """Brightness (N,) of surfaces with `normals` in the camera's axes, turned to the viewer."""
+    normals = np.where(normals[:, 2:] < 0, -normals, normals)
+    lamp = np.array([-0.45, 0.65, 0.62])
+    lamp /= np.linalg.norm(lamp)
+    diffuse = np.clip(normals @ lamp, 0, 1)
+    half = lamp + np.array([0.0, 0.0, 1.0])
+    gloss = np.clip(normals @ (half / np.linalg.norm(half)), 0, 1) ** 24
+    return (0.55 + 0.60 * diffuse + 0.08 * gloss).astype(np.float32)
