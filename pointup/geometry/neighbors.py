@@ -1,0 +1,215 @@
+"""Nearest neighbours within packed clouds: one interface, one search function per kind of device.
+
+CPU: a scipy k-d tree per cloud, in threads. Other devices: exact differences in chunks. A search
+takes (query, query_bounds, pos, bounds, k) and returns squared distances and flat indices (Q, k),
+nearest first, filled up with inf and -1; a further backend is one more such function and one more
+line in `_search`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from pointup.geometry.packed import batch_from_ptr
+
+# Queries per task on the CPU: small enough to share one large cloud out among the threads.
+_QUERIES_PER_TASK = 16_384
+# Pairs held at a time by the chunked search: about 200 MB of float32.
+_PAIRS_PER_CHUNK = 1 << 24
+# Copies of one position that a k-d tree leaf stands without becoming slow.
+_MAX_COPIES = 64
+
+
+@torch.no_grad()
+def knn(
+    pos: Tensor,
+    ptr: Tensor,
+    k: int,
+    query: Tensor | None = None,
+    query_ptr: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The k nearest points of the same cloud, for every query point.
+
+    Without `query` the points themselves are the queries, and each point is its own first
+    neighbour, among duplicates too. Equally distant neighbours come in no particular order.
+
+    Shapes: pos (N, 3), query (Q, 3) -> squared_distance (Q, k), index (Q, k) int64 into `pos`,
+    nearest first. Where the cloud has fewer than k points the rest is inf and -1.
+    Distances are float32 (float64 for float64 points), outside autograd and autocast.
+    Raises ValueError for coordinates that are not finite (naming the cloud) and for bounds that
+    do not fit the points.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if query is not None and query_ptr is not None:
+        return _search(query, query_ptr, pos, ptr, k)
+    if query is not None or query_ptr is not None:
+        raise ValueError("give both query and query_ptr, or neither")
+    squared_distance, index = _search(pos, ptr, pos, ptr, k)
+    own = torch.arange(len(pos), device=pos.device)
+    # A point missing from its own row has k duplicates there, and takes the place of the first.
+    place = (index == own[:, None]).int().argmax(1, keepdim=True)
+    index.scatter_(1, place, index[:, :1].clone())
+    index[:, 0] = own
+    return squared_distance, index
+
+
+def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest point of the same cloud in `pos`, for every query point.
+
+    Shapes: query (Q, 3), pos (N, 3) -> squared_distance (Q,), index (Q,) int64 into `pos`; inf and
+    -1 where the cloud of `pos` is empty. Squared distances are float32 (float64 for float64
+    points) whatever the autocast, and differentiable in `query` and `pos`; the choice of the
+    neighbour is not. Raises ValueError as `knn` does.
+    """
+    with torch.no_grad():
+        index = _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
+    found = index >= 0
+    # Differences, never |a|2 + |b|2 - 2ab: the expansion cancels far from the origin.
+    difference = _float(query)[found] - _float(pos)[index[found]]
+    squared_distance = difference.new_full((len(query),), torch.inf)
+    return squared_distance.masked_scatter(found, difference.square().sum(1)), index
+
+
+def _search(
+    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    query_bounds, bounds = checked_bounds(query, query_ptr), checked_bounds(pos, ptr)
+    if len(query_bounds) != len(bounds):
+        raise ValueError(
+            f"{len(query_bounds) - 1} clouds of queries for {len(bounds) - 1} clouds of points; "
+            "give one query cloud, empty if need be, for every cloud"
+        )
+    search = _search_trees if pos.device.type == "cpu" else _search_chunks
+    return search(_float(query), query_bounds, _float(pos), bounds, k)
+
+
+def _search_trees(
+    query: Tensor, query_bounds: list[int], pos: Tensor, bounds: list[int], k: int
+) -> tuple[Tensor, Tensor]:
+    """CPU: float64 inside, so far-off queries and large offsets cost no precision."""
+    queries, points = query.detach().numpy(), pos.detach().numpy()
+    squared_distance = np.full((len(queries), k), np.inf, dtype=queries.dtype)
+    index = np.full((len(queries), k), -1, dtype=np.int64)
+
+    def build(cloud: int) -> tuple[cKDTree, np.ndarray | None]:
+        return _tree(points[bounds[cloud] : bounds[cloud + 1]], k)
+
+    def answer(task: tuple[int, int, int]) -> None:
+        cloud, start, stop = task
+        tree, kept = trees[cloud]
+        # A list of ranks keeps the answer two-dimensional for k = 1, and stops at the cloud's end.
+        ranks = list(range(1, min(k, tree.n) + 1))
+        distance, local = tree.query(queries[start:stop], k=ranks)
+        squared_distance[start:stop, : len(ranks)] = np.square(distance)
+        local = local if kept is None else kept[local]
+        index[start:stop, : len(ranks)] = local + bounds[cloud]
+
+    clouds = [
+        cloud
+        for cloud in range(len(bounds) - 1)
+        if bounds[cloud] < bounds[cloud + 1] and query_bounds[cloud] < query_bounds[cloud + 1]
+    ]
+    trees = dict(zip(clouds, in_threads(build, clouds), strict=True))
+    tasks = [
+        (cloud, start, min(start + _QUERIES_PER_TASK, query_bounds[cloud + 1]))
+        for cloud in clouds
+        for start in range(query_bounds[cloud], query_bounds[cloud + 1], _QUERIES_PER_TASK)
+    ]
+    in_threads(answer, tasks)
+    return torch.from_numpy(squared_distance), torch.from_numpy(index)
+
+
+def _tree(points: np.ndarray, k: int) -> tuple[cKDTree, np.ndarray | None]:
+    """A k-d tree, and the indices of the points it holds where those are not all.
+
+    A leaf of equal points is searched one by one, which makes mass duplicates (a cloud padded
+    with zeros) quadratic. No answer needs more than k copies of a position: the rest is left out.
+    """
+    kept = None
+    num_copies = max(k, _MAX_COPIES)
+    if has_copies(points, num_copies):
+        _, position = np.unique(points, axis=0, return_inverse=True)
+        order = np.argsort(position.ravel(), kind="stable")
+        ordered = position.ravel()[order]
+        copy = np.arange(len(points)) - np.searchsorted(ordered, ordered)
+        kept = np.sort(order[copy < num_copies])
+        points = points[kept]
+    # Without the tight boxes far-off queries are twice as fast, near ones as fast.
+    return cKDTree(points, balanced_tree=False, compact_nodes=False), kept
+
+
+def has_copies(points: np.ndarray, num_copies: int) -> bool:
+    """Whether a position may occur more than `num_copies` times in points (N, 3).
+
+    Quick, and wrong only where distinct points have the same float64 projection.
+    """
+    x, y, z = points.T.astype(np.float64)
+    key = np.sort(x + np.sqrt(2) * y + np.sqrt(3) * z)
+    return bool((key[num_copies:] == key[:-num_copies]).any())
+
+
+def _search_chunks(
+    query: Tensor, query_bounds: list[int], pos: Tensor, bounds: list[int], k: int
+) -> tuple[Tensor, Tensor]:
+    """Any device: all differences of a cloud, in chunks of queries that bound the memory."""
+    squared_distance = query.new_full((len(query), k), torch.inf)
+    index = torch.full((len(query), k), -1, dtype=torch.int64, device=query.device)
+    for cloud in range(len(bounds) - 1):
+        points = pos[bounds[cloud] : bounds[cloud + 1]]
+        if len(points) == 0:
+            continue
+        num_found = min(k, len(points))
+        chunk_size = max(1, _PAIRS_PER_CHUNK // len(points))
+        for start in range(query_bounds[cloud], query_bounds[cloud + 1], chunk_size):
+            stop = min(start + chunk_size, query_bounds[cloud + 1])
+            pairs = query.new_zeros((stop - start, len(points)))
+            for axis in range(query.shape[1]):
+                difference = query[start:stop, axis, None] - points[None, :, axis]
+                pairs.addcmul_(difference, difference)
+            if num_found == 1:
+                found, local = pairs.min(1, keepdim=True)
+            else:
+                found, local = pairs.topk(num_found, largest=False)
+            squared_distance[start:stop, :num_found] = found
+            index[start:stop, :num_found] = local + bounds[cloud]
+    return squared_distance, index
+
+
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """`[function(item) for item in items]` in as many threads as torch has; in order.
+
+    For functions that release the interpreter's lock. Serial inside DataLoader workers, which
+    already share out the cores.
+    """
+    tasks = list(items)
+    num_threads = min(len(tasks), torch.get_num_threads())
+    if num_threads <= 1 or torch.utils.data.get_worker_info() is not None:
+        return [function(task) for task in tasks]
+    with ThreadPoolExecutor(num_threads) as pool:
+        return list(pool.map(function, tasks))
+
+
+def checked_bounds(pos: Tensor, ptr: Tensor) -> list[int]:
+    bounds: list[int] = ptr.tolist()
+    if bounds[0] != 0 or bounds[-1] != len(pos) or pos.dim() != 2:
+        raise ValueError(
+            f"ptr runs from {bounds[0]} to {bounds[-1]} for points of shape {tuple(pos.shape)}; "
+            "expected (N, 3) points and a ptr from 0 to N"
+        )
+    finite = torch.isfinite(pos).all(1)
+    if not finite.all():
+        cloud = int(batch_from_ptr(ptr, len(pos))[~finite][0])
+        raise ValueError(f"cloud {cloud} has coordinates that are not finite; drop those points")
+    return bounds
+
+
+def _float(pos: Tensor) -> Tensor:
+    return pos if pos.dtype == torch.float64 else pos.float()

@@ -1,0 +1,61 @@
+"""Packed clouds: `pos` (N, ...) of B clouds one after another, `ptr` (B + 1,) with their bounds."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def sizes_from_ptr(ptr: Tensor) -> Tensor:
+    """Number of points of every cloud, (B,) int64."""
+    return ptr[1:] - ptr[:-1]
+
+
+def ptr_from_sizes(sizes: Tensor) -> Tensor:
+    """Bounds (B + 1,) int64 of clouds of the given sizes (B,); `[0]` for no cloud."""
+    return torch.nn.functional.pad(sizes.long().cumsum(0), (1, 0))
+
+
+def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
+    """Number of its cloud for every point, (N,) int64.
+
+    `num_points`, where the caller knows N, spares a wait for the device.
+    """
+    clouds = torch.arange(len(ptr) - 1, device=ptr.device)
+    return clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+
+
+def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
+    """Sum over every cloud, (N, ...) -> (B, ...), in the dtype of `values`; differentiable.
+
+    Sums run in float64 (float32 on devices without it), so that a cloud's sum is the same
+    whatever else is in the batch.
+    """
+    batch = batch_from_ptr(ptr, len(values))
+    total = _accumulator(values)
+    zeros = total.new_zeros((len(ptr) - 1, *values.shape[1:]))
+    return zeros.index_add(0, batch, total).to(values.dtype)
+
+
+def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
+    """Mean over every cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
+
+    Same accumulation as `segment_sum`.
+    """
+    count = sizes_from_ptr(ptr).clamp(min=1).reshape(-1, *[1] * (values.dim() - 1))
+    return (segment_sum(_accumulator(values), ptr) / count).to(values.dtype)
+
+
+def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
+    """Largest value of every cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
+
+    The gradient of several equal maxima is shared among them.
+    """
+    batch = batch_from_ptr(ptr, len(values)).reshape(-1, *[1] * (values.dim() - 1))
+    zeros = values.new_zeros((len(ptr) - 1, *values.shape[1:]))
+    return zeros.scatter_reduce(0, batch.expand_as(values), values, "amax", include_self=False)
+
+
+def _accumulator(values: Tensor) -> Tensor:
+    # MPS has no float64.
+    return values.float() if values.device.type == "mps" else values.double()

@@ -1,0 +1,159 @@
+"""Subsets that cover a cloud evenly: farthest-point sampling and Poisson-disk sampling."""
+
+from __future__ import annotations
+
+import fpsample
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from pointup.geometry.neighbors import checked_bounds, has_copies, in_threads
+from pointup.geometry.packed import batch_from_ptr
+
+
+@torch.no_grad()
+def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
+    """Farthest-point sampling of every cloud: each pick is the point farthest from those before.
+
+    Eldar et al. 1997, on the CPU with the buckets of QuickFPS (Han et al. 2023). The start is the
+    cloud's first point, on the CPU another point that depends on the cloud alone. Once all that is
+    left are duplicates of picked points, they follow in the order of their indices.
+
+    Shapes: pos (N, 3), num_samples (B,) int64 -> index (sum(num_samples),) int64 into `pos`, cloud
+    after cloud, distinct, in order of selection. Raises ValueError where a cloud has fewer points
+    than asked for, and for coordinates that are not finite.
+    """
+    bounds, counts = checked_bounds(pos, ptr), num_samples.tolist()
+    for cloud, count in enumerate(counts):
+        size = bounds[cloud + 1] - bounds[cloud]
+        if not 0 <= count <= size:
+            raise ValueError(f"cannot pick {count} distinct points of cloud {cloud}, it has {size}")
+    if pos.device.type == "cpu":
+        return _sample_buckets(pos, bounds, counts)
+    return _sample_all_clouds(pos, ptr, num_samples)
+
+
+def _sample_buckets(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
+    """CPU: fpsample on every cloud, in threads (it releases the interpreter's lock)."""
+    points = pos.numpy()
+
+    def sample(cloud: int) -> np.ndarray:
+        start, stop = bounds[cloud], bounds[cloud + 1]
+        return _sample_one(points[start:stop], counts[cloud]) + start
+
+    index = in_threads(sample, range(len(counts)))
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *index]))
+
+
+def _sample_one(points: np.ndarray, count: int) -> np.ndarray:
+    distinct = np.arange(len(points))
+    if has_copies(points, 1):
+        # fpsample repeats indices once no distance is left, and buckets of equal points are slow.
+        distinct = np.sort(np.unique(points, axis=0, return_index=True)[1])
+    num_picks = min(count, len(distinct))
+    if num_picks == 0 or len(distinct) == 1:
+        return _completed(distinct[:num_picks], count)
+    # fpsample works in float32, where centring keeps what float64 points have more.
+    centred = (points[distinct] - points[:1]).astype(np.float32)
+    # The number of buckets that was fastest for 1 k to 1 M points.
+    height = max(1, round(0.62 * np.log2(len(distinct)) - 3.7))
+    # fpsample 0.3.3 counts start_idx in the order of its own tree.
+    picks = fpsample.bucket_fps_kdline_sampling(centred, num_picks, height, start_idx=0)
+    return _completed(distinct[picks.astype(np.int64)], count)
+
+
+def _completed(picks: np.ndarray, count: int) -> np.ndarray:
+    """The picks without repetition, then the smallest indices not among them."""
+    first = np.sort(np.unique(picks, return_index=True)[1])
+    rest = np.setdiff1d(np.arange(count), picks, assume_unique=False)[: count - len(first)]
+    return np.concatenate([picks[first], rest])
+
+
+def _sample_all_clouds(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
+    """Any device: exact, one pick of all clouds at a time, on clouds padded to the same size."""
+    num_clouds, num_steps = len(num_samples), int(num_samples.max()) if len(num_samples) else 0
+    if num_steps == 0:
+        return torch.empty(0, dtype=torch.int64, device=pos.device)
+    batch = batch_from_ptr(ptr, len(pos))
+    column = torch.arange(len(pos), device=pos.device) - ptr[batch]
+    padded = pos.new_zeros((num_clouds, int(column.max()) + 1, 3))
+    padded[batch, column] = pos
+    # Squared distance to the picked points; -1 for what must not be picked.
+    distance = pos.new_full(padded.shape[:2], -1.0)
+    distance[batch, column] = torch.inf
+    picks = torch.zeros((num_clouds, num_steps), dtype=torch.int64, device=pos.device)
+    clouds = torch.arange(num_clouds, device=pos.device)
+    for step in range(num_steps):
+        pick = distance.argmax(1) if step else picks[:, 0]
+        picks[:, step] = pick
+        squared = (padded - padded[clouds, pick, None]).square().sum(2)
+        torch.minimum(distance, squared, out=distance)
+        distance[clouds, pick] = -1.0
+    taken = torch.arange(num_steps, device=pos.device) < num_samples.to(pos.device)[:, None]
+    return (picks + ptr[:-1, None])[taken]
+
+
+def poisson_disk_subset(
+    points: np.ndarray, num_samples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """A blue-noise subset of exactly `num_samples` points, as ascending indices, (num_samples,).
+
+    Darts thrown in random order at the points of the cloud, with a radius at which nearly enough
+    of them stick; farthest points fill up the rest. points: (N, 3). Raises ValueError where N is
+    less than `num_samples`.
+    """
+    if not 0 <= num_samples <= len(points):
+        raise ValueError(f"cannot pick {num_samples} distinct points of {len(points)}")
+    if num_samples in (0, len(points)):
+        return np.arange(num_samples)
+    order = rng.permutation(len(points))
+    shuffled = points[order] - points.mean(0)
+    extent = float(np.ptp(shuffled, axis=0).max())
+    radius, best = extent / np.sqrt(num_samples), np.zeros(1, dtype=np.int64)
+    for _ in range(12):
+        # Finer cells would overflow their number, and a smaller radius its square.
+        radius = max(radius, extent * 2.0**-20, 1e-100)
+        darts = _throw_darts(shuffled, radius)
+        if len(best) < len(darts) <= num_samples:
+            best = darts
+        if 0.98 * num_samples <= len(darts) <= num_samples:
+            break
+        # The number of darts on a surface goes as 1 / radius^2.
+        radius *= np.sqrt(len(darts) / (0.99 * num_samples))
+    return np.sort(order[_fill_up(shuffled, best, num_samples)])
+
+
+def _throw_darts(points: np.ndarray, radius: float) -> np.ndarray:
+    """A maximal subset with all distances above `radius`; earlier points take precedence."""
+    # At most one dart sticks in a cell, so that only the first point of each cell is tried:
+    # the work stays bounded where points are dense.
+    cells = np.floor((points - points.min(0)) / (radius / np.sqrt(3))).astype(np.int64)
+    shape = cells.max(0) + 1
+    cell = (cells[:, 0] * shape[1] + cells[:, 1]) * shape[2] + cells[:, 2]
+    left, darts = np.arange(len(points)), []
+    while len(left):
+        tried = left[np.sort(np.unique(cell[left], return_index=True)[1])]
+        close = cKDTree(points[tried]).query_pairs(radius, output_type="ndarray")
+        sticks = np.ones(len(tried), dtype=bool)
+        sticks[close.max(1)] = False
+        darts.append(tried[sticks])
+        distance = cKDTree(points[darts[-1]]).query(points[left], distance_upper_bound=radius)[0]
+        left = left[np.isinf(distance)]
+    return np.concatenate(darts)
+
+
+def _fill_up(points: np.ndarray, chosen: np.ndarray, num_samples: int) -> np.ndarray:
+    """Farthest points are added to the chosen ones until there are `num_samples`."""
+    tree = cKDTree(points)
+    distance = np.asarray(cKDTree(points[chosen]).query(points)[0])
+    distance[chosen] = -1.0
+    added = np.empty(num_samples - len(chosen), dtype=np.int64)
+    for step in range(len(added)):
+        pick = added[step] = distance.argmax()
+        if distance[pick] > 0:
+            near: list[int] = tree.query_ball_point(points[pick], distance[pick])
+            gap = np.linalg.norm(points[near] - points[pick], axis=1)
+            distance[near] = np.minimum(distance[near], gap)
+        distance[pick] = -1.0
+    return np.concatenate([chosen, added])
