@@ -17,7 +17,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pointup.geometry.packed import batch_from_ptr
+from pointup.geometry.packed import at_least_float32, batch_from_ptr
 
 # Queries per task on the CPU: small enough to share one large cloud out among the threads.
 _QUERIES_PER_TASK = 16_384
@@ -71,11 +71,11 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
     """
     with torch.no_grad():
         index = _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
-    found = index >= 0
+    # Any finite point serves where there is no neighbour: its distance is replaced.
+    neighbor = at_least_float32(pos)[index.clamp(min=0)] if len(pos) else query.detach()
     # Differences, never |a|2 + |b|2 - 2ab: the expansion cancels far from the origin.
-    difference = _float(query)[found] - _float(pos)[index[found]]
-    squared_distance = difference.new_full((len(query),), torch.inf)
-    return squared_distance.masked_scatter(found, difference.square().sum(1)), index
+    squared_distance = (at_least_float32(query) - neighbor).square().sum(1)
+    return squared_distance.masked_fill(index < 0, torch.inf), index
 
 
 def _search(
@@ -88,7 +88,9 @@ def _search(
             "give one query cloud, empty if need be, for every cloud"
         )
     search = _search_trees if pos.device.type == "cpu" else _search_chunks
-    return search(_float(query), query_bounds, _float(pos), bounds, k)
+    query, pos = at_least_float32(query), at_least_float32(pos)
+    dtype = torch.promote_types(query.dtype, pos.dtype)
+    return search(query.to(dtype), query_bounds, pos.to(dtype), bounds, k)
 
 
 def _search_trees(
@@ -209,7 +211,3 @@ def checked_bounds(pos: Tensor, ptr: Tensor) -> list[int]:
         cloud = int(batch_from_ptr(ptr, len(pos))[~finite][0])
         raise ValueError(f"cloud {cloud} has coordinates that are not finite; drop those points")
     return bounds
-
-
-def _float(pos: Tensor) -> Tensor:
-    return pos if pos.dtype == torch.float64 else pos.float()

@@ -56,6 +56,21 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
     return zeros.scatter_reduce(0, batch.expand_as(values), values, "amax", include_self=False)
 
 
+def segment_rank(values: Tensor, ptr: Tensor) -> Tensor:
+    """Rank of every value (N,) among those of its cloud, 0 for the smallest, (N,) int64."""
+    batch = batch_from_ptr(ptr, len(values))
+    by_value = values.argsort()
+    order = by_value[batch[by_value].argsort(stable=True)]
+    rank = torch.empty_like(batch)
+    rank[order] = torch.arange(len(values), device=values.device) - ptr[batch]
+    return rank
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32; float64 stays."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
 def _accumulator(values: Tensor) -> Tensor:
     # MPS has no float64.
     return values.float() if values.device.type == "mps" else values.double()

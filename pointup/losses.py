@@ -1,0 +1,136 @@
+"""Losses between packed clouds: one value per cloud, whatever else is in the batch.
+
+Each takes `pos` (N, 3) with `ptr` (B + 1,) and most a `target` (M, 3) with `target_ptr` (B + 1,),
+and returns (B,) float32 (float64 for float64 points), also under autocast. Differentiable in
+`pos` and `target`, with finite gradients at zero distance. A cloud that is empty, on either side,
+has the value 0 and no gradient. Coordinates that are not finite raise ValueError.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.packed import (
+    at_least_float32,
+    batch_from_ptr,
+    segment_mean,
+    segment_rank,
+    segment_sum,
+    sizes_from_ptr,
+)
+
+
+def chamfer_distance(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, squared: bool = False
+) -> Tensor:
+    """Sum of the two directions: mean distance from `pos` to `target`, and back.
+
+    Convention: distances are plain, in the unit of the data, or all squared before the means;
+    nothing is halved. Fan et al. 2017, A Point Set Generation Network.
+    """
+    to_target, to_pos = directed_chamfer_distances(pos, ptr, target, target_ptr, squared)
+    return to_target + to_pos
+
+
+def directed_chamfer_distances(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, squared: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean distance from `pos` to the nearest of `target`, and from `target` to the nearest of
+    `pos`: the two terms of `chamfer_distance`, each (B,)."""
+    to_target = _matched(nearest(pos, ptr, target, target_ptr)[0])
+    to_pos = _matched(nearest(target, target_ptr, pos, ptr)[0])
+    if not squared:
+        to_target, to_pos = safe_sqrt(to_target), safe_sqrt(to_pos)
+    return segment_mean(to_target, ptr), segment_mean(to_pos, target_ptr)
+
+
+def density_aware_chamfer_distance(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, alpha: float, trim: float = 0.0
+) -> Tensor:
+    """Chamfer distance whose terms saturate, and are shared by the points with the same neighbour.
+
+    With d the plain distance of a point to its nearest neighbour y, n_y the number of points that
+    have this neighbour, and r the points per point of the other side, at least 1, each direction
+    is the mean of 1 - r / n_y exp(-alpha d). Half the sum of both: between 0, for equal clouds,
+    and 1. Wu et al. 2021, Density-aware Chamfer Distance as a Comprehensive Metric for Point
+    Cloud Completion; plain distances as in the paper, r as in its code (`non_reg`).
+
+    `alpha` is per unit of the data. `trim`, in [0, 1), is the share of the target's points, those
+    farthest from `pos`, that is left out of the direction from the target: what only one of two
+    surveys has seen.
+    """
+    if not 0 <= trim < 1:
+        raise ValueError(f"trim must lie in [0, 1), got {trim}")
+    squared, index = nearest(target, target_ptr, pos, ptr)
+    sizes = sizes_from_ptr(target_ptr)
+    num_kept = (sizes - (trim * sizes).floor())[batch_from_ptr(target_ptr, len(target))]
+    kept = segment_rank(squared.detach(), target_ptr) < num_kept
+    from_target = _density_aware(squared, index, target_ptr, ptr, kept, alpha)
+    squared, index = nearest(pos, ptr, target, target_ptr)
+    kept = torch.ones_like(index, dtype=torch.bool)
+    return 0.5 * (from_target + _density_aware(squared, index, ptr, target_ptr, kept, alpha))
+
+
+def _density_aware(
+    squared: Tensor, index: Tensor, ptr: Tensor, other_ptr: Tensor, kept: Tensor, alpha: float
+) -> Tensor:
+    """One direction, from the kept points to the neighbours that `index` names."""
+    kept = kept & (index >= 0)
+    num_kept, num_other = segment_sum(kept.long(), ptr), sizes_from_ptr(other_ptr)
+    neighbor = index.clamp(min=0)
+    num_sharing = torch.zeros(int(other_ptr[-1]) + 1, dtype=torch.int64, device=index.device)
+    num_sharing.index_add_(0, neighbor, kept.long())
+    crowding = (num_kept / num_other.clamp(min=1)).clamp(min=1)[batch_from_ptr(ptr, len(squared))]
+    closeness = torch.exp(-alpha * safe_sqrt(_matched(squared)))
+    # A sharing number of zero belongs to points that are left out.
+    terms = 1 - crowding / num_sharing[neighbor].clamp(min=1) * closeness
+    return segment_sum(terms.masked_fill(~kept, 0.0), ptr) / num_kept.clamp(min=1)
+
+
+def repulsion_loss(pos: Tensor, ptr: Tensor, k: int, radius: Tensor | float) -> Tensor:
+    """How far the k nearest neighbours of each point intrude within `radius`, on average.
+
+    Mean over the points and their k neighbours of max(0, radius - distance), in the unit of the
+    data; a missing neighbour counts as none within. `radius`: one number, or (B,). Exact
+    duplicates have no direction to part in, and no gradient. A hinge in place of the weighted
+    distance of Yu et al. 2018, PU-Net, so that the loss is never negative and ends at the radius.
+    """
+    _, index = knn(pos, ptr, k + 1)
+    index, pos = index[:, 1:], at_least_float32(pos)
+    found = index >= 0
+    neighbor = pos[index.clamp(min=0)]
+    distance = safe_sqrt((pos[:, None] - neighbor).square().sum(2))
+    limit = torch.as_tensor(radius, dtype=pos.dtype, device=pos.device).expand(len(ptr) - 1)
+    intrusion = (limit[batch_from_ptr(ptr, len(pos)), None] - distance).relu()
+    return segment_mean(intrusion.masked_fill(~found, 0.0).mean(1), ptr)
+
+
+def point_to_plane_distance(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, target_normals: Tensor
+) -> Tensor:
+    """Mean over `pos` of the distance to the tangent plane at the nearest target point.
+
+    |(p - q) . n| with q nearest to p and n its unit normal, either way round; plain, in the unit
+    of the data. `target_normals`: (M, 3). Chen and Medioni 1992.
+    """
+    with torch.no_grad():
+        _, index = nearest(pos, ptr, target, target_ptr)
+    if len(target) == 0:
+        return segment_mean(0.0 * at_least_float32(pos).sum(1), ptr)
+    neighbor = index.clamp(min=0)
+    offset = at_least_float32(pos) - at_least_float32(target)[neighbor]
+    height = (offset * at_least_float32(target_normals)[neighbor]).sum(1).abs()
+    return segment_mean(height.masked_fill(index < 0, 0.0), ptr)
+
+
+def safe_sqrt(squared: Tensor) -> Tensor:
+    """Square root with gradient 0, in place of NaN or infinity, at 0."""
+    positive = squared > 0
+    return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
+
+
+def _matched(squared: Tensor) -> Tensor:
+    """The squared distances, 0 for points of a cloud whose other side is empty."""
+    return squared.masked_fill(squared == torch.inf, 0.0)

@@ -1,0 +1,172 @@
+"""Metrics of predicted clouds: one value per cloud, without gradients.
+
+Each takes packed clouds, as the losses do, and returns (B,) float32; 0 for a cloud that is empty
+on either side. Raw numbers: the tables of the field show theirs times 1e3.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.packed import (
+    at_least_float32,
+    batch_from_ptr,
+    segment_max,
+    segment_mean,
+    segment_rank,
+    segment_sum,
+    sizes_from_ptr,
+)
+
+if TYPE_CHECKING:
+    from pointup.geometry.surfaces import Surface
+
+
+@torch.no_grad()
+def cloud_metrics(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
+) -> dict[str, Tensor]:
+    """All metrics of a prediction that need nothing but the target, each (B,).
+
+    In the unit of the data, plain: `prediction_to_target_mean`, `prediction_to_target_median`,
+    `target_to_prediction_mean`, `target_to_prediction_median` (lower medians), `chamfer` (sum of
+    the two means), `hausdorff`. Squared: `chamfer_squared`, `chamfer_shared_normalised_squared`
+    (both clouds by the target's centre and furthest distance). Those of `field_metrics`. Without
+    unit: `uniformity` of the prediction.
+    """
+    to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
+    forward, backward = to_target.sqrt(), to_pos.sqrt()
+    forward_mean, backward_mean = segment_mean(forward, ptr), segment_mean(backward, target_ptr)
+    chamfer_squared = segment_mean(to_target, ptr) + segment_mean(to_pos, target_ptr)
+    _, target_scale = _centred(target, target_ptr)
+    return {
+        "prediction_to_target_mean": forward_mean,
+        "prediction_to_target_median": _segment_median(forward, ptr),
+        "target_to_prediction_mean": backward_mean,
+        "target_to_prediction_median": _segment_median(backward, target_ptr),
+        "chamfer": forward_mean + backward_mean,
+        "hausdorff": torch.maximum(segment_max(forward, ptr), segment_max(backward, target_ptr)),
+        "chamfer_squared": chamfer_squared,
+        # The same similarity on both sides leaves the neighbours as they are.
+        "chamfer_shared_normalised_squared": chamfer_squared / target_scale.square(),
+        **field_metrics(pos, ptr, target, target_ptr),
+        "uniformity": uniformity(pos, ptr),
+    }
+
+
+@torch.no_grad()
+def field_metrics(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
+) -> dict[str, Tensor]:
+    """Chamfer and Hausdorff distance as the scripts of the PU-GCN family compute them.
+
+    Each cloud is first normalised by its own mean and furthest distance.
+    `chamfer_own_normalised_squared`: mean of squared distances, sum of both directions.
+    `hausdorff_own_normalised_squared`: largest squared distance, sum (not maximum) of both
+    directions. Qian et al. 2021, PU-GCN; times 1e3 in the tables.
+    """
+    to_target, to_pos = _squared_distances(
+        own_normalised(pos, ptr), ptr, own_normalised(target, target_ptr), target_ptr
+    )
+    return {
+        "chamfer_own_normalised_squared": segment_mean(to_target, ptr)
+        + segment_mean(to_pos, target_ptr),
+        "hausdorff_own_normalised_squared": segment_max(to_target, ptr)
+        + segment_max(to_pos, target_ptr),
+    }
+
+
+@torch.no_grad()
+def hausdorff_distance(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor) -> Tensor:
+    """Symmetric Hausdorff distance: the largest plain distance of any point of either cloud to
+    the other, in the unit of the data."""
+    to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
+    return torch.maximum(segment_max(to_target, ptr), segment_max(to_pos, target_ptr)).sqrt()
+
+
+@torch.no_grad()
+def f_score(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, threshold: Tensor | float
+) -> Tensor:
+    """Harmonic mean of precision and recall at a plain distance `threshold`, one number or (B,).
+
+    Precision is the share of `pos` at most so far from `target`, recall the share of `target` at
+    most so far from `pos`. Between 0 and 1, higher is better. Knapitsch et al. 2017, Tanks and
+    Temples.
+    """
+    to_target, _ = nearest(pos, ptr, target, target_ptr)
+    to_pos, _ = nearest(target, target_ptr, pos, ptr)
+    limit = torch.as_tensor(threshold, dtype=to_target.dtype, device=pos.device)
+    limit = limit.expand(len(ptr) - 1)
+
+    def share_within(squared: Tensor, bounds: Tensor) -> Tensor:
+        within = squared.sqrt() <= limit[batch_from_ptr(bounds, len(squared))]
+        return segment_mean(within.to(squared.dtype), bounds)
+
+    precision, recall = share_within(to_target, ptr), share_within(to_pos, target_ptr)
+    both = precision + recall
+    return torch.where(both > 0, 2 * precision * recall / both.clamp(min=1e-30), 0.0)
+
+
+@torch.no_grad()
+def uniformity(pos: Tensor, ptr: Tensor) -> Tensor:
+    """Coefficient of variation of the distance from each point to its nearest other point.
+
+    Standard deviation over mean; without unit, lower is more even: 0 for a regular grid, 0.52 for
+    independent points on a surface. It sees clumps, not gaps. 0 for fewer than two distinct
+    points. Gunzburger and Burkardt 2004, Uniformity Measures for Point Samples in Hypercubes.
+    """
+    squared, index = knn(pos, ptr, 2)
+    distance = squared[:, 1].sqrt().masked_fill(index[:, 1] < 0, 0.0).double()
+    mean = segment_mean(distance, ptr)
+    variance = segment_mean((distance - mean[batch_from_ptr(ptr, len(pos))]).square(), ptr)
+    return (variance.sqrt() / torch.where(mean > 0, mean, 1.0)).to(squared.dtype)
+
+
+def point_to_surface_distance(points: Tensor, surface: Surface) -> Tensor:
+    """Exact plain distance from every point (N, 3) to the true surface, (N,) float64 on the CPU.
+
+    In the unit of the surface; its mean is the field's P2F (before the factor 1e3), for points in
+    the surface's own coordinates.
+    """
+    return torch.from_numpy(surface.distance(points.detach().double().cpu().numpy()))
+
+
+@torch.no_grad()
+def own_normalised(pos: Tensor, ptr: Tensor) -> Tensor:
+    """Every cloud centred on the mean of its points, then scaled to a furthest distance of 1.
+
+    (N, 3) -> (N, 3). A cloud without extent is only centred.
+    """
+    centred, furthest = _centred(pos, ptr)
+    return centred / furthest[batch_from_ptr(ptr, len(pos)), None]
+
+
+def _centred(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Every cloud about its mean, and its furthest distance from there, or 1 in place of 0."""
+    pos = at_least_float32(pos)
+    centred = pos - segment_mean(pos, ptr)[batch_from_ptr(ptr, len(pos))]
+    furthest = segment_max(torch.linalg.vector_norm(centred, dim=1), ptr)
+    return centred, torch.where(furthest > 0, furthest, 1.0)
+
+
+def _squared_distances(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of every point to the nearest of the other cloud, (N,) and (M,); 0 where that is empty."""
+    to_target, _ = nearest(pos, ptr, target, target_ptr)
+    to_pos, _ = nearest(target, target_ptr, pos, ptr)
+    return to_target.masked_fill(to_target == torch.inf, 0.0), to_pos.masked_fill(
+        to_pos == torch.inf, 0.0
+    )
+
+
+def _segment_median(values: Tensor, ptr: Tensor) -> Tensor:
+    """Lower median of every cloud, (N,) -> (B,); 0 for an empty cloud."""
+    middle = (sizes_from_ptr(ptr) - 1).div(2, rounding_mode="floor")
+    is_median = segment_rank(values, ptr) == middle[batch_from_ptr(ptr, len(values))]
+    return segment_sum(values.masked_fill(~is_median, 0.0), ptr)
