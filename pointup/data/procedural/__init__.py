@@ -1,0 +1,1 @@
+"""Triangles of made-up objects and landscapes, and a made-up scanner."""
