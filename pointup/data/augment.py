@@ -1,4 +1,4 @@
-"""Random similarity transforms and sensor noise for pairs, all drawn from one generator."""
+"""Random crops, similarity transforms and sensor noise for pairs, all drawn from one generator."""
 
 from __future__ import annotations
 
@@ -6,6 +6,57 @@ import numpy as np
 
 SCALES = (0.8, 1.2)
 JITTER = 0.01
+NUM_PROBES = 16
+
+
+def crop_pair(
+    clouds: dict[str, np.ndarray], max_tokens: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """The `max_tokens` points of source and target nearest to a random point of the source.
+
+    All clouds of the pair lose what is outside that ball; a pair that is small enough stays whole.
+    """
+    source, target = clouds["source"], clouds["target"]
+    if len(source) + len(target) <= max_tokens:
+        return clouds
+    centres = source if len(source) else target
+    centre = centres[rng.integers(len(centres))]
+    squared = {name: _squared_distances(clouds[name], centre) for name in ("source", "target")}
+    both = np.concatenate([squared["source"], squared["target"]])
+    nearest = np.argpartition(both, max_tokens - 1)[:max_tokens]
+    inside = np.zeros(len(both), bool)
+    inside[nearest] = True
+    cropped = {"source": source[inside[: len(source)]], "target": target[inside[len(source) :]]}
+    if "target_normals" in clouds:
+        cropped["target_normals"] = clouds["target_normals"][inside[len(source) :]]
+    if "resample" in clouds:
+        within = _squared_distances(clouds["resample"], centre) <= both[nearest].max()
+        cropped["resample"] = clouds["resample"][within]
+    return cropped
+
+
+def augment_pair(
+    clouds: dict[str, np.ndarray], vertical: bool, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Rotates, mirrors and scales a pair about the mean of its source, and jitters the source.
+
+    `clouds` maps `source`, `target` and what else there is to (N, 3) float32; `target_normals` are
+    directions and only turn. The jitter is Gaussian, of 0.01 of the source's own point spacing.
+    """
+    rotation = random_rotation(rng, vertical)
+    scale = rng.uniform(*SCALES)
+    source = clouds["source"]
+    centre = source.mean(axis=0, dtype=np.float64) if len(source) else np.zeros(3)
+    turn = rotation.T.astype(np.float32)
+    similarity = (scale * rotation.T).astype(np.float32)
+    shift = (centre - centre @ (scale * rotation.T)).astype(np.float32)
+    moved = {
+        name: points @ turn if name == "target_normals" else points @ similarity + shift
+        for name, points in clouds.items()
+    }
+    sigma = np.float32(JITTER * scale * estimate_spacing(source, rng))
+    moved["source"] += sigma * rng.standard_normal(source.shape, dtype=np.float32)
+    return moved
 
 
 def random_rotation(rng: np.random.Generator, vertical: bool) -> np.ndarray:
@@ -27,39 +78,21 @@ def random_rotation(rng: np.random.Generator, vertical: bool) -> np.ndarray:
     return rotation
 
 
-def estimate_spacing(points: np.ndarray, rng: np.random.Generator, num_probes: int = 16) -> float:
+def estimate_spacing(points: np.ndarray, rng: np.random.Generator) -> float:
     """Median distance of a few random points to their nearest other; 0 for fewer than two."""
     if len(points) < 2:
         return 0.0
-    probes = rng.integers(len(points), size=num_probes)
-    distances = []
-    for probe in probes:
-        offset = points - points[probe]
-        squared = np.einsum("ij,ij->i", offset, offset)
+    axes = np.ascontiguousarray(points.T)
+    nearest = []
+    for probe in rng.integers(len(points), size=NUM_PROBES):
+        offset = axes - axes[:, probe, None]
+        offset *= offset
+        squared = offset.sum(axis=0)
         squared[probe] = np.inf
-        distances.append(squared.min())
-    return float(np.sqrt(np.median(distances)))
+        nearest.append(squared.min())
+    return float(np.sqrt(np.median(nearest)))
 
 
-def augment_pair(
-    clouds: dict[str, np.ndarray], vertical: bool, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """Rotates, mirrors and scales a pair about the mean of its source, and jitters the source.
-
-    `clouds` maps `source`, `target` and what else there is to (N, 3) float32; `target_normals` are
-    directions and only turn. The jitter is Gaussian, of 0.01 of the source's own point spacing.
-    """
-    rotation = random_rotation(rng, vertical)
-    scale = rng.uniform(*SCALES)
-    source = clouds["source"]
-    centre = source.mean(axis=0, dtype=np.float64).astype(np.float32) if len(source) else 0
-    similarity = (scale * rotation).T.astype(np.float32)
-    turned = {
-        name: points @ rotation.T.astype(np.float32)
-        if name == "target_normals"
-        else (points - centre) @ similarity + centre
-        for name, points in clouds.items()
-    }
-    sigma = np.float32(JITTER * scale * estimate_spacing(source, rng))
-    turned["source"] += sigma * rng.standard_normal(source.shape, dtype=np.float32)
-    return turned
+def _squared_distances(points: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    offset = points - centre
+    return np.einsum("ij,ij->i", offset, offset)

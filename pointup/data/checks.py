@@ -43,7 +43,7 @@ def find_bad_samples(dataset: Dataset, min_points: int) -> list[BadSample]:
         if "target_normals" in table.column_names:
             _, normals_ptr = unpack_points(table["target_normals"].combine_chunks())
             num_normals = np.diff(normals_ptr)
-            for i in np.flatnonzero((num_normals > 0) & (num_normals != np.diff(ptr))):
+            for i in np.flatnonzero((num_normals > 0) & (num_normals != np.diff(ptr))).tolist():
                 reasons[i] = reasons[i] or f"{num_normals[i]} normals for {np.diff(ptr)[i]} points"
         for i, reason in enumerate(reasons):
             if reason:

@@ -58,6 +58,14 @@ def unpack_points(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
+def first_points(column: pa.ChunkedArray) -> np.ndarray:
+    """Coordinates (N, 3) float32 of the first cloud of a column, a read-only view."""
+    triples = column[0].values
+    if triples is None:
+        return np.empty((0, 3), np.float32)
+    return triples.flatten().to_numpy(zero_copy_only=False).reshape(-1, 3)
+
+
 def is_points(feature: object) -> bool:
     """Whether a column is stored just as pointup reads it."""
     return bool(feature == POINTS)

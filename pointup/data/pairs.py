@@ -16,9 +16,9 @@ import pyarrow as pa
 import torch
 from torch_geometric.data import Data
 
-from pointup.data.augment import augment_pair
+from pointup.data.augment import augment_pair, crop_pair
 from pointup.data.checks import BadSample, find_bad_samples
-from pointup.data.columns import FEATURES, POINT_COLUMNS, pack_points, standardize, unpack_points
+from pointup.data.columns import FEATURES, POINT_COLUMNS, first_points, pack_points, standardize
 from pointup.errors import DataError, FileError
 
 if TYPE_CHECKING:
@@ -221,11 +221,14 @@ class PairDataset(torch.utils.data.Dataset[Data]):
 
     Indices count the kept samples: `keep` lists the rows of `dataset` in use. A sample is a PyG
     `Data` with `pos` (N, 3), `target` (M, 3) float32, `name`, `index`, `vertical`, and
-    `target_normals` and `resample` where the dataset has them. What augmentation and cropping draw
-    depends on (seed, epoch, index) alone: not on the worker, the process or a resume.
+    `target_normals` and `resample` where the sample has them; its tensors may be written to.
+    With `max_tokens`, a larger pair is cropped to so many points about a random one of its source.
+    What cropping and augmentation draw depends on (seed, epoch, index) alone: not on the worker,
+    the process or a resume.
 
     Attributes:
-        sizes: (n,) int64, tokens of each sample: source and target points together.
+        sizes: (n,) int64, tokens of each sample, source and target points together, after cropping.
+        full_sizes: (n,) int64, the same before cropping.
         names: (n,) names.
     """
 
@@ -235,13 +238,20 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         seed: int = 0,
         augment: bool = False,
         keep: Sequence[int] | np.ndarray | None = None,
+        max_tokens: int | None = None,
     ) -> None:
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
         self.rows = np.arange(len(dataset)) if keep is None else np.asarray(keep, np.int64)
         self.seed = seed
         self.augment = augment
         table = dataset.with_format("arrow")
         num_points = [np.asarray(table[c][:]) for c in ("num_source", "num_target")]
-        self.sizes = np.add(*num_points, dtype=np.int64)[self.rows]
+        self.full_sizes = np.add(*num_points, dtype=np.int64)[self.rows]
+        self.max_tokens = max_tokens
+        self.sizes = np.minimum(
+            self.full_sizes, self.full_sizes if max_tokens is None else max_tokens
+        )
         self.names = np.asarray(dataset["name"][:])[self.rows]
         columns = [c for c in (*POINT_COLUMNS, "name", "vertical") if c in dataset.column_names]
         self._table = table.select_columns(columns)
@@ -253,20 +263,27 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         epoch, index = (0, key) if isinstance(key, int) else key
         row = self._table[int(self.rows[index])]
         clouds = {
-            column: unpack_points(row[column].chunk(0))[0]
+            column: first_points(row[column])
             for column in POINT_COLUMNS
             if column in row.column_names
         }
         for column in ("target_normals", "resample"):
             if column in clouds and not len(clouds[column]):
                 del clouds[column]
-        vertical = bool(row["vertical"][0].as_py()) if "vertical" in row.column_names else True
-        rng = np.random.default_rng([self.seed, epoch, index])
-        if self.augment:
-            clouds = augment_pair(clouds, vertical, rng)
-        else:
-            # Arrow's memory map is read-only: writing to a view of it would kill the process.
-            clouds = {name: points.copy() for name, points in clouds.items()}
+        vertical = (
+            row["vertical"][0].as_py() is not False if "vertical" in row.column_names else True
+        )
+        if self.augment or self.max_tokens is not None:
+            rng = np.random.default_rng([self.seed, epoch, index])
+            if self.max_tokens is not None:
+                clouds = crop_pair(clouds, self.max_tokens, rng)
+            if self.augment:
+                clouds = augment_pair(clouds, vertical, rng)
+        # Arrow's memory map is read-only: writing to a view of it would kill the process.
+        clouds = {
+            name: points if points.flags.writeable else points.copy()
+            for name, points in clouds.items()
+        }
         tensors = {name: torch.from_numpy(points) for name, points in clouds.items()}
         return Data(
             pos=tensors.pop("source"),
