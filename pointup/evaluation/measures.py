@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pointup.geometry.neighbors import nearest
-from pointup.geometry.packed import batch_from_ptr, segment_max, segment_mean, sizes_from_ptr
+from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.surfaces import Surface
+from pointup.metrics import cloud_metrics, point_to_surface_distance
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a figure is printed: column title, unit ("" for none), and its convention in a line."""
+    """How a figure is printed: its title, unit ("" for none), and convention in a line."""
 
     title: str
     unit: str
@@ -26,33 +26,44 @@ METRICS = {
     "chamfer": Metric(
         "Chamfer",
         "data unit",
-        "mean distance of prediction to target + mean distance of target to prediction, "
-        "not squared, as given",
+        "mean distance of the prediction to the target + mean distance of the target to the "
+        "prediction; plain, coordinates as given",
     ),
     "hausdorff": Metric(
         "Hausdorff",
         "data unit",
-        "largest distance of any point of either cloud to the other, not squared, as given",
+        "largest distance of any point of either cloud to the other; plain, coordinates as given",
     ),
     "cd": Metric(
         "CD",
         "x1e-3",
-        "mean squared distance one way + the other way, each cloud normalised by its own mean "
-        "and furthest distance",
+        "mean squared distance of the prediction to the target + the same back; each cloud "
+        "normalised by its own mean and furthest distance",
     ),
     "hd": Metric(
         "HD",
         "x1e-3",
-        "largest squared distance one way + the other way, each cloud normalised by its own mean "
-        "and furthest distance",
+        "largest squared distance of the prediction to the target + the same back; each cloud "
+        "normalised by its own mean and furthest distance",
+    ),
+    "cd_shared": Metric(
+        "CD shared",
+        "x1e-3",
+        "as CD, but both clouds normalised by the target's mean and furthest distance",
     ),
     "p2f": Metric(
         "P2F",
         "x1e-3",
-        "mean distance of the prediction to the true surface, not squared, as given",
+        "mean distance of the prediction to the true surface; plain, coordinates as given",
+    ),
+    "uniformity": Metric(
+        "Uneven",
+        "",
+        "coefficient of variation of the distance of each predicted point to its nearest other "
+        "point; 0 for a grid, 0.52 for random points on a surface",
     ),
 }
-"""Figures that `measure` gives; all are better the lower they are."""
+"""What `measure` gives, in the order to print; all are better the lower they are."""
 
 
 @torch.no_grad()
@@ -65,55 +76,30 @@ def measure(
 ) -> list[dict[str, float]]:
     """The figures of `METRICS` for every predicted cloud, in the order of the clouds.
 
-    "cd", "hd" and "p2f" are the field's (Qian et al., PU-GCN, 2021), times 1e3. "p2f" is there for
-    clouds whose true surface is given, in the same coordinates. A cloud without points, on either
-    side, has no figures: an empty dict.
+    "cd", "hd" and "p2f" are the field's (Qian et al. 2021, PU-GCN); these and "cd_shared" come
+    times 1e3, as its tables show them. "p2f" is there for clouds whose true surface is given, in
+    the coordinates of the cloud. A cloud without points on either side has no figures: {}.
 
     Shapes: `pos` (P, 3), `ptr` (B+1,), `target` (T, 3), `target_ptr` (B+1,), B `surfaces`.
     Raises ValueError for coordinates that are not finite.
     """
-    forward, backward = _squared_distances(pos, ptr, target, target_ptr)
-    own_forward, own_backward = _squared_distances(
-        own_normalized(pos, ptr), ptr, own_normalized(target, target_ptr), target_ptr
-    )
-    figures = {
-        "chamfer": segment_mean(forward.sqrt(), ptr) + segment_mean(backward.sqrt(), target_ptr),
-        "hausdorff": torch.maximum(
-            segment_max(forward, ptr), segment_max(backward, target_ptr)
-        ).sqrt(),
-        "cd": 1e3 * (segment_mean(own_forward, ptr) + segment_mean(own_backward, target_ptr)),
-        "hd": 1e3 * (segment_max(own_forward, ptr) + segment_max(own_backward, target_ptr)),
+    metrics = cloud_metrics(pos, ptr, target, target_ptr)
+    columns = {
+        "chamfer": metrics["chamfer"],
+        "hausdorff": metrics["hausdorff"],
+        "cd": 1e3 * metrics["chamfer_own_normalised_squared"],
+        "hd": 1e3 * metrics["hausdorff_own_normalised_squared"],
+        "cd_shared": 1e3 * metrics["chamfer_shared_normalised_squared"],
+        "uniformity": metrics["uniformity"],
     }
-    columns = {name: values.tolist() for name, values in figures.items()}
-    comparable = ((sizes_from_ptr(ptr) > 0) & (sizes_from_ptr(target_ptr) > 0)).tolist()
-    bounds = ptr.tolist()
-    measured: list[dict[str, float]] = []
-    for cloud, has_points in enumerate(comparable):
-        if not has_points:
-            measured.append({})
-            continue
-        measured.append({name: column[cloud] for name, column in columns.items()})
-        surface = surfaces[cloud] if surfaces is not None else None
-        if surface is not None:
-            points = pos[bounds[cloud] : bounds[cloud + 1]].cpu().numpy()
-            measured[cloud]["p2f"] = 1e3 * float(surface.distance(points).mean())
-    return measured
-
-
-def own_normalized(pos: Tensor, ptr: Tensor) -> Tensor:
-    """Each cloud centred on the mean of its points and scaled to furthest distance 1.
-
-    The field's normalisation. Shapes: `pos` (N, 3) -> (N, 3). A cloud without extent is centred
-    only.
-    """
-    batch = batch_from_ptr(ptr, len(pos))
-    centred = pos - segment_mean(pos, ptr)[batch]
-    furthest = segment_max(torch.linalg.vector_norm(centred, dim=1), ptr)
-    return centred / torch.where(furthest > 0, furthest, 1.0)[batch].unsqueeze(1)
-
-
-def _squared_distances(
-    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Of every point to the nearest of the other cloud, (P,) and (T,)."""
-    return nearest(pos, ptr, target, target_ptr)[0], nearest(target, target_ptr, pos, ptr)[0]
+    figures = [
+        dict(zip(columns, values, strict=True))
+        for values in torch.stack(list(columns.values()), dim=1).tolist()
+    ]
+    for cloud, points in enumerate(pos.split(sizes_from_ptr(ptr).tolist())):
+        if surfaces is not None and (surface := surfaces[cloud]) is not None:
+            figures[cloud]["p2f"] = 1e3 * point_to_surface_distance(points, surface).mean().item()
+    measurable = (sizes_from_ptr(ptr) > 0) & (sizes_from_ptr(target_ptr) > 0)
+    return [
+        figures[cloud] if has_points else {} for cloud, has_points in enumerate(measurable.tolist())
+    ]

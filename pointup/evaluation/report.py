@@ -1,0 +1,151 @@
+"""Figures as text, as Markdown and as JSON, every metric with its unit and convention."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from textwrap import TextWrapper
+from typing import Any, Literal
+
+from pointup.errors import FileError
+from pointup.evaluation.measures import Metric
+
+WIDTH = 98
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures of several subjects (shapes, methods): `rows` maps each to its figures by metric.
+
+    With `metrics_down` the metrics are the lines and the subjects the columns. A figure that a
+    subject doesn't have is a dash.
+    """
+
+    title: str
+    metrics: Mapping[str, Metric]
+    rows: Mapping[str, Mapping[str, float]]
+    metrics_down: bool = False
+
+    def present(self) -> dict[str, Metric]:
+        """The metrics that any subject has."""
+        return {
+            name: metric
+            for name, metric in self.metrics.items()
+            if any(name in figures for figures in self.rows.values())
+        }
+
+    def cells(self) -> list[list[str]]:
+        """The table as text: lines of cells; the first is the head, the first cell the subject."""
+        metrics = self.present()
+        columns = {
+            name: numbers([figures.get(name) for figures in self.rows.values()]) for name in metrics
+        }
+        if self.metrics_down:
+            head = ["", "unit", *self.rows]
+            lines = [[metrics[name].title, metrics[name].unit, *columns[name]] for name in metrics]
+            return [head, *lines]
+        head = ["", *(_with_unit(metric) for metric in metrics.values())]
+        lines = [
+            [subject, *(column[i] for column in columns.values())]
+            for i, subject in enumerate(self.rows)
+        ]
+        return [head, *lines]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was evaluated, and how it came out."""
+
+    heading: Sequence[str]
+    tables: Sequence[Table]
+
+    def text(self) -> str:
+        """For a terminal: aligned, less than 100 columns unless a name is long."""
+        blocks = ["\n".join(self.heading)]
+        for table in self.tables:
+            blocks.append("\n".join(_titled(table)))
+        wrapper = TextWrapper(WIDTH, subsequent_indent="    ")
+        blocks.append("\n".join(wrapper.fill(f"{title}: {text}") for title, text in self.notes()))
+        return "\n\n".join(blocks)
+
+    def markdown(self) -> str:
+        """For a page: pipe tables, the conventions as a list."""
+        lines = [f"{line}  " for line in self.heading]
+        for table in self.tables:
+            head, *rest = table.cells()
+            aligned = ["---", *["---" if cell == "unit" else "---:" for cell in head[1:]]]
+            lines += ["", f"**{table.title}**", ""]
+            lines += [f"| {' | '.join(cells)} |" for cells in (head, aligned, *rest)]
+        lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]
+        return "\n".join(lines) + "\n"
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Name and convention of every metric that is printed."""
+        metrics = {name: m for table in self.tables for name, m in table.present().items()}
+        return [
+            (_with_unit(metric), metric.convention)
+            for metric in metrics.values()
+            if metric.convention
+        ]
+
+
+def numbers(values: Sequence[float | None]) -> list[str]:
+    """Figures of one metric with the same number of decimals, four digits for the typical one."""
+    known = [abs(v) for v in values if v is not None and math.isfinite(v) and v]
+    if all(v == round(v) for v in known):
+        decimals = 0
+    else:
+        typical = sorted(known)[len(known) // 2]
+        decimals = min(max(DIGITS - 1 - math.floor(math.log10(typical)), 0), 8)
+    return ["-" if v is None else f"{v:,.{decimals}f}" for v in values]
+
+
+def write_json(path: Path, content: Mapping[str, Any], metrics: Mapping[str, Metric]) -> None:
+    """Write the content and what its metrics mean; a figure that is not finite becomes null."""
+    described = {name: asdict(metric) for name, metric in metrics.items()}
+    text = json.dumps(_finite({**content, "metrics": described}), indent=2)
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, all or nothing. Raises FileError when it can't be written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
+def _titled(table: Table) -> list[str]:
+    cells = table.cells()
+    cells[0][0] = table.title
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    sides: list[Literal["<", ">"]] = [
+        "<" if column == 0 or head == "unit" else ">" for column, head in enumerate(cells[0])
+    ]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _with_unit(metric: Metric) -> str:
+    return f"{metric.title} {metric.unit}".strip()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
