@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -65,9 +65,12 @@ def _numpy_errors(path: Path) -> Iterator[None]:
     with os_errors(path, "read"):
         try:
             yield
-        except (ValueError, EOFError, BadZipFile) as error:
+        except OSError:
+            raise
+        # NumPy has no errors of its own: zip, zlib, tokenizer and memory errors get through.
+        except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else "it is cut short"
-            raise FileError(f"{path}: not a NumPy file: {reason}; save it again") from None
+            raise FileError(f"{path}: not a NumPy file: {reason[:99]}; save it again") from error
 
 
 def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:

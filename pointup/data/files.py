@@ -145,6 +145,8 @@ def read_mesh(path: str | Path) -> Surface:
 
     try:
         mesh = trimesh.load_mesh(path, process=False)
+        if not len(getattr(mesh, "faces", ())):
+            raise DataError("it has points and no faces; mesh them first, or use them as points")
         return Surface.from_triangles(mesh.vertices, mesh.faces)
     except DataError as error:
         raise FileError(f"{path}: {error}") from None

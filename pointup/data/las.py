@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import laspy
 import numpy as np
@@ -19,9 +18,11 @@ from pointup.data.clouds import (
     check_positions,
     os_errors,
 )
+from pointup.data.las_layout import broken, read_layout
 from pointup.errors import FileError
 
 COORDINATES = ("X", "Y", "Z")
+COPC, LASZIP = "copc", "laszip encoded"
 CHUNK_SIZE = 1_000_000
 # The returns are coded together with x and y. In formats from 6 on, half of the time is spent on
 # what this leaves out.
@@ -42,6 +43,7 @@ def iter_records(
     Raises FileError for what isn't a LAS or LAZ file, is cut short or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
+        vlrs, evlrs = read_layout(path, stream)
         with _las_errors(path):
             reader = laspy.open(
                 stream,
@@ -49,14 +51,14 @@ def iter_records(
                 decompression_selection=selection or DecompressionSelection.all(),
             )
             header = reader.header
-            _keep_records_raw(stream, header)
+            _keep_records_raw(header, vlrs, evlrs)
         _check_header(path, header)
         for start in range(0, header.point_count, chunk_size):
             wanted = min(chunk_size, header.point_count - start)
             with _las_errors(path):
                 records = reader.read_points(wanted)
             if len(records) < wanted:
-                raise _broken(path, f"ends after {start + len(records)} of {header.point_count}")
+                raise broken(path, f"it ends after {start + len(records)} of {header.point_count}")
             yield records, positions_of(records), header
 
 
@@ -97,37 +99,21 @@ def read_las(path: Path, attributes: bool) -> PointCloud:
     return PointCloud(positions, joined, chunks[0].header, path)
 
 
-def _keep_records_raw(stream: BinaryIO, header: laspy.LasHeader) -> None:
+def _keep_records_raw(header: laspy.LasHeader, vlrs: list[bytes], evlrs: list[bytes]) -> None:
     """Makes the header's VLRs and EVLRs those of the file, byte for byte.
 
     laspy parses those it knows, and some come out of it changed: a WKT gets a null byte, an extra
     dimension loses its no-data value, and of several extra-bytes records all but one are left out.
     """
-    position = stream.tell()
-    count = len(header.vlrs)
-    stream.seek(94)
-    header_size = int.from_bytes(stream.read(2), "little")
-    _restore(stream, header_size, header.vlrs, count, extended=False)
-    if header.evlrs:
-        _restore(stream, header.start_of_first_evlr, header.evlrs, len(header.evlrs), extended=True)
-    stream.seek(position)
-    for records in (header.vlrs, header.evlrs or []):
-        records[:] = [record for record in records if record.user_id != "copc"]
+    for records, contents in ((header.vlrs, vlrs), (header.evlrs or [], evlrs)):
+        for i, (record, content) in enumerate(zip(records, contents, strict=True)):
+            known = record.user_id in (COPC, LASZIP) or record.record_data_bytes() == content
+            if not known:
+                records[i] = VLR(record.user_id, record.record_id, record.description, content)
+        records[:] = [record for record in records if record.user_id != COPC]
     described = header.vlrs.get("ExtraBytesVlr")
     if len(described) > 1:
         _merge_extra_bytes(header, described)
-
-
-def _restore(stream: BinaryIO, start: int, records: Any, count: int, extended: bool) -> None:
-    stream.seek(start)
-    for i in range(count):
-        head = stream.read(60 if extended else 54)
-        data = stream.read(int.from_bytes(head[20 : 28 if extended else 22], "little"))
-        record = records[i]
-        if record.user_id == "copc" or record.user_id == "laszip encoded":
-            continue
-        if record.record_data_bytes() != data:
-            records[i] = VLR(record.user_id, record.record_id, record.description, data)
 
 
 def _merge_extra_bytes(header: laspy.LasHeader, described: list[ExtraBytesVlr]) -> None:
@@ -146,24 +132,21 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
     if not header.point_count:
         raise FileError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
-        raise _broken(path, "its header has a scale or offset that is not finite")
-    if not header.are_points_compressed:
-        end = header.offset_to_point_data + header.point_count * header.point_format.size
-        if path.stat().st_size < end:
-            raise _broken(path, f"has {path.stat().st_size} of {end} bytes")
-
-
-def _broken(path: Path, reason: str) -> FileError:
-    return FileError(f"{path}: not a whole LAS/LAZ file ({reason}); copy or export it again")
+        raise broken(path, "its header has a scale or offset that is not finite")
 
 
 @contextmanager
 def _las_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, FileError):
+    except (OSError, FileError, KeyboardInterrupt):
         raise
     # A damaged file makes laspy raise whatever its bytes lead to: struct, index, key, value and
     # memory errors, and its own.
     except Exception as error:
-        raise _broken(path, (str(error) or repr(error)).splitlines()[0]) from error
+        raise broken(path, (str(error) or repr(error)).splitlines()[0]) from error
+    # lazrs panics over some, which is no Exception and has no class to import.
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise broken(path, "its compressed points can't be read") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 
@@ -119,9 +120,10 @@ class LasWriter(PointWriter):
 
     def _begin(self) -> None:
         compress = self.path.suffix.lower() == ".laz"
-        self._writer = laspy.LasWriter(
-            self._stream, self.header, do_compress=compress, closefd=False
-        )
+        with self._las_errors():
+            self._writer = laspy.LasWriter(
+                self._stream, self.header, do_compress=compress, closefd=False
+            )
 
     def write_records(self, records: laspy.ScaleAwarePointRecord) -> None:
         """Append raw records of the original: their bytes stay, added dimensions get defaults."""
@@ -134,7 +136,7 @@ class LasWriter(PointWriter):
         for name, values in self._defaults(len(records)).items():
             if name not in records.array.dtype.names:
                 self._set(grown, name, values)
-        with os_errors(self.path, "written"):
+        with os_errors(self.path, "written"), self._las_errors():
             self._writer.write_points(grown)
         self.num_points += len(records)
 
@@ -160,7 +162,8 @@ class LasWriter(PointWriter):
                 self._set(records, name, values)
         for name, values in flatten_attributes(unknown).items():
             self._set(records, name, values)
-        self._writer.write_points(records)
+        with self._las_errors():
+            self._writer.write_points(records)
 
     def _zeros(self, num_points: int) -> laspy.ScaleAwarePointRecord:
         return laspy.ScaleAwarePointRecord.zeros(num_points, header=self.header)
@@ -173,11 +176,16 @@ class LasWriter(PointWriter):
                 f"{self.path}: has no dimension {name!r}; add it with extra_dimensions"
             ) from None
         what = f"{self.path}: {name}"
+        if name in COLOURS and values.dtype == np.uint8:
+            # As LAS wants it of colours that had 8 bits.
+            values = values.astype(np.uint16) * 256
         if dimension.is_scaled:
             records[name] = values
             return
-        values = cast_values(values, dimension.dtype.base, what)
-        if dimension.num_bits < 8 and values.max() > dimension.max:
+        # Bit fields have no type.
+        dtype = np.dtype(np.uint8) if dimension.dtype is None else dimension.dtype.base
+        values = cast_values(values, dtype, what)
+        if dimension.dtype is None and values.max() > dimension.max:
             raise DataError(
                 f"{what}: value {values.max()} doesn't fit the {dimension.num_bits} bits that "
                 f"point format {self.header.point_format.id} has for it"
@@ -185,9 +193,17 @@ class LasWriter(PointWriter):
         records[name] = values
 
     def _end(self) -> None:
-        if self.header.evlrs:
-            self._writer.write_evlrs(self.header.evlrs)
-        self._writer.close()
+        with self._las_errors():
+            if self.header.evlrs:
+                self._writer.write_evlrs(self.header.evlrs)
+            self._writer.close()
+
+    @contextmanager
+    def _las_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (laspy.errors.LaspyException, ValueError) as error:
+            raise FileError(f"{self.path}: can't be written like the original: {error}") from error
 
 
 def _drop_statistics(header: laspy.LasHeader) -> None:

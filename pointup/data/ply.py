@@ -116,9 +116,11 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
             case [] if line:
                 pass
             case _:
-                raise FileError(f"{path}: can't read PLY header line {line.strip()[:60]!r}")
+                raise FileError(
+                    f"{path}: can't read PLY header line {line.strip()[:60]!r}; mend it"
+                )
     if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
-        raise FileError(f"{path}: its first element must be vertices with x, y and z")
+        raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
     order = BYTE_ORDERS[encoding]
     dtype = np.dtype([(name, order + code) for name, code in properties.items()])
     return PlyHeader(encoding, tuple(comments), tuple(properties)), counts["vertex"], dtype
@@ -133,7 +135,7 @@ def _read_ascii(
     try:
         table = np.loadtxt(text, dtype, max_rows=num_points, ndmin=1)
     except ValueError as error:
-        raise FileError(f"{path}: {str(error).splitlines()[0]}; export it again") from None
+        raise FileError(f"{path}: {str(error).partition(';')[0]}; export it again") from None
     if len(table) < num_points:
         raise FileError(
             f"{path}: ends after {len(table)} of {num_points} points; copy or export it again"

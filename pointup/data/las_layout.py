@@ -1,0 +1,89 @@
+"""What a LAS or LAZ file says of its own layout, held against its length before laspy reads it.
+
+A damaged count would have laspy and lazrs ask for all the memory there is; the process would die,
+and nobody would know of which file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from struct import unpack_from
+from typing import BinaryIO
+
+from pointup.errors import FileError
+
+SMALLEST_HEADER = 227
+VLR_HEAD, EVLR_HEAD = 54, 60
+COMPRESSED = 0x80
+LASZIP = b"laszip encoded"
+VARIABLE_CHUNKS = 2**32 - 1
+MOST_POINTS_PER_CHUNK = 100_000_000
+
+
+def broken(path: Path, reason: str) -> FileError:
+    """What to raise for a file that is damaged or no LAS file at all."""
+    return FileError(f"{path}: not a whole LAS/LAZ file: {reason}; copy or export it again")
+
+
+def read_layout(path: Path, stream: BinaryIO) -> tuple[list[bytes], list[bytes]]:
+    """The content of a file's VLRs and that of its EVLRs, byte for byte.
+
+    Leaves the stream at its beginning. Raises FileError when the file is shorter than it says.
+    """
+    size = path.stat().st_size
+    head = stream.read(375)
+    if head[:4] != b"LASF" or len(head) < SMALLEST_HEADER:
+        raise broken(path, "it doesn't begin with a LAS header")
+    minor, header_size, points_start = head[25], *unpack_from("<HI", head, 94)
+    num_vlrs, point_format, point_size, num_points = unpack_from("<IBHI", head, 100)
+    start_of_evlrs, num_evlrs = 0, 0
+    if minor >= 4:
+        start_of_evlrs, num_evlrs, num_points = unpack_from("<QIQ", head.ljust(375, b"\0"), 235)
+    if points_start > size:
+        raise broken(path, f"has {size} bytes, its points begin after {points_start}")
+    vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEAD)
+    evlrs = _read_records(path, stream, start_of_evlrs, size, num_evlrs, EVLR_HEAD)
+    if point_format & COMPRESSED:
+        _check_chunks(path, stream, points_start, size, dict(vlrs).get(LASZIP))
+    elif points_start + num_points * point_size > size:
+        end = points_start + num_points * point_size
+        raise broken(path, f"has {size} of {end} bytes")
+    stream.seek(0)
+    return [data for _, data in vlrs], [data for _, data in evlrs]
+
+
+def _read_records(
+    path: Path, stream: BinaryIO, start: int, end: int, count: int, head_size: int
+) -> list[tuple[bytes, bytes]]:
+    records = []
+    for i in range(count):
+        stream.seek(start)
+        head = stream.read(head_size)
+        length = unpack_from("<H" if head_size == VLR_HEAD else "<Q", head.ljust(head_size), 20)[0]
+        start += head_size + length
+        if start > end:
+            raise broken(path, f"record {i + 1} of {count} before or after the points is cut short")
+        records.append((head[2:18].rstrip(b"\0"), stream.read(length)))
+    return records
+
+
+def _check_chunks(
+    path: Path, stream: BinaryIO, points_start: int, size: int, laszip: bytes | None
+) -> None:
+    if laszip is None or len(laszip) < 34:
+        raise broken(path, "the record that describes its compression is missing")
+    chunk_size = unpack_from("<I", laszip, 12)[0]
+    if MOST_POINTS_PER_CHUNK < chunk_size < VARIABLE_CHUNKS:
+        raise broken(path, f"it gives {chunk_size} points to a chunk")
+    stream.seek(points_start)
+    table = int.from_bytes(stream.read(8), "little", signed=True)
+    if table == -1:
+        # Written to a pipe: the place of the table stands at the end.
+        stream.seek(size - 8)
+        table = int.from_bytes(stream.read(8), "little", signed=True)
+    if not points_start < table <= size - 8:
+        raise broken(path, "its end is missing")
+    stream.seek(table + 4)
+    num_chunks = int.from_bytes(stream.read(4), "little")
+    if num_chunks > size:
+        raise broken(path, f"it counts {num_chunks} chunks in {size} bytes")
