@@ -1,0 +1,59 @@
+"""metrics.jsonl, the figures of a run for other programs to read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("pointup")
+
+
+class MetricsFile:
+    """One JSON object a line, flushed line by line, each step once.
+
+    On continuing from `resume_step` the lines after that step, of an interrupted attempt, and a
+    line cut short by its end are dropped; with 0 the file starts anew. Numbers that aren't finite
+    are written as null.
+    """
+
+    def __init__(self, path: Path, resume_step: int = 0) -> None:
+        kept = lines_up_to(path, resume_step)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)
+        self.file = path.open("a", encoding="utf-8")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps(finite(record), allow_nan=False) + "\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def lines_up_to(path: Path, step: int) -> list[str]:
+    """Lines of a metrics file up to `step`, none for step 0, without lines that aren't whole."""
+    if step == 0 or not path.exists():
+        return []
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            logger.warning("%s: dropped a line that was cut short: %.60s", path, line)
+            continue
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    return kept
+
+
+def finite(value: Any) -> Any:
+    """A nested value with plain numbers, None in place of those that aren't finite."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,83 @@
+"""How far a run has come, for the person in front of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections import deque
+
+from tqdm import tqdm
+
+logger = logging.getLogger("pointup")
+
+
+class ProgressBar:
+    """Where a run is: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`.
+
+    Speed is that of the last steps, without evaluations; the time left counts everything since the
+    start of this process.
+    """
+
+    def __init__(self, seconds_between_lines: float = 30.0) -> None:
+        self.seconds_between_lines = seconds_between_lines
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty():
+            bar_format = "{percentage:3.0f}% |{bar:24}| {desc}"
+            self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=64)
+        self.began: tuple[float, float] | None = None
+        self.line = ""
+        self.drawn_at = self.logged_at = -math.inf
+
+    def move(
+        self,
+        step: int,
+        total_steps: int | None,
+        share_done: float,
+        loss: float,
+        learning_rate: float,
+        num_tokens: int,
+    ) -> None:
+        now = time.monotonic()
+        where = f"step {step:,}" + (f"/{total_steps:,}" if total_steps else "")
+        state = [where, f"loss {loss:.4g}"]
+        if math.isfinite(learning_rate):
+            state.append(f"lr {learning_rate:.2g}")
+        self.recent.append((now, num_tokens))
+        if (elapsed := now - self.recent[0][0]) > 0:
+            # The first entry only marks when the second step began.
+            done = sum(tokens for _, tokens in self.recent) - self.recent[0][1]
+            state.append(f"{done / elapsed:,.0f} tokens/s")
+        self.began = self.began or (now, share_done)
+        if share_done > self.began[1]:
+            left = (now - self.began[0]) / (share_done - self.began[1]) * (1 - share_done)
+            state.append(f"{tqdm.format_interval(left)} left")
+        self.line = ", ".join(state)
+
+        if self.bar is not None and now - self.drawn_at >= 0.2:
+            self._draw(share_done, now)
+        if now - self.logged_at >= self.seconds_between_lines:
+            self._log(now)
+
+    def pause(self) -> None:
+        """Leave what was done since the last step out of the speed."""
+        self.recent.clear()
+
+    def close(self) -> None:
+        if self.line:
+            self._log(time.monotonic())
+        if self.bar is not None:
+            self.bar.close()
+
+    def _draw(self, share_done: float, now: float) -> None:
+        assert self.bar is not None
+        self.bar.n = share_done
+        self.bar.set_description_str(self.line)
+        self.drawn_at = now
+
+    def _log(self, now: float) -> None:
+        # With a bar on the console the line is for the log file alone.
+        logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.line)
+        self.logged_at, self.line = now, ""
