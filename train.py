@@ -115,7 +115,7 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
     optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
     model, optimizer = accelerator.prepare(weights, optimizer)
     reduction = StepReduction(accelerator, weights.parameters())
-    evaluation = Evaluation(data.validation, accelerator, config)
+    evaluation = Evaluation(data, accelerator, config)
 
     checkpoints = config.output_dir / "checkpoints"
     checkpoint = latest_checkpoint(checkpoints)
@@ -160,6 +160,8 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
                 }
             )
         )
+        for line in data.left_out:
+            monitor.print(f"Left out: {line}")
         if checkpoint:
             monitor.print(f"Continuing from {checkpoint}.")
         started = time.monotonic() - progress.elapsed_seconds
@@ -167,7 +169,7 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
         num_bad_steps = 0
 
         while not progress.finished and progress.step != stop_after:
-            if sampler.steps_left == 0:
+            if not len(sampler):
                 sampler.set_epoch(sampler.epoch + 1)
                 batches = None
             batches = batches or iter(loader)

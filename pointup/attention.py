@@ -25,7 +25,8 @@ class RelativeAttention(nn.Module):
     the positions.
 
     Shapes: queries (N, R, C), keys and values of all points (N, C), neighbours (N, K), g either
-    (N, K, P), shared by the R queries of a point, or (N, R, K, P); result (N, R, C).
+    (N, K, P), shared by the R queries of a point, or (N, R, K, P); result (N, R, C). With `beta`
+    the result is gated by a share that each query learns to take of it.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class RelativeAttention(nn.Module):
             scale * torch.randn(heads, position_hidden, self.head_dim)
         )
         self.out = nn.Linear(inner if concat else dim, dim)
-        self.gate = nn.Linear(3 * dim, 1) if beta else None
+        self.gate = nn.Linear(2 * dim, 1) if beta else None
 
     def forward(
         self, x_NRC: Tensor, features_NC: Tensor, index_NK: Tensor, missing_NK: Tensor, g: Tensor
@@ -67,28 +68,35 @@ class RelativeAttention(nn.Module):
         out = out.flatten(2) if self.concat else out.mean(2)
         out = self.out(out)
         if self.gate is None:
-            return x_NRC + out
-        share = torch.sigmoid(self.gate(torch.cat([x_NRC, out, x_NRC - out], dim=-1)))
-        return x_NRC + share * out
+            return out
+        of_query, of_out = self.gate.weight.chunk(2, dim=1)
+        return out * torch.sigmoid(F.linear(x_NRC, of_query, self.gate.bias) + F.linear(out, of_out))
 
 
 class AttentionBlock(nn.Module):
-    """Relative attention and a feed-forward layer, each normalised before and added after."""
+    """Relative attention and, with `feed_forward`, a two-layer perceptron.
 
-    def __init__(self, dim: int, attention: RelativeAttention) -> None:
+    Each is normalised before and added after. LayerNorm, since statistics of the batch would let
+    one cloud see another.
+    """
+
+    def __init__(self, dim: int, attention: RelativeAttention, feed_forward: bool = True) -> None:
         super().__init__()
-        # LayerNorm: batch statistics would let one cloud see another.
         self.query_norm = nn.LayerNorm(dim)
         self.feature_norm = nn.LayerNorm(dim)
         self.attention = attention
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
+        self.feed_forward = (
+            nn.Sequential(
+                nn.LayerNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
+            )
+            if feed_forward
+            else None
         )
 
     def forward(
         self, x_NRC: Tensor, features_NC: Tensor, index_NK: Tensor, missing_NK: Tensor, g: Tensor
     ) -> Tensor:
-        normed = self.query_norm(x_NRC)
-        update = self.attention(normed, self.feature_norm(features_NC), index_NK, missing_NK, g)
-        x_NRC = x_NRC + update - normed
-        return x_NRC + self.feed_forward(x_NRC)
+        x_NRC = x_NRC + self.attention(
+            self.query_norm(x_NRC), self.feature_norm(features_NC), index_NK, missing_NK, g
+        )
+        return x_NRC if self.feed_forward is None else x_NRC + self.feed_forward(x_NRC)

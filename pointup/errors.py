@@ -19,3 +19,7 @@ class ConfigError(PointupError):
 
 class ModelError(PointupError):
     """A directory or Hub repository holds no model that this version can load."""
+
+
+class TrainingError(PointupError):
+    """Training can't go on."""

@@ -129,24 +129,22 @@ class Upsampler(
         self.config = config
         dim, hidden = config.feature_dim, config.position_hidden
 
-        def block(heads: int) -> AttentionBlock:
-            return AttentionBlock(
-                dim,
-                RelativeAttention(dim, heads, hidden, config.concat, config.beta, config.dropout),
+        def block(heads: int, feed_forward: bool = True) -> AttentionBlock:
+            attention = RelativeAttention(
+                dim, heads, hidden, config.concat, config.beta, config.dropout
             )
-
-        def position_encoder(num_inputs: int) -> nn.Sequential:
-            return nn.Sequential(
-                nn.Linear(num_inputs, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
-            )
+            return AttentionBlock(dim, attention, feed_forward)
 
         # Neighbours are seen with their direction, distance and relative spacing.
-        self.neighbor_position = position_encoder(5)
+        self.neighbor_position = nn.Sequential(
+            nn.Linear(5, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
+        )
         self.embed = nn.Sequential(nn.Linear(2 * hidden, dim), nn.GELU(), nn.Linear(dim, dim))
         self.layers = nn.ModuleList([block(config.heads) for _ in range(config.num_layers)])
         self.slot = nn.Linear(2 * dim + hidden, dim)
-        self.shuffle = block(config.heads)
-        self.child_position = position_encoder(4)
+        self.shuffle = block(config.heads, feed_forward=False)
+        # One layer: there are R x K of these positions a point.
+        self.child_position = nn.Sequential(nn.Linear(4, hidden), nn.ReLU())
         self.refine = block(config.child_heads)
         self.offset = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 3))
         nn.init.zeros_(cast(nn.Linear, self.offset[1]).weight)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from accelerate import Accelerator
 
-from pointup.data.default import default_dataset
+
 from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
 from pointup.errors import DataError
 from pointup.training.config import TrainConfig
@@ -25,6 +26,10 @@ class TrainingData:
 
     train: PairDataset
     validation: PairDataset
+    surfaces: tuple[Path | None, ...]
+    """File of the true surface of each validation sample, where it is known."""
+    vertical: tuple[bool, ...]
+    """Whether z is up in each validation sample."""
     description: str
     left_out: tuple[str, ...]
     """A line for each bad sample: its name and what is wrong."""
@@ -39,6 +44,8 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     name = config.data
     if name is None:
         with accelerator.local_main_process_first():
+            from pointup.data.default import default_dataset
+
             name = str(default_dataset())
     parts, left_out = [], []
     for split in ("train", "validation"):
@@ -61,6 +68,16 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
             )
         )
     train, validation = parts
+    files = [table["surface"][i] for i in keep] if "surface" in table.column_names else []
+    upright = [table["vertical"][i] for i in keep] if "vertical" in table.column_names else []
     where = config.data or "procedural shapes and scenes"
     description = f"{where}, {len(train):,} for training, {len(validation):,} for validation"
-    return TrainingData(train, validation, description, tuple(left_out))
+    return TrainingData(
+        train,
+        validation,
+        surfaces=tuple(Path(name, "surfaces", file) if file else None for file in files)
+        or (None,) * len(validation),
+        vertical=tuple(map(bool, upright)) or (True,) * len(validation),
+        description=description,
+        left_out=tuple(left_out),
+    )

@@ -13,12 +13,13 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader
-from pointup.data.pairs import PairDataset
 from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.evaluation.measures import measure
 from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.surfaces import Surface
 from pointup.pictures import evaluation_picture
 from pointup.training.config import TrainConfig
+from pointup.training.datasets import TrainingData
 from pointup.training.objective import training_ratio
 
 ROWS = ("model", "midpoints", "source", "floor")
@@ -45,8 +46,9 @@ class Evaluation:
     number of processes. What doesn't depend on the model is computed the first time only.
     """
 
-    def __init__(self, dataset: PairDataset, accelerator: Accelerator, config: TrainConfig) -> None:
-        self.dataset, self.accelerator, self.config = dataset, accelerator, config
+    def __init__(self, data: TrainingData, accelerator: Accelerator, config: TrainConfig) -> None:
+        self.data, self.accelerator, self.config = data, accelerator, config
+        dataset = data.validation
         plan = list(
             TokenBudgetBatchSampler(
                 dataset.sizes,
@@ -75,7 +77,7 @@ class Evaluation:
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
-        assert seen == list(range(len(self.dataset))), "each cloud must be evaluated exactly once"
+        assert seen == list(range(len(self.data.validation))), "each cloud must be evaluated exactly once"
         return EvaluationResult(
             rows={row: means for row in ROWS if (means := mean_metrics(gathered, row))},
             score=float(
@@ -121,7 +123,8 @@ class Evaluation:
         ]
 
     def measure(self, pos: Tensor, ptr: Tensor, batch: Batch) -> list[dict[str, float]]:
-        surfaces = [self.dataset.surface(index) for index in batch.index.tolist()]
+        files = [self.data.surfaces[index] for index in batch.index.tolist()]
+        surfaces = [Surface.load(file) if file else None for file in files]
         return measure(pos, ptr, batch.target, batch.target_ptr, surfaces)
 
     def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
@@ -130,9 +133,10 @@ class Evaluation:
             if "clouds" not in record:
                 continue
             source, prediction, target = record["clouds"]
-            name = self.dataset.names[record["index"]]
-            pictures[str(name)] = evaluation_picture(
-                source, prediction, target, title=str(name), vertical=record["vertical"]
+            name = str(self.data.validation.names[record["index"]])
+            vertical = self.data.vertical[record["index"]]
+            pictures[name] = evaluation_picture(
+                source, prediction, target, title=name, vertical=vertical
             )
         return pictures
 

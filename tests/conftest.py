@@ -1,0 +1,106 @@
+"""What tests share: a small pair dataset, and launching train.py as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+# Before torch is imported: small tensors, several processes, two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).parent.parent
+Run = subprocess.CompletedProcess[str]
+
+
+def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
+    """Two independent samplings of a wavy sheet with normals."""
+    from pointup.data.pairs import Pair
+
+    frequency, phase = rng.uniform(1, 4), rng.uniform(0, 6)
+
+    def sample(number: int) -> tuple[np.ndarray, np.ndarray]:
+        xy = rng.random((number, 2))
+        z = 0.2 * np.sin(frequency * xy[:, 0] + phase)
+        slope = 0.2 * frequency * np.cos(frequency * xy[:, 0] + phase)
+        normals = np.stack([-slope, np.zeros(number), np.ones(number)], axis=1)
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        points = np.column_stack([xy, z])
+        return points.astype(np.float32), normals.astype(np.float32)
+
+    num_target = round(ratio * num_source)
+    target, normals = sample(num_target)
+    return Pair(
+        name=name,
+        source=sample(num_source)[0],
+        target=target,
+        target_normals=normals,
+        resample=sample(num_target)[0],
+    )
+
+
+@pytest.fixture(scope="session")
+def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 40 + 6 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
+    from pointup.data.pairs import write_pairs
+
+    rng = np.random.default_rng(0)
+
+    def pairs(split: str, number: int) -> Iterator[Any]:
+        for i in range(number):
+            size, ratio = int(rng.integers(20, 120)), rng.uniform(2, 4)
+            yield wavy_pair(f"{split}_{i}", size, ratio, rng)
+
+    directory = tmp_path_factory.mktemp("data") / "pairs"
+    write_pairs(pairs("train", 40), pairs("validation", 6), directory, info={"made_by": "tests"})
+    return directory
+
+
+@pytest.fixture
+def launch() -> Callable[..., Run]:
+    """Run a script in this many real processes, as `accelerate launch` does."""
+
+    def run(
+        *arguments: str | Path,
+        num_processes: int = 1,
+        mixed_precision: str = "no",
+        script: str | Path = ROOT / "train.py",
+        timeout: float = 120,
+        **environment: str,
+    ) -> Run:
+        config = ROOT / "accelerate_configs" / ("cpu.yaml" if num_processes == 1 else "cpu2.yaml")
+        command = [
+            sys.executable, "-m", "accelerate.commands.launch", "--config_file", config,
+            "--num_processes", num_processes, "--main_process_port", free_port(),
+            "--mixed_precision", mixed_precision, script, *arguments,
+        ]  # fmt: skip
+        return subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "ACCELERATE_DEBUG_MODE": "true", **environment},
+        )
+
+    return run
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def metrics_of(run_directory: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    lines = (run_directory / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,81 @@
+"""What the launcher is asked for is what it gives, or an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+
+from pointup.training.launch import processes_asked_for, seed_micro_batch
+
+CONFIGS = Path(__file__).parent.parent / "accelerate_configs"
+
+
+@pytest.mark.parametrize(
+    "name, num_processes, num_machines, precision",
+    [
+        ("cpu", 1, 1, "no"),
+        ("cpu2", 2, 1, "no"),
+        ("1gpu", 1, 1, "bf16"),
+        ("8gpu", 8, 1, "bf16"),
+        ("2x8gpu", 16, 2, "bf16"),
+    ],
+)
+def test_every_config_parses_with_accelerates_own_loader(
+    name: str, num_processes: int, num_machines: int, precision: str
+) -> None:
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    assert config.num_processes == num_processes
+    assert config.num_machines == num_machines
+    assert config.mixed_precision == precision
+    assert len(list(CONFIGS.glob("*.yaml"))) == 5
+
+
+def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_path: Path) -> None:
+    four = tmp_path / "four.yaml"
+    four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
+    python = "/usr/bin/python3"
+    assert processes_asked_for([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
+    assert processes_asked_for(
+        [python, "/bin/accelerate", "launch", "--cpu", "--num_processes", "3", "train.py"]
+    ) == 3  # fmt: skip
+    assert processes_asked_for(
+        [python, "/bin/accelerate-launch", "--config_file", str(four), "train.py", "--steps", "3"]
+    ) == 4  # fmt: skip
+    assert processes_asked_for(["bash", "-c", "python train.py"]) == 1
+    assert processes_asked_for([]) == 1
+
+
+def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "world.py"
+    script.write_text(
+        "from pointup.training.launch import make_accelerator\n"
+        "from pathlib import Path\n"
+        f"print('WORLD', make_accelerator(Path({str(tmp_path)!r})).num_processes)\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu"]
+    ended = subprocess.run(
+        [*command, "--num_processes", "2", str(script)], capture_output=True, text=True
+    )
+    assert ended.returncode != 0
+    assert "asked for 2 processes but started 1" in ended.stderr
+    assert "WORLD" not in ended.stdout
+
+
+def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None:
+    import torch
+
+    draws = set()
+    for step in range(3):
+        for slot in range(3):
+            seed_micro_batch(0, step, slot)
+            first = torch.rand(4)
+            seed_micro_batch(0, step, slot)
+            assert torch.equal(first, torch.rand(4))
+            draws.add(tuple(first.tolist()))
+    assert len(draws) == 9
