@@ -1,0 +1,50 @@
+"""The files that an app was given: named one by one, or by their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from pointup.errors import ConfigError, FileError
+
+Inputs = Annotated[
+    tyro.conf.Positional[tuple[Path, ...]],
+    tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(required)"),
+]
+
+
+def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
+    """The files among `paths` as given, and those of the extensions in folders, at any depth.
+
+    Raises FileError for a path that isn't there or a folder without such files, ConfigError when
+    no path is given.
+    """
+    if not paths:
+        raise ConfigError(f"no input: name files or folders ({' '.join(extensions)})")
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            inside = [p for p in path.rglob("*") if p.suffix.lower() in extensions and p.is_file()]
+            if not inside:
+                raise FileError(f"{path}: no files in it end in {' '.join(extensions)}")
+            found |= dict.fromkeys(sorted(inside))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise FileError(f"{path}: no such file or folder")
+    return list(found)
+
+
+def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
+    """A name for each file: its own without extension, after as many folders as tell it apart."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        parts = path.resolve().with_suffix("").parts[1:]
+        depth = 1
+        while (name := "/".join(parts[-depth:])) in named and depth < len(parts):
+            depth += 1
+        named[name if name not in named else str(path)] = path
+    return named

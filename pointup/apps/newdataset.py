@@ -1,0 +1,175 @@
+"""A dataset in the making: its options, its scratch space, its progress, and its closing line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+import pointup
+from pointup.apps.workers import call_each
+from pointup.errors import ConfigError, DataError, FileError, PointupError
+
+if TYPE_CHECKING:
+    from pointup.data.pairs import Pair
+    from pointup.geometry.surfaces import Surface
+
+Result = TypeVar("Result")
+# With fewer source points than this in the middle pair, a network sees little of a place.
+FEW_POINTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewDataset:
+    """Where the dataset goes and how it is split."""
+
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
+    """Directory of the new dataset; nothing is there until all of it is."""
+    overwrite: bool = False
+    """Replace the dataset that is there."""
+    validation: float = 0.1
+    """Share of the pairs set aside to validate on, by whole places or shapes; 0 for none."""
+    seed: int = 0
+    """Everything random follows from it, whatever the number of workers."""
+    num_workers: int = min(8, os.cpu_count() or 1)
+    """Processes that work at the same time."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"--validation {self.validation}: must be at least 0 and below 1")
+        if self.seed < 0 or self.num_workers < 1:
+            raise ConfigError(
+                f"--seed {self.seed} --num-workers {self.num_workers}: a seed is at least 0, "
+                "and at least one worker is needed"
+            )
+
+    @contextmanager
+    def making(self) -> Iterator[Making]:
+        """Scratch space beside the output, gone at the end, and what to write the dataset with."""
+        import datasets
+
+        self._check_output()
+        # pointup shows its own progress.
+        datasets.disable_progress_bars()
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{self.output.name}-", dir=self.output.parent) as scratch:
+            yield Making(self, Path(scratch))
+
+    def _check_output(self) -> None:
+        if not self.output.exists():
+            return
+        if not self.output.is_dir():
+            raise FileError(f"{self.output}: is a file; name a directory")
+        if not any(self.output.iterdir()):
+            return
+        if not self.overwrite:
+            raise FileError(f"{self.output}: is there already; add --overwrite to replace it")
+        if not (self.output / "pointup.json").exists():
+            raise FileError(f"{self.output}: holds something else than a pair dataset; delete it")
+
+
+@dataclass
+class Making:
+    """What there is while a dataset is made."""
+
+    options: NewDataset
+    scratch: Path
+    left_out: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    _sizes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def each(
+        self, calls: Iterable[Callable[[], Result]], num_calls: int, title: str
+    ) -> Iterator[Result]:
+        """The results of calls in the workers, with a progress bar; errors go to `left_out`."""
+        for result in self.progress(
+            call_each(calls, min(self.options.num_workers, num_calls)), num_calls, title
+        ):
+            if isinstance(result, PointupError):
+                self.left_out.append(str(result))
+            else:
+                yield result
+
+    def progress(self, items: Iterable[Result], total: int, title: str) -> Iterator[Result]:
+        from tqdm import tqdm
+
+        yield from tqdm(items, desc=title, total=total, leave=False, disable=None, mininterval=0.5)
+
+    def write(
+        self,
+        train: Iterable[Pair],
+        validation: Iterable[Pair],
+        info: dict[str, Any],
+        surfaces: Mapping[str, Surface] | None = None,
+    ) -> int:
+        """Write the dataset, put it into its place, say so; the exit status."""
+        from pointup.data.pairs import write_pairs
+
+        output = self.options.output
+        fresh, old = self.scratch / "dataset", self.scratch / "old"
+        info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
+        info |= {"validation": self.options.validation, "seed": self.options.seed}
+        # Paths become text, and tuples lists.
+        info = json.loads(json.dumps(info, default=str))
+        # Filled while the pairs are written.
+        info["left_out"] = self.left_out
+        write_pairs(
+            self._counted("train", train),
+            self._counted("validation", validation),
+            fresh,
+            info,
+            surfaces,
+        )
+        if output.exists():
+            output.rename(old)
+        fresh.rename(output)
+        return self._close()
+
+    def nothing_usable(self, remedy: str) -> DataError:
+        """The error to raise when no pair is left."""
+        reasons = "".join(f"; {reason}" for reason in self.left_out[:3])
+        return DataError(f"{remedy}{reasons}")
+
+    def _counted(self, split: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        sizes = self._sizes.setdefault(split, [])
+        for pair in pairs:
+            sizes.append((len(pair.source), len(pair.target)))
+            yield pair
+
+    def _close(self) -> int:
+        import numpy as np
+
+        from pointup.training.config import TrainConfig
+
+        sizes = np.concatenate([np.reshape(s, (-1, 2)) for s in self._sizes.values()])
+        splits = ", ".join(f"{len(s):,} {split}" for split, s in self._sizes.items())
+        seconds = time.monotonic() - self.started
+        print(
+            f"{self.options.output}: {len(sizes):,} pairs ({splits}), {sizes.sum():,} points, "
+            f"in {seconds:,.1f} s"
+        )
+        largest, budget = int(sizes.sum(axis=1).max()), TrainConfig.token_budget
+        enough = "" if largest <= budget else f" --token-budget {-(-largest // 1024) * 1024}"
+        print(f"next: accelerate launch train.py --data {self.options.output}{enough}")
+        if np.median(sizes[:, 0]) < FEW_POINTS:
+            note(f"the median pair has {np.median(sizes[:, 0]):.0f} source points, which is little")
+        if np.median(sizes[:, 1] / sizes[:, 0]) < 1:
+            note("the target is sparser than the source in half of the pairs; are they swapped?")
+        if self.options.validation and not self._sizes["validation"]:
+            note("too little to set pairs aside to validate on")
+        for reason in self.left_out:
+            print(f"pointup: left out: {reason}", file=sys.stderr)
+        return int(bool(self.left_out))
+
+
+def note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

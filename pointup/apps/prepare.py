@@ -1,0 +1,28 @@
+"""`pointup prepare`: makes pair datasets from survey files, meshes and the field's patch files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from pointup.apps.prepare_shapes import H5, Meshes
+from pointup.apps.prepare_surveys import Pairs, Thin
+
+Source = (
+    Annotated[Pairs, tyro.conf.subcommand("pairs")]
+    | Annotated[Thin, tyro.conf.subcommand("thin")]
+    | Annotated[Meshes, tyro.conf.subcommand("meshes")]
+    | Annotated[H5, tyro.conf.subcommand("h5")]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Make a pair dataset from survey files, meshes, or the field's patch files."""
+
+    source: Source
+
+    def run(self) -> int:
+        return self.source.run()
