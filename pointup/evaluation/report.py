@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any, Literal
+from typing import Any
 
 from pointup.errors import FileError
 from pointup.evaluation.measures import Metric
@@ -39,21 +39,22 @@ class Table:
         }
 
     def cells(self) -> list[list[str]]:
-        """The table as text: lines of cells; the first is the head, the first cell the subject."""
+        """The table as text: lines of cells under a head of titles, and of units where they vary
+        by column; with `metrics_down` the last column has the units."""
         metrics = self.present()
         columns = {
             name: numbers([figures.get(name) for figures in self.rows.values()]) for name in metrics
         }
         if self.metrics_down:
-            head = ["", "unit", *self.rows]
-            lines = [[metrics[name].title, metrics[name].unit, *columns[name]] for name in metrics]
-            return [head, *lines]
-        head = ["", *(_with_unit(metric) for metric in metrics.values())]
+            lines = [[metrics[name].title, *columns[name], metrics[name].unit] for name in metrics]
+            return [["", *self.rows, ""], *lines]
+        titles = ["", *(metric.title for metric in metrics.values())]
+        units = ["", *(metric.unit for metric in metrics.values())]
         lines = [
             [subject, *(column[i] for column in columns.values())]
             for i, subject in enumerate(self.rows)
         ]
-        return [head, *lines]
+        return [titles, units, *lines]
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Report:
         lines = [f"{line}  " for line in self.heading]
         for table in self.tables:
             head, *rest = table.cells()
-            aligned = ["---", *["---" if cell == "unit" else "---:" for cell in head[1:]]]
+            sides = ["---" if side == "<" else "---:" for side in _sides(table, len(head))]
             lines += ["", f"**{table.title}**", ""]
-            lines += [f"| {' | '.join(cells)} |" for cells in (head, aligned, *rest)]
+            lines += [f"| {' | '.join(cells)} |" for cells in (head, sides, *rest)]
         lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]
         return "\n".join(lines) + "\n"
 
@@ -126,15 +127,19 @@ def _titled(table: Table) -> list[str]:
     cells = table.cells()
     cells[0][0] = table.title
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    sides: list[Literal["<", ">"]] = [
-        "<" if column == 0 or head == "unit" else ">" for column, head in enumerate(cells[0])
-    ]
+    sides = _sides(table, len(widths))
     return [
-        "  ".join(
+        "   ".join(
             f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)
         ).rstrip()
         for line in cells
     ]
+
+
+def _sides(table: Table, num_columns: int) -> list[str]:
+    """Names and units to the left, numbers to the right."""
+    numbers = [">"] * (num_columns - 1 - table.metrics_down)
+    return ["<", *numbers, *(["<"] if table.metrics_down else [])]
 
 
 def _with_unit(metric: Metric) -> str:
