@@ -20,6 +20,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pointup.errors import ConfigError
+from pointup.evaluation.measures import Metric
 from pointup.training.config import TrainConfig
 from pointup.training.logs import RankLog
 from pointup.training.metricsfile import MetricsFile
@@ -32,6 +33,13 @@ ROWS = {
     "midpoints": {"chamfer": 0.0131, "cd": 0.268, "p2f": 1.78},
     "source": {"chamfer": 0.0204, "cd": 0.5},
     "floor": {"chamfer": 0.0101, "cd": 0.2185, "p2f": 0.0},
+}
+METRICS = {
+    "chamfer": Metric("Chamfer", "data unit", "mean distance there and back, not squared"),
+    "cd": Metric(
+        "CD", "x1e-3", "mean squared distance there and back, " + 10 * "each normalised, "
+    ),
+    "p2f": Metric("P2F", "x1e-3", ""),
 }
 
 
@@ -250,15 +258,17 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
         bar = ProgressBar()
         bar.move(1, None, 0.25, 0.5, math.nan, 1000)
         logging.getLogger("pointup").info("a message")
+        bar.move(2, None, 1.0, 0.4, math.nan, 1000)
         bar.close()
     text = terminal.getvalue()
     assert "25% |" in text and "step 1, loss 0.5" in text
+    assert "100% |" in text and "step 2, loss 0.4" in text
     assert "\ra message\n" in text.replace(" ", "").replace("amessage", "a message")
     assert "step 1, loss 0.5" in (tmp_path / "logs" / "rank_0.log").read_text()
 
 
 def test_an_evaluation_table_is_aligned_and_says_what_its_figures_are() -> None:
-    text = evaluation_table(ROWS, title="step 50")
+    text = evaluation_table(ROWS, METRICS, title="step 50")
     table = text.splitlines()
     assert max(map(len, table)) <= 100
     assert table[0].split() == ["step", "50", "Chamfer", "CD", "P2F"]
@@ -269,7 +279,7 @@ def test_an_evaluation_table_is_aligned_and_says_what_its_figures_are() -> None:
     assert by_name["floor (sampled again)"][-3:] == ["0.0101", "0.2185", "0"]
     assert by_name["model against midpoint"[:21]][-3:] == ["-6.1%", "-13.8%", "-33.7%"]
     assert "Chamfer: mean distance" in text
-    assert "Chamfer: mean distance" not in evaluation_table(ROWS, conventions=False)
+    assert "Chamfer: mean distance" not in evaluation_table(ROWS, METRICS, conventions=False)
     assert evaluation_table({"model": {"own": 1.0}}).splitlines()[0].split() == ["own"]
 
 

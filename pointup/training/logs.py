@@ -39,7 +39,7 @@ class RankLog:
             return self
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = logging.FileHandler(self.path, encoding="utf-8")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self.handlers = [file]
         if self.process_index == 0:
             self.handlers.append(ConsoleHandler(logging.INFO))
@@ -81,6 +81,15 @@ class RankLog:
             logging.getLogger().removeHandler(handler)
             handler.close()
         self.handlers = []
+
+
+class FileFormatter(logging.Formatter):
+    """Begins a message of several lines, a table, on a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if "\n" in record.message.rstrip():
+            record.message = "\n" + record.message
+        return super().formatMessage(record)
 
 
 class ConsoleHandler(logging.Handler):

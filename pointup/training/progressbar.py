@@ -28,7 +28,8 @@ class ProgressBar:
             self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True)
         self.recent: deque[tuple[float, int]] = deque(maxlen=64)
         self.began: tuple[float, float] | None = None
-        self.line = ""
+        self.line, self.share_done = "", 0.0
+        self.is_logged = True
         self.drawn_at = self.logged_at = -math.inf
 
     def move(
@@ -54,10 +55,10 @@ class ProgressBar:
         if share_done > self.began[1]:
             left = (now - self.began[0]) / (share_done - self.began[1]) * (1 - share_done)
             state.append(f"{tqdm.format_interval(left)} left")
-        self.line = ", ".join(state)
-
-        if self.bar is not None and now - self.drawn_at >= 0.2:
-            self._draw(share_done, now)
+        self.line, self.share_done = ", ".join(state), share_done
+        self.is_logged = False
+        if now - self.drawn_at >= 0.2:
+            self._draw(now)
         if now - self.logged_at >= self.seconds_between_lines:
             self._log(now)
 
@@ -66,18 +67,20 @@ class ProgressBar:
         self.recent.clear()
 
     def close(self) -> None:
-        if self.line:
-            self._log(time.monotonic())
+        now = time.monotonic()
+        if not self.is_logged:
+            self._log(now)
+        self._draw(now)
         if self.bar is not None:
             self.bar.close()
 
-    def _draw(self, share_done: float, now: float) -> None:
-        assert self.bar is not None
-        self.bar.n = share_done
-        self.bar.set_description_str(self.line)
+    def _draw(self, now: float) -> None:
+        if self.bar is not None:
+            self.bar.n = self.share_done
+            self.bar.set_description_str(self.line)
         self.drawn_at = now
 
     def _log(self, now: float) -> None:
         # With a bar on the console the line is for the log file alone.
         logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.line)
-        self.logged_at, self.line = now, ""
+        self.logged_at, self.is_logged = now, True
