@@ -184,13 +184,12 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         raise FileError(f"{what}: expected (N, 3) coordinates, not {positions.shape}")
     if not len(positions):
         raise FileError(f"{what}: no points in it; leave it out")
-    # A sum is finite only if all its terms are: one pass without an array of booleans.
-    if not np.isfinite(positions.sum()):
+    # Minimum and maximum see a NaN as well, without an array of booleans.
+    if not (np.isfinite(positions.min()) and np.isfinite(positions.max())):
         bad = int(np.count_nonzero(~np.isfinite(positions).all(axis=1)))
-        if bad:
-            raise FileError(
-                f"{what}: {bad} of {len(positions)} have NaN or infinite coordinates; remove them"
-            )
+        raise FileError(
+            f"{what}: {bad} of {len(positions)} have NaN or infinite coordinates; remove them"
+        )
 
 
 def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -75,6 +75,9 @@ class LasWriter(PointWriter):
                 f"{self.path}: waveforms inside the original can't be carried over; "
                 "store them in a .wdp file beside it"
             )
+        if header.point_format.id in (9, 10) and self.path.suffix.lower() == ".laz":
+            # lazrs 0.8 mixes up wave packets of several scanner channels.
+            raise FileError(f"{self.path}: waveforms aren't compressed exactly; name it .las")
         if str(header.version) == "1.0":
             raise FileError(f"{self.path}: LAS 1.0 can't be written; convert the original to 1.2")
 
@@ -131,6 +134,15 @@ class LasWriter(PointWriter):
             return
         grown = self._zeros(len(records))
         size = records.array.dtype.itemsize
+        if (
+            grown.array.dtype.descr[: len(records.array.dtype.descr)] != records.array.dtype.descr
+            or (records.scales != self.header.scales).any()
+            or (records.offsets != self.header.offsets).any()
+        ):
+            raise DataError(
+                f"{self.path}: records of another point format, scale or offset; open the writer "
+                "like the file they come from"
+            )
         before = records.array.view(np.uint8).reshape(len(records), size)
         grown.array.view(np.uint8).reshape(len(records), -1)[:, :size] = before
         for name, values in self._defaults(len(records)).items():

@@ -68,13 +68,10 @@ def read_ply(path: Path) -> PointCloud:
         if header.encoding == "ascii":
             columns = _read_ascii(stream, path, num_points, dtype)
         else:
-            data = stream.read(num_points * dtype.itemsize)
-            if len(data) < num_points * dtype.itemsize:
-                raise FileError(
-                    f"{path}: ends after {len(data) // dtype.itemsize} of {num_points} points; "
-                    "copy or export it again"
-                )
-            table = np.frombuffer(data, dtype)
+            num_held = (path.stat().st_size - stream.tell()) // dtype.itemsize
+            if num_held < num_points:
+                raise _cut_short(path, num_held, num_points)
+            table = np.frombuffer(stream.read(num_points * dtype.itemsize), dtype)
             columns = {
                 name: table[name].astype(table[name].dtype.newbyteorder("="))
                 for name in header.properties
@@ -104,21 +101,18 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 counts[name] = int(count)
             case ["property", "list", *_] if element == "vertex":
                 raise FileError(f"{path}: vertices with list properties can't be read; remove them")
-            case ["property", "list", *_] if "vertex" in counts:
-                pass
             case ["property", kind, name] if element == "vertex" and name not in properties:
                 code = (TYPES | OTHER_NAMES).get(kind)
                 if code is None:
                     raise FileError(f"{path}: unknown property type {kind!r}; export it again")
                 properties[name] = code
-            case ["property", *_] if "vertex" in counts and element != "vertex":
+            case ["property", *_] if element not in ("", "vertex"):
                 pass
             case [] if line:
                 pass
             case _:
-                raise FileError(
-                    f"{path}: can't read PLY header line {line.strip()[:60]!r}; mend it"
-                )
+                line = line.strip()[:60]
+                raise FileError(f"{path}: can't read PLY header line {line!r}; export it again")
     if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
         raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
     order = BYTE_ORDERS[encoding]
@@ -137,10 +131,12 @@ def _read_ascii(
     except ValueError as error:
         raise FileError(f"{path}: {str(error).partition(';')[0]}; export it again") from None
     if len(table) < num_points:
-        raise FileError(
-            f"{path}: ends after {len(table)} of {num_points} points; copy or export it again"
-        )
+        raise _cut_short(path, len(table), num_points)
     return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
+
+
+def _cut_short(path: Path, num_held: int, num_points: int) -> FileError:
+    return FileError(f"{path}: ends after {num_held} of {num_points} points; copy it again")
 
 
 class PlyWriter(ColumnWriter):

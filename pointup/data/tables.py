@@ -77,7 +77,7 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
         start += len(raw)
     if not first:
         raise FileError(f"{path}: no points in it; leave it out")
-    delimiter = next((mark for mark in ";,\t" if mark in first), " ")
+    delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
     if not any(_is_number(field, delimiter) for field in fields):
         names = _split(first.removeprefix("//").strip(), delimiter)
@@ -94,6 +94,14 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     return TextHeader(
         delimiter, "nowhere", _complete(["x", "y", "z", *[""] * (len(fields) - 3)])
     ), start
+
+
+def _find_delimiter(line: str) -> str:
+    delimiter = next((mark for mark in ";,\t" if mark in line), " ")
+    # Tabs and blanks may stand for each other, but names between tabs may hold blanks.
+    if delimiter == "\t" and len({_is_number(field, "\t") for field in line.split("\t")}) > 1:
+        return " "
+    return delimiter
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

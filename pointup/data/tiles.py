@@ -63,8 +63,9 @@ def split_tiles(positions_xy: np.ndarray, tile: float, origin: np.ndarray | None
     if not (np.abs(numbers) < LARGEST_TILE_NUMBER).all():
         raise DataError(f"points too far away for tiles of {tile}, or not finite: check them")
     numbers = numbers.astype(np.int64)
-    lowest = numbers.min(axis=0, initial=LARGEST_TILE_NUMBER)
-    width, height = (int(n) for n in numbers.max(axis=0, initial=-LARGEST_TILE_NUMBER) - lowest + 1)
+    corners = numbers if len(numbers) else np.zeros((1, 2), np.int64)
+    lowest = corners.min(axis=0)
+    width, height = (int(n) for n in corners.max(axis=0) - lowest + 1)
     if width * height >= 2**63:
         raise DataError(f"points too far apart for tiles of {tile}: check them for outliers")
     key = (numbers[:, 0] - lowest[0]) * height + (numbers[:, 1] - lowest[1])
