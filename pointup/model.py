@@ -21,7 +21,12 @@ from torch import Tensor, nn
 
 from pointup.attention import AttentionBlock, RelativeAttention
 from pointup.errors import ModelError
-from pointup.geometry.local import LocalGeometry, local_geometry, with_length
+from pointup.geometry.local import (
+    LocalGeometry,
+    describe_neighbors,
+    describe_neighbors_of_children,
+    local_geometry,
+)
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import ptr_from_sizes, sizes_from_ptr
@@ -109,7 +114,7 @@ class Upsampler(
     Each point attends to its k nearest neighbours. Its features are then expanded, by relative
     attention, to R slots, one for each of its R nearest neighbours, and reshaped into R children
     (the node shuffle). A child starts at the midpoint between its parent and the neighbour of its
-    slot, attends to its parent's neighbours and moves by an offset in units of the local spacing.
+    slot, attends to its parent's neighbours and moves by a weighted sum of the directions to them.
     Thinning by farthest-point sampling leaves exactly `round(ratio * N)` of the children.
 
     The offsets are zero before training, so that the untrained model equals `midpoint_upsample`.
@@ -135,20 +140,20 @@ class Upsampler(
             )
             return AttentionBlock(dim, attention, feed_forward)
 
-        # Neighbours are seen with their direction, distance and relative spacing.
         self.neighbor_position = nn.Sequential(
-            nn.Linear(5, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
+            nn.Linear(7, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
         )
         self.embed = nn.Sequential(nn.Linear(2 * hidden, dim), nn.GELU(), nn.Linear(dim, dim))
         self.layers = nn.ModuleList([block(config.heads) for _ in range(config.num_layers)])
         self.slot = nn.Linear(2 * dim + hidden, dim)
         self.shuffle = block(config.heads, feed_forward=False)
         # One layer: there are R x K of these positions a point.
-        self.child_position = nn.Sequential(nn.Linear(4, hidden), nn.ReLU())
+        self.child_position = nn.Sequential(nn.Linear(6, hidden), nn.ReLU())
         self.refine = block(config.child_heads)
-        self.offset = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 3))
-        nn.init.zeros_(cast(nn.Linear, self.offset[1]).weight)
-        nn.init.zeros_(cast(nn.Linear, self.offset[1]).bias)
+        self.pull_norm = nn.LayerNorm(dim)
+        self.pull = nn.Linear(dim, hidden)
+        nn.init.zeros_(self.pull.weight)
+        nn.init.zeros_(self.pull.bias)
 
     def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
         """Upsample each cloud to `round(ratio * N)` points.
@@ -191,9 +196,8 @@ class Upsampler(
     def encode(self, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
         """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P)."""
         index, missing = geometry.index, geometry.missing
-        relative_spacing = torch.log(geometry.spacing[index] / geometry.spacing.unsqueeze(1))
         g = self.neighbor_position(
-            torch.cat([with_length(geometry.relative), relative_spacing.clamp(-5, 5)], dim=-1)
+            describe_neighbors(geometry, geometry.relative, geometry.spacing[index])
         )
         seen = (~missing).unsqueeze(-1)
         mean = (g * seen).sum(1) / seen.sum(1)
@@ -212,33 +216,44 @@ class Upsampler(
         g: Tensor,
         geometry: LocalGeometry,
     ) -> Tensor:
-        """Positions (n, R, 3) of the children of the points in `rows`.
+        r"""Positions (n, R, 3) of the children of the points in `rows`.
 
-        `slot_neighbor` (n, R) holds the neighbour that each slot is tied to.
+        Child m of a point moves from its anchor by
+
+        .. math:: s \cdot \frac{1}{K} \sum_j (w(x_m) \cdot g_{mj}) \, r_{mj}
+
+        where r leads from the child to its parent's neighbour j in units of the spacing s: it is
+        pulled to and pushed from them, as by the masks of subdivision surfaces. On a plane it
+        stays on the plane.
+
+        Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `features` (N, C)
+        and `g` (N, K, P) of all points.
         """
-        num_slots = slot_neighbor.shape[1]
-        index, missing = geometry.index[rows], geometry.missing[rows]
-        spacing = geometry.spacing[rows].unsqueeze(1)
+        local = geometry.rows(rows)
+        spacing = local.spacing.unsqueeze(1)
         own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
         slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
 
         to_slot = (pos[slot_neighbor] - pos[rows].unsqueeze(1)) / spacing
-        slot_spacing = torch.log(geometry.spacing[slot_neighbor] / spacing).clamp(-5, 5)
         slot_position = self.neighbor_position(
-            torch.cat([with_length(to_slot), slot_spacing], dim=-1)
+            describe_neighbors(local, to_slot, geometry.spacing[slot_neighbor])
         )
-        of_parent = features[rows].unsqueeze(1).expand(-1, num_slots, -1)
+        of_parent = features[rows].unsqueeze(1).expand(-1, slot_neighbor.shape[1], -1)
         of_neighbor = features.index_select(0, slot_neighbor.flatten()).view(of_parent.shape)
         x_NRC = self.slot(torch.cat([of_parent, of_neighbor, slot_position], dim=-1))
-        x_NRC = self.shuffle(x_NRC, features, index, missing, g[rows])
+        x_NRC = self.shuffle(x_NRC, features, local.index, local.missing, g[rows])
 
         offset = torch.zeros_like(to_slot)
         for _ in range(self.config.num_refinements):
             from_parent = 0.5 * to_slot + offset
-            to_neighbor = geometry.relative[rows].unsqueeze(1) - from_parent.unsqueeze(2)
-            child_g = self.child_position(with_length(to_neighbor))
-            x_NRC = self.refine(x_NRC, features, index, missing, child_g)
-            offset = offset + self.offset(x_NRC).float()
+            to_neighbor = local.relative.unsqueeze(1) - from_parent.unsqueeze(2)
+            child_g = self.child_position(
+                describe_neighbors_of_children(local, to_neighbor, to_slot)
+            )
+            x_NRC = self.refine(x_NRC, features, local.index, local.missing, child_g)
+            pull = torch.einsum("nrp,nrkp->nrk", self.pull(self.pull_norm(x_NRC)), child_g)
+            pull = pull.float().masked_fill(local.missing.unsqueeze(1), 0.0)
+            offset = offset + (pull.unsqueeze(-2) @ to_neighbor).squeeze(-2) / pull.shape[2]
         return (pos[rows].unsqueeze(1) + pos[slot_neighbor]) * 0.5 + offset * spacing
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:

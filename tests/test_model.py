@@ -30,7 +30,7 @@ def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
     """A model whose offsets are far from zero."""
     torch.manual_seed(seed)
     model = Upsampler(**{**SMALL, **options}).eval()
-    torch.nn.init.normal_(model.offset[1].weight, std=0.2)
+    torch.nn.init.normal_(model.pull.weight, std=0.2)
     return model
 
 
@@ -97,6 +97,15 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     first = model(pos, ptr, 3.0).candidates.view(70, -1, 3)
     second = model(pos[shuffled], ptr, 3.0).candidates.view(70, -1, 3)
     torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
+
+
+def test_points_of_a_plane_stay_on_the_plane_whatever_the_weights() -> None:
+    pos, ptr = packed(60)
+    pos[:, 2] = 0.25 * pos[:, 0] - 0.5 * pos[:, 1]
+    candidates = as_if_trained()(pos, ptr, 4.0).candidates
+    assert (candidates - midpoint_candidates(pos, ptr)).abs().max() > 1e-3
+    off_plane = candidates[:, 2] - 0.25 * candidates[:, 0] + 0.5 * candidates[:, 1]
+    assert off_plane.abs().max() < 1e-5
 
 
 def test_the_parent_of_an_output_point_is_the_input_point_it_came_from() -> None:

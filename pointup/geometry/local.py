@@ -11,7 +11,7 @@ from pointup.geometry.packed import batch_from_ptr, segment_mean
 
 
 class LocalGeometry(NamedTuple):
-    """Neighbourhoods of the input points, computed once and shared by all layers."""
+    """Neighbourhoods of N points, computed once and shared by all layers."""
 
     index: Tensor
     """(N, K) int64, the point itself first; where a neighbour is missing, the point itself."""
@@ -21,27 +21,70 @@ class LocalGeometry(NamedTuple):
     """(N, K, 3) from the point to its neighbour, in units of the point's spacing."""
     spacing: Tensor
     """(N, 1) mean distance to the neighbours, in units of the input."""
+    mean: Tensor
+    """(N, 3) mean of `relative`: it points to the inside of a curve and away from a border."""
+    covariance: Tensor
+    """(N, 3, 3) mean of the outer products of `relative`: large along a surface, small across."""
+
+    def rows(self, rows: slice) -> LocalGeometry:
+        """The neighbourhoods of some points; `index` still counts all of them."""
+        return LocalGeometry(*(field[rows] for field in self))
 
 
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
-    """Relative positions of the neighbours that `knn` found, in units of the local spacing.
+    """Neighbourhoods in units of the local spacing, from what `knn` found (the point itself first).
 
     The spacing is the mean distance to the neighbours; for a point all of whose neighbours
     coincide with it, that of its cloud, so that nothing is divided by zero.
+
+    Shapes: `pos` (N, 3), `ptr` (B+1,), `squared` and `index` (N, K).
     """
     missing = index < 0
     own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
     index = torch.where(missing, own, index)
     distance = squared.masked_fill(missing, 0.0).sqrt()
-    count = (~missing).sum(1, keepdim=True) - 1
-    spacing = distance.sum(1, keepdim=True) / count.clamp(min=1)
-    of_cloud = segment_mean(spacing, ptr)[batch_from_ptr(ptr)]
+    found = (~missing).sum(1, keepdim=True)
+    spacing = distance.sum(1, keepdim=True) / (found - 1).clamp(min=1)
+    of_cloud = segment_mean(spacing, ptr)[batch_from_ptr(ptr, len(pos))]
     spacing = torch.where(spacing > 1e-3 * of_cloud, spacing, of_cloud)
     spacing = torch.where(spacing > 0.0, spacing, torch.ones_like(spacing))
+    # A missing neighbour is the point itself here, and adds nothing to the sums.
     relative = (pos[index] - pos.unsqueeze(1)) / spacing.unsqueeze(2)
-    return LocalGeometry(index, missing, relative, spacing)
+    mean = relative.sum(1) / found
+    covariance = relative.transpose(1, 2) @ relative / found.unsqueeze(2)
+    return LocalGeometry(index, missing, relative, spacing, mean, covariance)
 
 
-def with_length(relative: Tensor) -> Tensor:
-    """Append the length to vectors (..., 3), giving (..., 4)."""
-    return torch.cat([relative, torch.linalg.vector_norm(relative, dim=-1, keepdim=True)], dim=-1)
+def describe_neighbors(geometry: LocalGeometry, relative: Tensor, spacing: Tensor) -> Tensor:
+    """What a point sees of neighbours: (N, S, 7).
+
+    Their direction and distance, the logarithm of their spacing over the point's, their share in
+    the mean and how far they lie along the surface rather than across it.
+
+    Shapes: `relative` (N, S, 3) in units of the point's spacing, `spacing` (N, S, 1).
+    """
+    density = torch.log(spacing / geometry.spacing.unsqueeze(1)).clamp(-5, 5)
+    inwards = relative @ geometry.mean.unsqueeze(2)
+    along = (relative @ geometry.covariance * relative).sum(-1, keepdim=True)
+    return torch.cat([relative, length(relative), density, inwards, along], dim=-1)
+
+
+def describe_neighbors_of_children(
+    geometry: LocalGeometry, to_neighbor: Tensor, to_slot: Tensor
+) -> Tensor:
+    """What a child sees of its parent's neighbours: (N, R, K, 6).
+
+    Direction and distance, and the products with the direction of the child's slot and with the
+    mean direction of the parent's neighbours.
+
+    Shapes: `to_neighbor` (N, R, K, 3) from child to neighbour, `to_slot` (N, R, 3) from parent to
+    the neighbour of the slot, both in units of the parent's spacing.
+    """
+    onwards = (to_neighbor * to_slot.unsqueeze(2)).sum(-1, keepdim=True)
+    inwards = (to_neighbor * geometry.mean[:, None, None]).sum(-1, keepdim=True)
+    return torch.cat([to_neighbor, length(to_neighbor), onwards, inwards], dim=-1)
+
+
+def length(vectors: Tensor) -> Tensor:
+    """Length (..., 1) of vectors (..., 3), with gradient zero at zero."""
+    return torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
