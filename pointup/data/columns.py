@@ -149,9 +149,12 @@ def _convert(dataset: Dataset, points: list[str], label: str) -> Dataset:
     features = Features(
         {n: FEATURES[n] if n in (*points, "origin") else dataset.features[n] for n in names}
     )
-    converted = dataset.with_format("arrow").map(
-        convert, batched=True, batch_size=16, features=features, desc="Converting points to float32"
-    )
+    try:
+        converted = dataset.with_format("arrow").map(
+            convert, batched=True, batch_size=16, features=features, desc="Converting to float32"
+        )
+    except OSError as error:
+        raise DataError(f"{label}: can't store the converted points: {error}") from error
     return converted.with_format(None)
 
 

@@ -200,7 +200,7 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
     if not saved and path.exists() and not (path.is_dir() and any(path.iterdir())):
         kind = "an empty directory" if path.is_dir() else "a file"
         raise DataError(f"{path}: is {kind}; expected a dataset of `pointup prepare`")
-    if not saved and not path.exists() and (path.is_absolute() or len(path.parts) > 2):
+    if not path.exists() and (path.is_absolute() or len(path.parts) != 2):
         raise DataError(f"{path}: no such directory; make a dataset with `pointup prepare`")
     try:
         if saved:
@@ -210,8 +210,9 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
     # Loading runs readers of many kinds, which raise errors of many kinds.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"
         raise DataError(
-            f"{path_or_hub_id}: can't be opened as a local or Hub dataset: {reason}"
+            f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
         ) from error
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
@@ -252,7 +253,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         self.sizes = np.minimum(
             self.full_sizes, self.full_sizes if max_tokens is None else max_tokens
         )
-        self.names = np.asarray(dataset["name"][:])[self.rows]
+        self.names = np.array(table["name"][:].to_pylist(), dtype=object)[self.rows]
         columns = [c for c in (*POINT_COLUMNS, "name", "vertical") if c in dataset.column_names]
         self._table = table.select_columns(columns)
 
@@ -260,7 +261,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         return len(self.rows)
 
     def __getitem__(self, key: tuple[int, int] | int) -> Data:
-        epoch, index = (0, key) if isinstance(key, int) else key
+        epoch, index = key if isinstance(key, tuple) else (0, key)
         row = self._table[int(self.rows[index])]
         clouds = {
             column: first_points(row[column])
