@@ -23,7 +23,7 @@ from pointup.geometry.packed import at_least_float32, batch_from_ptr
 _QUERIES_PER_TASK = 16_384
 # Pairs held at a time by the chunked search: about 200 MB of float32.
 _PAIRS_PER_CHUNK = 1 << 24
-# Copies of one position that a k-d tree leaf stands without becoming slow.
+# Copies of one position that a leaf of a k-d tree can hold without becoming slow.
 _MAX_COPIES = 64
 
 
@@ -144,8 +144,9 @@ def _tree(points: np.ndarray, k: int) -> tuple[cKDTree, np.ndarray | None]:
         copy = np.arange(len(points)) - np.searchsorted(ordered, ordered)
         kept = np.sort(order[copy < num_copies])
         points = points[kept]
-    # Without the tight boxes far-off queries are twice as fast, near ones as fast.
-    return cKDTree(points, balanced_tree=False, compact_nodes=False), kept
+    # Built in half the time of scipy's default, and 3 to 10 times as fast on the far-off queries of
+    # an untrained model, for near ones that are up to a tenth slower.
+    return cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False), kept
 
 
 def has_copies(points: np.ndarray, num_copies: int) -> bool:

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pointup.geometry.packed import (
+    batch_from_ptr,
+    ptr_from_sizes,
+    segment_max,
+    segment_mean,
+    segment_rank,
+    segment_sum,
+    sizes_from_ptr,
+)
+
+# Time depends on what else the machine does.
+quick = settings(deadline=None, max_examples=40)
+sizes_of_clouds = st.lists(st.integers(0, 9), max_size=6)
+
+
+def random_values(sizes: list[int], *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    return torch.randn(sum(sizes), *shape, dtype=dtype, generator=generator)
+
+
+@quick
+@given(sizes_of_clouds)
+def test_ptr_sizes_and_batch_say_the_same(sizes: list[int]) -> None:
+    ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
+    expected = [cloud for cloud, size in enumerate(sizes) for _ in range(size)]
+    assert ptr.dtype == torch.int64 and ptr.tolist()[-1] == sum(sizes)
+    assert sizes_from_ptr(ptr).tolist() == sizes
+    assert batch_from_ptr(ptr).tolist() == expected
+    assert batch_from_ptr(ptr, sum(sizes)).tolist() == expected
+
+
+@quick
+@given(sizes_of_clouds)
+def test_segments_reduce_as_a_loop_over_the_clouds_does(sizes: list[int]) -> None:
+    for shape in [(), (3,), (2, 4)]:
+        values = random_values(sizes, *shape)
+        ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
+        zero = torch.zeros(shape)
+        clouds = values.split(sizes) if sizes else ()
+        for reduce, one in [
+            (segment_sum, lambda cloud: cloud.sum(0)),
+            (segment_mean, lambda cloud: cloud.mean(0)),
+            (segment_max, lambda cloud: cloud.amax(0)),
+        ]:
+            expected = [one(cloud) if len(cloud) else zero for cloud in clouds]
+            result = reduce(values, ptr)
+            assert result.dtype == values.dtype and result.shape == (len(sizes), *shape)
+            if sizes:
+                torch.testing.assert_close(result, torch.stack(expected))
+
+
+@quick
+@given(sizes_of_clouds)
+def test_ranks_sort_every_cloud_by_itself(sizes: list[int]) -> None:
+    values = random_values(sizes)
+    ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
+    rank = segment_rank(values, ptr)
+    ordered = torch.empty_like(values)
+    ordered[ptr[batch_from_ptr(ptr)] + rank] = values
+    expected = [cloud.sort().values for cloud in values.split(sizes)] if sizes else []
+    assert torch.equal(ordered, torch.cat([torch.empty(0), *expected]))
+
+
+@pytest.mark.parametrize("reduce", [segment_sum, segment_mean, segment_max])
+def test_segment_gradients_agree_with_finite_differences(reduce: object) -> None:
+    values = random_values([3, 0, 4], 2, dtype=torch.float64).requires_grad_()
+    ptr = torch.tensor([0, 3, 3, 7])
+    assert torch.autograd.gradcheck(lambda v: reduce(v, ptr), values)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("reduce", [segment_sum, segment_mean])
+def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: object) -> None:
+    sizes = [5000, 1, 0, 3000]
+    values = 1e4 + random_values(sizes)
+    together = reduce(values, ptr_from_sizes(torch.tensor(sizes)))  # type: ignore[operator]
+    alone = [
+        reduce(cloud, torch.tensor([0, len(cloud)]))  # type: ignore[operator]
+        for cloud in values.split(sizes)
+    ]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_counts_stay_whole_numbers() -> None:
+    flags = torch.tensor([1, 1, 1, 0], dtype=torch.int64)
+    assert segment_sum(flags, torch.tensor([0, 3, 4])).tolist() == [3, 0]

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from pointup.geometry import thinning
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.geometry.thinning import farthest_point_sample, poisson_disk_subset
+
+# Time depends on what else the machine does.
+quick = settings(deadline=None, max_examples=40)
+
+
+def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
+    """What devices other than the CPU do, on the CPU."""
+
+    def instead(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
+        return thinning._sample_all_clouds(pos, torch.tensor(bounds), torch.tensor(counts))
+
+    with mock.patch.object(thinning, "_sample_buckets", instead):
+        return farthest_point_sample(pos, ptr, num_samples)
+
+
+def on_sphere(num_points: int) -> np.ndarray:
+    points = np.random.default_rng(0).normal(size=(num_points, 3))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def gap_and_reach(points: np.ndarray, index: np.ndarray) -> tuple[float, float]:
+    """Smallest distance within the subset, and largest from any point to it."""
+    tree = cKDTree(points[index])
+    return tree.query(points[index], 2)[0][:, 1].min(), tree.query(points)[0].max()
+
+
+both_samplers = pytest.mark.parametrize("sample", [farthest_point_sample, sample_on_any_device])
+
+
+@st.composite
+def clouds_to_thin(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+    """Clouds of up to 60 points, some on a coarse grid with duplicates, and how many to keep."""
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    sizes = draw(st.lists(st.integers(0, 60), max_size=4))
+    counts = [draw(st.integers(0, size)) for size in sizes]
+    shape = (sum(sizes), 3)
+    pos = rng.integers(0, 3, shape) if draw(st.booleans()) else rng.normal(size=shape)
+    ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
+    return torch.tensor(pos, dtype=torch.float32), ptr, torch.tensor(counts, dtype=torch.int64)
+
+
+@both_samplers
+@quick
+@given(clouds=clouds_to_thin())
+def test_every_pick_is_the_farthest_from_those_before(
+    sample: object, clouds: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    pos, ptr, counts = clouds
+    index = sample(*clouds)  # type: ignore[operator]
+    assert index.dtype == torch.int64 and len(index.unique()) == len(index) == counts.sum()
+    for cloud, picks in enumerate(index.split(counts.tolist())):
+        start, stop = int(ptr[cloud]), int(ptr[cloud + 1])
+        assert ((picks >= start) & (picks < stop)).all()
+        for step in range(1, len(picks)):
+            to_earlier = torch.cdist(pos[start:stop].double(), pos[picks[:step]].double()).amin(1)
+            assert to_earlier[picks[step] - start] >= to_earlier.max() * (1 - 1e-5)
+
+
+@both_samplers
+@quick
+@given(clouds=clouds_to_thin())
+def test_a_cloud_is_thinned_alike_in_any_batch(
+    sample: object, clouds: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    pos, ptr, counts = clouds
+    together = sample(*clouds)  # type: ignore[operator]
+    alone = [
+        ptr[i] + sample(pos[ptr[i] : ptr[i + 1]], ptr[i : i + 2] - ptr[i], counts[i : i + 1])  # type: ignore[operator]
+        for i in range(len(counts))
+    ]
+    assert torch.equal(together, torch.cat([counts[:0], *alone]))
+
+
+@both_samplers
+def test_duplicates_follow_in_the_order_of_their_indices(sample: object) -> None:
+    pos = torch.zeros(40, 3)
+    pos[10], pos[20] = 1.0, 2.0
+    index = sample(pos, torch.tensor([0, 40]), torch.tensor([9]))  # type: ignore[operator]
+    first = [i for i in index[:3].tolist() if i not in (10, 20)]
+    assert {10, 20} < set(index[:3].tolist()) and len(first) == 1
+    assert index[3:].tolist() == [i for i in range(9) if i not in first][:6]
+
+
+def test_mass_duplicates_are_quick_to_thin() -> None:
+    # In quadratic time this would take a minute.
+    index = farthest_point_sample(
+        torch.zeros(200_000, 3), torch.tensor([0, 200_000]), torch.tensor([100_000])
+    )
+    assert torch.equal(index, torch.arange(100_000))
+
+
+def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
+    rng = np.random.default_rng(0)
+    pos = torch.tensor(np.round(rng.random((500, 3)), 3))
+    offset = torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64)
+    ptr, counts = torch.tensor([0, 500]), torch.tensor([100])
+    index = farthest_point_sample(pos + offset, ptr, counts)
+    gap, reach = gap_and_reach(pos.numpy(), index.numpy())
+    assert gap >= 0.99 * reach
+
+
+@both_samplers
+def test_what_cannot_be_thinned_is_refused(sample: object) -> None:
+    pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
+    with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
+        sample(pos, ptr, torch.tensor([3, 3]))  # type: ignore[operator]
+    pos[4] = torch.nan
+    with pytest.raises(ValueError, match="cloud 1"):
+        sample(pos, ptr, torch.tensor([1, 1]))  # type: ignore[operator]
+
+
+def test_a_poisson_disk_subset_is_as_even_as_farthest_points() -> None:
+    points = on_sphere(5000)
+    gap, reach = gap_and_reach(points, poisson_disk_subset(points, 1000, np.random.default_rng(1)))
+    farthest = farthest_point_sample(
+        torch.tensor(points), torch.tensor([0, 5000]), torch.tensor([1000])
+    )
+    farthest_gap, farthest_reach = gap_and_reach(points, farthest.numpy())
+    assert gap > 0.95 * farthest_gap and reach < 1.1 * farthest_reach
+    assert gap > 0.95 * reach
+
+
+def test_a_poisson_disk_subset_depends_on_the_generator_alone() -> None:
+    points = on_sphere(2000)
+    subsets = [poisson_disk_subset(points, 300, np.random.default_rng(seed)) for seed in (3, 3, 4)]
+    moved = poisson_disk_subset(4 * points + 1024, 300, np.random.default_rng(3))
+    assert np.array_equal(subsets[0], subsets[1]) and np.array_equal(subsets[0], moved)
+    assert len(np.intersect1d(subsets[0], subsets[2])) < 150
+
+
+@quick
+@given(
+    st.sampled_from(["plane", "line", "solid", "equal", "clumps", "grid"]),
+    st.integers(1, 400),
+    st.data(),
+)
+def test_a_poisson_disk_subset_has_exactly_the_size_asked_for(
+    kind: str, num_points: int, data: st.DataObject
+) -> None:
+    num_samples = data.draw(st.integers(0, num_points))
+    rng = np.random.default_rng(num_points)
+    points = {
+        "plane": rng.random((num_points, 3)) * [5, 1, 0],
+        "line": rng.random((num_points, 1)) * [1.0, 1.0, 2.0],
+        "solid": rng.random((num_points, 3)),
+        "equal": np.ones((num_points, 3)),
+        "clumps": 10.0 ** rng.uniform(-9, 6, size=(num_points, 3)),
+        "grid": rng.integers(0, 3, size=(num_points, 3)).astype(float),
+    }[kind]
+    index = poisson_disk_subset(points, num_samples, rng)
+    assert len(index) == num_samples and (np.diff(index) > 0).all()
+    distinct = len(np.unique(points, axis=0))
+    assert len(np.unique(points[index], axis=0)) == min(num_samples, distinct)
+
+
+def test_more_poisson_disk_samples_than_points_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot pick 4 distinct points of 3"):
+        poisson_disk_subset(np.zeros((3, 3)), 4, np.random.default_rng(0))
