@@ -118,13 +118,18 @@ def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_
         for ending in ("end", "exception", "interrupt")
     }
     expected = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
-    for ending, process in endings.items():
-        assert process.stdout is not None
-        workers = process.stdout.readline().split()[1:]
-        assert len(workers) == 2, process.communicate(timeout=60)
-        if ending == "interrupt":
-            os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == expected[ending], errors
-        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-    assert set(Path("/dev/shm").glob("torch_*")) <= before
+    try:
+        for ending, process in endings.items():
+            assert process.stdout is not None
+            workers = process.stdout.readline().split()[1:]
+            assert len(workers) == 2, process.communicate(timeout=60)
+            if ending == "interrupt":
+                os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == expected[ending], errors
+            assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        assert set(Path("/dev/shm").glob("torch_*")) <= before
+    finally:
+        for process in endings.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
