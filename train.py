@@ -21,11 +21,10 @@ from dataclasses import asdict, replace
 import torch
 import tyro
 from accelerate import Accelerator
-from pointup.data.sampler import TokenBudgetBatchSampler
-from pointup.training.monitor import Monitor, plan_table
 from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader
+from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import PointupError, TrainingError
 from pointup.model import Upsampler
 from pointup.training.checkpoint import (
@@ -38,6 +37,8 @@ from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation
 from pointup.training.launch import make_accelerator, peak_memory_bytes, seed_micro_batch
+from pointup.training.logs import RankLog
+from pointup.training.monitor import Monitor, plan_table
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
 from pointup.training.progress import Progress, length_in_steps
 from pointup.training.reduction import StepReduction
@@ -52,9 +53,9 @@ MAX_BAD_STEPS = 10
 
 def main() -> int:
     """Read the options and train; what a user can mend becomes one line and an exit status."""
-    config = tyro.cli(TrainConfig, description=__doc__)
     is_main = os.environ.get("RANK", "0") == "0"
     try:
+        config = tyro.cli(TrainConfig, description=__doc__)
         accelerator = make_accelerator(
             config.output_dir, config.log_with, config.collective_timeout
         )
@@ -90,6 +91,12 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
     claim_output_dir(config, accelerator)
+    with RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes):
+        run(config, accelerator, stop_after)
+
+
+def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -> None:
+    """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
     sampler = TokenBudgetBatchSampler(
         data.train.sizes,
@@ -167,13 +174,13 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
         started = time.monotonic() - progress.elapsed_seconds
         batches: Iterator[Batch] | None = None
         num_bad_steps = 0
+        share_done = progress.share_done(total_steps, config.hours)
 
         while not progress.finished and progress.step != stop_after:
             if not len(sampler):
                 sampler.set_epoch(sampler.epoch + 1)
                 batches = None
             batches = batches or iter(loader)
-            share_done = progress.share_done(total_steps, config.hours)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -209,7 +216,8 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
             sampler.advance(1)
             progress.step += 1
             progress.elapsed_seconds = totals.elapsed_seconds
-            progress.finished = progress.share_done(total_steps, config.hours) >= 1.0
+            share_done = progress.share_done(total_steps, config.hours)
+            progress.finished = share_done >= 1.0
 
             if progress.step % config.log_every == 0 or progress.finished:
                 seconds = time.monotonic() - step_began
@@ -227,7 +235,7 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
                     idle_fraction=totals.idle_fraction,
                     peak_memory_bytes=peak_memory_bytes(accelerator.device),
                 )
-            monitor.progress(progress.step, total_steps, totals.loss, totals.num_tokens)
+            monitor.progress(progress.step, total_steps, totals.loss, totals.num_tokens, share_done)
             if progress.step % eval_every == 0 or progress.finished:
                 evaluate()
             if progress.step % save_every == 0 or progress.finished or totals.stop:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
-
 from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
 from pointup.errors import DataError
 from pointup.training.config import TrainConfig

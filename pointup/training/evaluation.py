@@ -77,7 +77,7 @@ class Evaluation:
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
-        assert seen == list(range(len(self.data.validation))), "each cloud must be evaluated exactly once"
+        assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
         return EvaluationResult(
             rows={row: means for row in ROWS if (means := mean_metrics(gathered, row))},
             score=float(
@@ -136,7 +136,12 @@ class Evaluation:
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
             pictures[name] = evaluation_picture(
-                source, prediction, target, title=name, vertical=vertical
+                source,
+                prediction,
+                target,
+                title=name,
+                unit="m" if vertical else "",
+                vertical=vertical,
             )
         return pictures
 

@@ -36,6 +36,7 @@ TRACKED = {
     "epoch": "train/epoch",
     "num_clouds": "batch/clouds",
     "num_tokens": "batch/tokens",
+    "fill": "batch/budget_fill",
     "tokens_per_second": "speed/tokens_per_second",
     "step_seconds": "speed/step_seconds",
     "data_wait_seconds": "speed/data_wait_seconds",
@@ -135,6 +136,8 @@ class Monitor:
             "peak_memory_bytes": peak_memory_bytes,
         }
         self.metrics.write({"step": step, **values})
+        budget = self.config.token_budget * self.config.accumulation_steps
+        values["fill"] = num_tokens / (budget * self.accelerator.num_processes)
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
         self.accelerator.log({TRACKED[name]: value for name, value in values.items()}, step=step)
 
