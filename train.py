@@ -212,7 +212,6 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                         f"{MAX_BAD_STEPS} steps in a row had a non-finite gradient; lower "
                         f"--learning-rate, and see {config.output_dir}/logs for the clouds in them"
                     )
-            optimizer.zero_grad()
             sampler.advance(1)
             progress.step += 1
             progress.elapsed_seconds = totals.elapsed_seconds

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from accelerate import Accelerator
 
+from pointup.data.default import default_dataset
 from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
 from pointup.errors import DataError
 from pointup.training.config import TrainConfig
-
-logger = logging.getLogger(__name__)
-
-MAX_NAMED = 10
-"""Bad samples named one by one on the terminal; the log names all."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,6 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     name = config.data
     if name is None:
         with accelerator.local_main_process_first():
-            from pointup.data.default import default_dataset
-
             name = str(default_dataset())
     parts, left_out = [], []
     for split in ("train", "validation"):

@@ -61,8 +61,10 @@ class StepReduction:
         self.busy_seconds = self.data_wait_seconds = 0.0
 
     def start(self) -> None:
-        """Forget the last window."""
+        """Forget the last window, and the gradients that it left in the parameters."""
         self.buffer.zero_()
+        for parameter in self.parameters:
+            parameter.grad = None
         self.busy_seconds = self.data_wait_seconds = 0.0
 
     @contextmanager
