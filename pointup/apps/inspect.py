@@ -57,7 +57,8 @@ class Split:
     """What was found in one split.
 
     `columns` holds, by the names that are printed, one value a sample: numbers of points, their
-    ratio, the longest side of the source's bounding box; and, for a sample of the samples, median
+    sum (tokens)
+    and ratio, the longest side of the source's bounding box; and, for a sample of the samples, median
     distances from each point to the nearest other one (spacing) or to the nearest of the target.
     `share_in_target` is the share of the source's points that the target holds bit by bit: near
     1 where the source was thinned from the target, which makes scores look better than they are.
@@ -111,7 +112,7 @@ def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int) -> Spl
     columns: dict[str, np.ndarray] = {
         "source points": num_source,
         "target points": num_target,
-        "tokens, together": num_source + num_target,
+        "tokens": num_source + num_target,
         "ratio": num_target / np.where(num_source, num_source, np.nan),
         "longest side": _longest_sides(dataset),
     }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 import pointup
-from pointup.apps.workers import call_each
+from pointup.data.workers import call_each
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ class Making:
     scratch: Path
     left_out: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
-    _sizes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    @property
+    def draft(self) -> Path:
+        """Where the dataset is written before it takes its place."""
+        return self.scratch / "dataset"
 
     def each(
         self, calls: Iterable[Callable[[], Result]], num_calls: int, title: str
@@ -111,64 +115,57 @@ class Making:
         info: dict[str, Any],
         surfaces: Mapping[str, Surface] | None = None,
     ) -> int:
-        """Write the dataset, put it into its place, say so; the exit status."""
+        """Write the pairs as the draft, and publish it."""
         from pointup.data.pairs import write_pairs
 
-        output = self.options.output
-        fresh, old = self.scratch / "dataset", self.scratch / "old"
         info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
         info |= {"validation": self.options.validation, "seed": self.options.seed}
         # Paths become text, and tuples lists.
         info = json.loads(json.dumps(info, default=str))
         # Filled while the pairs are written.
         info["left_out"] = self.left_out
-        write_pairs(
-            self._counted("train", train),
-            self._counted("validation", validation),
-            fresh,
-            info,
-            surfaces,
-        )
+        write_pairs(train, validation, self.draft, info, surfaces)
+        return self.publish()
+
+    def publish(self) -> int:
+        """Put the draft into its place, say so and what was left out; the exit status."""
+        output = self.options.output
         if output.exists():
-            output.rename(old)
-        fresh.rename(output)
-        return self._close()
+            output.rename(self.scratch / "old")
+        self.draft.rename(output)
+        self._tell()
+        for reason in self.left_out:
+            print(f"pointup: left out: {reason}", file=sys.stderr)
+        return int(bool(self.left_out))
 
     def nothing_usable(self, remedy: str) -> DataError:
         """The error to raise when no pair is left."""
-        reasons = "".join(f"; {reason}" for reason in self.left_out[:3])
-        return DataError(f"{remedy}{reasons}")
+        return DataError(": ".join([remedy, *self.left_out[:1]]))
 
-    def _counted(self, split: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
-        sizes = self._sizes.setdefault(split, [])
-        for pair in pairs:
-            sizes.append((len(pair.source), len(pair.target)))
-            yield pair
-
-    def _close(self) -> int:
+    def _tell(self) -> None:
+        import datasets
         import numpy as np
 
         from pointup.training.config import TrainConfig
 
-        sizes = np.concatenate([np.reshape(s, (-1, 2)) for s in self._sizes.values()])
-        splits = ", ".join(f"{len(s):,} {split}" for split, s in self._sizes.items())
-        seconds = time.monotonic() - self.started
+        output, seconds = self.options.output, time.monotonic() - self.started
+        splits = datasets.load_from_disk(str(output))
+        sizes = np.concatenate(
+            [np.column_stack([s["num_source"][:], s["num_target"][:]]) for s in splits.values()]
+        )
+        numbers = ", ".join(f"{len(dataset):,} {split}" for split, dataset in splits.items())
         print(
-            f"{self.options.output}: {len(sizes):,} pairs ({splits}), {sizes.sum():,} points, "
-            f"in {seconds:,.1f} s"
+            f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s"
         )
         largest, budget = int(sizes.sum(axis=1).max()), TrainConfig.token_budget
         enough = "" if largest <= budget else f" --token-budget {-(-largest // 1024) * 1024}"
-        print(f"next: accelerate launch train.py --data {self.options.output}{enough}")
+        print(f"next: accelerate launch train.py --data {output}{enough}")
         if np.median(sizes[:, 0]) < FEW_POINTS:
             note(f"the median pair has {np.median(sizes[:, 0]):.0f} source points, which is little")
         if np.median(sizes[:, 1] / sizes[:, 0]) < 1:
             note("the target is sparser than the source in half of the pairs; are they swapped?")
-        if self.options.validation and not self._sizes["validation"]:
+        if self.options.validation and "validation" not in splits:
             note("too little to set pairs aside to validate on")
-        for reason in self.left_out:
-            print(f"pointup: left out: {reason}", file=sys.stderr)
-        return int(bool(self.left_out))
 
 
 def note(text: str) -> None:

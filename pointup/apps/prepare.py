@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from pointup.apps.prepare_shapes import H5, Meshes
+from pointup.apps.prepare_shapes import H5, Default, Meshes
 from pointup.apps.prepare_surveys import Pairs, Thin
 
 Source = (
@@ -15,6 +15,7 @@ Source = (
     | Annotated[Thin, tyro.conf.subcommand("thin")]
     | Annotated[Meshes, tyro.conf.subcommand("meshes")]
     | Annotated[H5, tyro.conf.subcommand("h5")]
+    | Annotated[Default, tyro.conf.subcommand("default")]
 )
 
 

@@ -170,3 +170,30 @@ class H5:
             return making.write(
                 pairs(False, "patches to train on"), pairs(True, "patches to validate on"), info
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """Procedural shapes and scanned landscapes, as train.py makes them where it has no data."""
+
+    num_pairs: int = 352
+    """Pairs to make."""
+    dataset: NewDataset
+
+    def __post_init__(self) -> None:
+        if self.num_pairs < 1:
+            raise ConfigError(f"--num-pairs {self.num_pairs}: must be at least 1")
+
+    def run(self) -> int:
+        from pointup.data.default import default_pairs
+
+        num_validation = round(self.dataset.validation * self.num_pairs)
+        with self.dataset.making() as making:
+            default_pairs(
+                making.draft,
+                self.dataset.seed,
+                self.num_pairs - num_validation,
+                num_validation,
+                self.dataset.num_workers,
+            )
+            return making.publish()

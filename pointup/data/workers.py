@@ -1,0 +1,104 @@
+"""Many calls of functions in several processes, results in the order of the calls."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
+from threading import current_thread, main_thread
+from typing import TypeVar
+
+from pointup.errors import PointupError
+
+Result = TypeVar("Result")
+# Workers need some seconds to start; short work is done before they would be ready.
+SECONDS_ALONE = 2.0
+# What the fork server imports once, so that workers start with it.
+PRELOADED = ["pointup.data.meshes", "pointup.data.surveys"]
+
+
+def call_each(
+    calls: Iterable[Callable[[], Result]], num_workers: int
+) -> Iterator[Result | PointupError]:
+    """What each call returns, or the PointupError that it raised, in the order of the calls.
+
+    This process begins alone and starts workers when it isn't done within seconds. They are never
+    more than a few calls ahead of who takes the results, so that these don't pile up. Calls must
+    pickle: `functools.partial` of a function that can be imported.
+    """
+    todo = iter(calls)
+    alone_until = time.monotonic() + SECONDS_ALONE
+    while num_workers <= 1 or time.monotonic() < alone_until:
+        for call in islice(todo, 1):
+            yield _attempt(call)
+            break
+        else:
+            return
+    context = _context()
+    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
+    running: deque[Future[Result | PointupError]] = deque()
+    try:
+        with _interrupts_held_back():
+            running.extend(pool.submit(_attempt, call) for call in islice(todo, 3 * num_workers))
+        while running:
+            result = running.popleft().result()
+            running.extend(pool.submit(_attempt, call) for call in islice(todo, 1))
+            yield result
+    except BrokenProcessPool as error:
+        raise PointupError(
+            "a worker process died, perhaps for lack of memory: try fewer --num-workers"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _context() -> BaseContext:
+    # A forked copy of a process with threads, as torch and Arrow start them, can deadlock.
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    # Ctrl-C reaches the whole process group; what the server inherits keeps it and its workers
+    # from answering with a traceback each.
+    if current_thread() is main_thread():
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        forkserver.ensure_running()
+        signal.signal(signal.SIGINT, handler)
+    return context
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C is answered at the end: processes that are half started can't be stopped in peace."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _attempt(call: Callable[[], Result]) -> Result | PointupError:
+    try:
+        return call()
+    except PointupError as error:
+        return error
+
+
+def _start_worker() -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
