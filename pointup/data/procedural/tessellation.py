@@ -44,14 +44,14 @@ def outwards(triangles: np.ndarray) -> np.ndarray:
 
 
 def grid(positions: np.ndarray, wrap_rows: bool = False, wrap_columns: bool = False) -> np.ndarray:
-    """Two triangles a cell of a (rows, columns, 3) grid of points."""
+    """Two triangles a cell of a (rows, columns, ..., 3) grid of points."""
     if wrap_rows:
         positions = np.concatenate([positions, positions[:1]], axis=0)
     if wrap_columns:
         positions = np.concatenate([positions, positions[:, :1]], axis=1)
     a, b = positions[:-1, :-1], positions[:-1, 1:]
     c, d = positions[1:, 1:], positions[1:, :-1]
-    return np.stack([a, b, c, a, c, d], axis=2).reshape(-1, 3, 3)
+    return np.stack([a, b, c, a, c, d], axis=-2).reshape(-1, 3, 3)
 
 
 def circle(num_sides: int) -> np.ndarray:
