@@ -23,8 +23,6 @@ SURPLUS = 1.25
 BLUR = 0.2
 ACCEPTED_IDLE = 5e-4
 MOST_PEELS = 16
-# Room and number of a bin share one integer, which sorts by room first.
-SHIFT = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -117,25 +115,27 @@ def _best_fit_decreasing(
 
     With `most_bins`, what does not fit into so many gets bin -1.
     """
+    # Room and number of a bin share one integer, which sorts by room first.
     rooms: list[int] = []
     counts: list[int] = []
     bins: list[int] = []
-    smallest = min(sizes) * SHIFT
-    for size in sizes:
-        at = bisect_left(rooms, size * SHIFT)
+    wanted = [size << 32 for size in sizes]
+    smallest = min(wanted)
+    for want in wanted:
+        at = bisect_left(rooms, want)
         if at < len(rooms):
             room = rooms.pop(at)
-            b = room % SHIFT
+            b = room & 0xFFFFFFFF
             counts[b] += 1
         elif len(counts) == most_bins:
             bins.append(-1)
             continue
         else:
             b = len(counts)
-            room = capacity * SHIFT + b
+            room = (capacity << 32) + b
             counts.append(1)
         bins.append(b)
-        room -= size * SHIFT
+        room -= want
         if room >= smallest and counts[b] < limit:
             insort(rooms, room)
     return np.array(bins)
