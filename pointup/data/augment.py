@@ -6,7 +6,7 @@ import numpy as np
 
 SCALES = (0.8, 1.2)
 JITTER = 0.01
-NUM_PROBES = 16
+NUM_PROBES = 8
 
 
 def crop_pair(
