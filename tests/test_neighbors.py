@@ -163,6 +163,7 @@ def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_answers(k: int) 
     squared, index = knn(pos, ptr, k)
     expected = squared_distances(pos, ptr, pos, ptr).sort(1).values[:, :k].float()
     torch.testing.assert_close(squared, expected)
+    torch.testing.assert_close(squared, (pos[index] - pos[:, None]).square().sum(2))
     assert torch.equal(index[:, 0], torch.arange(400))
 
 

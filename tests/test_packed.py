@@ -88,6 +88,12 @@ def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: object) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
+def test_the_mean_of_many_float32_values_is_right_to_the_last_bit() -> None:
+    values = 1000 + random_values([100_000])
+    expected = values.double().mean().float()
+    assert torch.equal(segment_mean(values, torch.tensor([0, 100_000])), expected[None])
+
+
 def test_counts_stay_whole_numbers() -> None:
     flags = torch.tensor([1, 1, 1, 0], dtype=torch.int64)
     assert segment_sum(flags, torch.tensor([0, 3, 4])).tolist() == [3, 0]

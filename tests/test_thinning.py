@@ -96,12 +96,17 @@ def test_duplicates_follow_in_the_order_of_their_indices(sample: object) -> None
     assert index[3:].tolist() == [i for i in range(9) if i not in first][:6]
 
 
-def test_mass_duplicates_are_quick_to_thin() -> None:
-    # In quadratic time this would take a minute.
-    index = farthest_point_sample(
-        torch.zeros(200_000, 3), torch.tensor([0, 200_000]), torch.tensor([100_000])
-    )
-    assert torch.equal(index, torch.arange(100_000))
+def test_mass_duplicates_never_reach_the_buckets() -> None:
+    # A bucket of equal points is searched once for each pick: quadratic.
+    pos = torch.cat([torch.rand(50, 3), torch.zeros(5000, 3)])
+    with mock.patch.object(
+        thinning.fpsample,
+        "bucket_fps_kdline_sampling",
+        side_effect=thinning.fpsample.bucket_fps_kdline_sampling,
+    ) as buckets:
+        index = farthest_point_sample(pos, torch.tensor([0, 5050]), torch.tensor([4000]))
+    assert len(buckets.call_args.args[0]) == 51
+    assert len(index.unique()) == 4000
 
 
 def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
