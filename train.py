@@ -99,7 +99,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
     """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
     sampler = TokenBudgetBatchSampler(
-        data.train.sizes,
+        data.train.full_sizes,
         config.token_budget,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
@@ -107,6 +107,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
         seed=config.seed,
         max_clouds=config.max_clouds,
         names=data.train.names,
+        crop=config.crop,
     )
     loader = make_loader(data.train, sampler, config.num_workers, config.worker_timeout)
     total_steps = length_in_steps(config.steps, config.epochs, config.hours, sampler.num_steps)

@@ -39,13 +39,18 @@ def test_a_batch_holds_its_clouds_one_after_another(samples):
         assert torch.equal(batch.resample[start:end], sample.resample)
 
 
-def test_what_one_sample_lacks_the_batch_leaves_out(samples):
+def test_a_sample_without_normals_or_second_sampling_takes_none_from_the_others(samples):
     chosen = [samples[0], samples[1]]
-    del chosen[1].resample
+    del chosen[1].resample, chosen[1].target_normals
     batch = collate(chosen)
+    of_first = batch.target_batch == 0
+    assert torch.equal(batch.target_normals[of_first], chosen[0].target_normals)
+    assert not batch.target_normals[~of_first].any()
+    assert batch.resample_ptr.tolist() == [0, len(chosen[0].resample), len(chosen[0].resample)]
+    batch = collate(chosen[1:])
+    assert "target_normals" not in batch
     assert "resample" not in batch
     assert "resample_ptr" not in batch
-    assert "target_normals" in batch
 
 
 def test_an_empty_batch_is_a_batch():

@@ -24,9 +24,10 @@ def collate(samples: Sequence[Data]) -> Batch:
     """Samples of a `PairDataset` as one batch, points copied one cloud after another.
 
     The batch has `pos` (N, 3), `batch` (N,), `ptr` (B + 1,), likewise `target`, `target_batch`,
-    `target_ptr`, and `name` (list of B), `index` (B,) int64. `target_normals` (M, 3), and
-    `resample` (K, 3) with `resample_ptr`, are there when every sample has them. No samples make an
-    empty batch.
+    `target_ptr`, and `name` (list of B), `index` (B,) int64. `target_normals` (M, 3) and
+    `resample` (K, 3) with `resample_ptr` are there when any sample has them: a sample without has
+    zeros for normals and no points of `resample`, so that what becomes of a cloud does not depend
+    on the others in its batch. No samples make an empty batch.
     """
     pos, ptr = _pack([sample.pos for sample in samples])
     target, target_ptr = _pack([sample.target for sample in samples])
@@ -41,10 +42,20 @@ def collate(samples: Sequence[Data]) -> Batch:
         name=[sample.name for sample in samples],
         index=torch.tensor([sample.index for sample in samples], dtype=torch.int64),
     )
-    if samples and all("target_normals" in sample for sample in samples):
-        batch.target_normals = torch.cat([sample.target_normals for sample in samples])
-    if samples and all("resample" in sample for sample in samples):
-        batch.resample, batch.resample_ptr = _pack([sample.resample for sample in samples])
+    if any("target_normals" in sample for sample in samples):
+        batch.target_normals = torch.cat(
+            [
+                sample.target_normals
+                if "target_normals" in sample
+                else torch.zeros_like(sample.target)
+                for sample in samples
+            ]
+        )
+    if any("resample" in sample for sample in samples):
+        nothing = torch.empty((0, 3))
+        batch.resample, batch.resample_ptr = _pack(
+            [sample.resample if "resample" in sample else nothing for sample in samples]
+        )
     return batch
 
 

@@ -51,11 +51,12 @@ class Evaluation:
         dataset = data.validation
         plan = list(
             TokenBudgetBatchSampler(
-                dataset.sizes,
+                dataset.full_sizes,
                 config.token_budget,
                 max_clouds=config.max_clouds,
                 names=dataset.names,
                 shuffle=False,
+                crop=config.crop,
             )
         )
         mine = plan[accelerator.process_index :: accelerator.num_processes]
