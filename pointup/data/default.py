@@ -196,7 +196,8 @@ def scene_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]
     width = np.sqrt(log_uniform(rng, 300, 2200) / density).clip(6, 16)
     scene = random_scene(rng, width)
     source, _ = scan(scene, density, rng)
-    denser = density * log_uniform(rng, 2, 6)
+    # Returns, not pulses: a wide beam has several of them among trees.
+    denser = log_uniform(rng, 2, 6) * len(source) / width**2
     target, normals = scan(scene, denser, rng, from_drone=True)
     second = scan(scene, denser, rng, from_drone=True)[0] if resample else None
     pair = Pair(
