@@ -91,6 +91,14 @@ def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path: Path, encodin
     assert (tmp_path / "a.ply").read_bytes() == (tmp_path / "b.ply").read_bytes()
 
 
+def test_ply_has_no_whole_numbers_of_64_bits(tmp_path: Path) -> None:
+    path, positions = tmp_path / "a.ply", np.zeros((2, 3))
+    write_points(path, PointCloud(positions, {"time": np.array([2**40 + 1, -5])}))
+    assert read_points(path).attributes["time"].tolist() == [2**40 + 1, -5]
+    with pytest.raises(DataError, match=r"a\.ply: time: whole numbers up to .* don't fit float64"):
+        write_points(path, PointCloud(positions, {"time": np.array([2**53 + 1, 0])}))
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_trimesh_reads_what_is_written_as_ply(tmp_path: Path, encoding: str) -> None:
     cloud = make_cloud()
@@ -186,6 +194,7 @@ def test_a_column_that_begins_with_whole_numbers_may_end_with_others(tmp_path: P
     (tmp_path / "a.xyz").write_text("\n".join([*rows, "0.5 0 0 1"]))
     cloud = read_points(tmp_path / "a.xyz")
     assert cloud.positions[-1, 0] == 0.5
+    assert cloud.attributes["column_4"].dtype == np.int64
     assert cloud.attributes["column_4"][1] == 2**60 + 1
 
 

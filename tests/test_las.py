@@ -325,6 +325,14 @@ def test_damaged_files_are_one_line_with_the_name_and_the_remedy(
     assert re.fullmatch(rf"{re.escape(str(path))}: not a whole LAS/LAZ file: .*again", message)
 
 
+def test_a_short_file_is_told_before_its_first_points(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    make_las(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FileError, match=r"has \d+ of \d+ bytes"):
+        next(iter_points(path, chunk_size=10))
+
+
 def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.las"
     with laspy.open(path, "w", header=laspy.LasHeader(version="1.4", point_format=6)):

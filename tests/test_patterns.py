@@ -99,6 +99,16 @@ def test_scan_lines_reach_walls_and_all_sides_of_shapes() -> None:
     assert gaps.max() < 4 * np.sqrt(4 * np.pi / len(kept))
 
 
+def test_scan_lines_pass_through_what_is_above_the_ground() -> None:
+    rng = np.random.default_rng(0)
+    floors = rng.random((40_000, 3)) * [60, 60, 0] + [0, 0, 5] * rng.integers(0, 2, (40_000, 1))
+    kept = floors[thin(floors, 8, "scanline", rng)]
+    for height in (0, 5):
+        floor, lines = floors[floors[:, 2] == height], kept[kept[:, 2] == height]
+        assert cKDTree(lines).query(floor)[0].max() < 1.3 * np.sqrt(60 * 60 / len(lines))
+        assert anisotropy(lines) > 1.6
+
+
 def test_impossible_thinning_is_an_error() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(ConfigError, match="'zigzag': must be one of random, poisson, scanline"):

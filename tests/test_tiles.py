@@ -22,7 +22,7 @@ NUMBERS = arrays.arrays(
 def test_tiles_are_those_of_a_dictionary(
     numbers: np.ndarray, tile: float, origin: tuple[float, float] | None
 ) -> None:
-    positions = numbers / 4 + 1000
+    positions = numbers / 4
     tiles = split_tiles(positions, tile, None if origin is None else np.array(origin))
     expected = defaultdict(list)
     for i, (x, y) in enumerate(positions - (origin or (0, 0))):
