@@ -11,12 +11,14 @@ import torch
 from scipy import ndimage
 
 from pointup.errors import DataError
-from pointup.evaluation.measures import Metric
+from pointup.evaluation.measures import Figures, Metric
 from pointup.geometry.neighbors import nearest
 
 THRESHOLDS = (0.1, 0.25, 0.5)
 # Cells without points that still belong to a survey when points surround them: shadows, water.
 LARGEST_HOLE = 3
+# In cells to each side of one: under trees few pulses reach the ground, and not in every cell.
+GROUND_REACH = 3
 # A grid this large means that a stray point or another coordinate system is among the points.
 MOST_CELLS = 200_000_000
 
@@ -68,27 +70,28 @@ def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Exten
     """
     low = np.max([points[:, :2].min(axis=0) for points in surveys.values()], axis=0)
     high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
-    origin = np.floor(low / cell) * cell
-    shape = np.floor((high - origin) / cell) + 1
     if (high < low).any():
         raise DataError(f"the surveys don't overlap: {_ranges(surveys)}")
+    # Whole cells only, from the lower corner on, or the density would be that of empty ground.
+    shape = np.maximum(np.floor((high - low) / cell + 0.01), 1)
     if shape.prod() > MOST_CELLS:
         raise DataError(
             f"{shape.prod():.2g} cells of {cell:g} in common; are the coordinates in metres, "
             f"without stray points? {_ranges(surveys)}"
         )
     width, height = (int(n) for n in shape)
-    everywhere = Extent(cell, origin, np.ones((width, height), dtype=bool))
+    everywhere = Extent(cell, low, np.ones((width, height), dtype=bool))
     covered = reduce(
         np.logical_and, [_without_holes(everywhere, points) for points in surveys.values()]
     )
     if not covered.any():
         raise DataError(f"the surveys have no ground in common: {_ranges(surveys)}")
-    return Extent(cell, origin, covered)
+    return Extent(cell, low, covered)
 
 
 def lidar_metrics(cell: float = 1.0, thresholds: Sequence[float] = THRESHOLDS) -> dict[str, Metric]:
     """What `measure_survey` gives, in the order to print."""
+    window = 2 * GROUND_REACH + 1
     metrics = {
         "num_points": Metric("points", "", "those on the common ground"),
         "density": Metric("density", "points/m2", "points by the area of the common ground"),
@@ -134,7 +137,7 @@ def lidar_metrics(cell: float = 1.0, thresholds: Sequence[float] = THRESHOLDS) -
             "height profile overlap",
             "%",
             f"share that the histograms of heights above ground, bins of {cell:g} m, have in "
-            "common; 100 is best; ground: the reference's lowest point in the cell",
+            "common; 100 is best; ground: as below, of the reference",
         ),
         "canopy_rmse": Metric(
             "canopy height RMSE",
@@ -145,7 +148,8 @@ def lidar_metrics(cell: float = 1.0, thresholds: Sequence[float] = THRESHOLDS) -
         "ground_rmse": Metric(
             "ground height RMSE",
             "m",
-            f"difference of the lowest points of each {cell:g} m cell, over the same cells",
+            f"difference of the lowest points of the {window} x {window} cells about each of those "
+            "cells",
         ),
     }
     return metrics
@@ -156,7 +160,7 @@ def measure_survey(
     reference: np.ndarray,
     extent: Extent,
     thresholds: Sequence[float] = THRESHOLDS,
-) -> dict[str, float]:
+) -> Figures:
     """Figures of a predicted survey (P, 3) against a reference (R, 3), metres, float64.
 
     Only points on the extent are measured; their nearest neighbours may lie beyond it, so that its
@@ -186,21 +190,19 @@ def measure_survey(
     return figures | height_figures(on_extent["prediction"], on_extent["reference"], extent)
 
 
-def height_figures(
-    prediction: np.ndarray, reference: np.ndarray, extent: Extent
-) -> dict[str, float]:
+def height_figures(prediction: np.ndarray, reference: np.ndarray, extent: Extent) -> Figures:
     """What the grid of the extent shows of heights and coverage, of points that lie on it.
 
-    Heights above ground are those above the reference's lowest point in the cell, or, where the
-    reference has none, in the nearest cell that has one.
+    Ground is the lowest point within `GROUND_REACH` cells; heights above ground are those above
+    the reference's.
     """
     low, high = height_grids(prediction, extent)
     reference_low, reference_high = height_grids(reference, extent)
     known, both = np.isfinite(reference_low), np.isfinite(reference_low) & np.isfinite(low)
-    ground = _filled(reference_low)
+    low, ground = (_lowest_around(grid) for grid in (low, reference_low))
     shares = []
     for points in (prediction, reference):
-        above = points[:, 2] - ground.reshape(-1)[extent.place(points)]
+        above = points[:, 2] - _filled(ground).reshape(-1)[extent.place(points)]
         layer, count = np.unique(np.floor(above / extent.cell), return_counts=True)
         shares.append(dict(zip(layer.tolist(), (count / len(points)).tolist(), strict=True)))
     predicted, true = shares
@@ -208,7 +210,7 @@ def height_figures(
         "covered": 100 * float(both.sum() / known.sum()),
         "height_overlap": 100 * sum(min(share, true.get(z, 0.0)) for z, share in predicted.items()),
         "canopy_rmse": _rmse(high[both] - reference_high[both]),
-        "ground_rmse": _rmse(low[both] - reference_low[both]),
+        "ground_rmse": _rmse(low[both] - ground[both]),
     }
 
 
@@ -249,6 +251,13 @@ def _without_holes(extent: Extent, positions: np.ndarray) -> np.ndarray:
     closed = ndimage.binary_closing(occupied, block)
     inner = slice(LARGEST_HOLE, -LARGEST_HOLE)
     return closed[inner, inner]
+
+
+def _lowest_around(grid: np.ndarray) -> np.ndarray:
+    lowest = ndimage.minimum_filter(
+        np.where(np.isnan(grid), np.inf, grid), 2 * GROUND_REACH + 1, mode="nearest"
+    )
+    return np.where(np.isinf(lowest), np.nan, lowest)
 
 
 def _filled(grid: np.ndarray) -> np.ndarray:

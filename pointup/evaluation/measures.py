@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.surfaces import Surface
 from pointup.metrics import cloud_metrics, point_to_surface_distance
+
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def measure(
     target: Tensor,
     target_ptr: Tensor,
     surfaces: Sequence[Surface | None] | None = None,
-) -> list[dict[str, float]]:
+) -> list[Figures]:
     """The figures of `METRICS` for every predicted cloud, in the order of the clouds.
 
     "cd", "hd" and "p2f" are the field's (Qian et al. 2021, PU-GCN); these and "cd_shared" come
@@ -103,3 +106,15 @@ def measure(
     return [
         figures[cloud] if has_points else {} for cloud, has_points in enumerate(measurable.tolist())
     ]
+
+
+def mean_rows(measured: Sequence[Mapping[str, Figures]]) -> dict[str, Figures]:
+    """For every row that any cloud has, the mean of each figure over the clouds that have it."""
+    rows = dict.fromkeys(row for figures in measured for row in figures)
+    return {row: mean_figures([one[row] for one in measured if row in one]) for row in rows}
+
+
+def mean_figures(figures: Sequence[Figures]) -> Figures:
+    """Mean of every figure over those that have it, in float64."""
+    names = dict.fromkeys(name for one in figures for name in one)
+    return {name: float(np.mean([one[name] for one in figures if name in one])) for name in names}

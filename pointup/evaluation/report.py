@@ -143,7 +143,8 @@ def _sides(table: Table, num_columns: int) -> list[str]:
 
 
 def _with_unit(metric: Metric) -> str:
-    return f"{metric.title} {metric.unit}".strip()
+    title = metric.title.strip()
+    return f"{title} ({metric.unit})" if metric.unit else title
 
 
 def _finite(value: Any) -> Any:
