@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,11 +32,9 @@ def point_to_plane(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor)
 
 LOSSES: dict[str, Loss] = {
     "chamfer": chamfer_distance,
-    "chamfer squared": lambda *sets: chamfer_distance(*sets, squared=True),
-    "density-aware": lambda *sets: density_aware_chamfer_distance(*sets, alpha=2.0),
-    "density-aware, trimmed": lambda *sets: density_aware_chamfer_distance(
-        *sets, alpha=2.0, trim=0.3
-    ),
+    "chamfer squared": partial(chamfer_distance, squared=True),
+    "density-aware": partial(density_aware_chamfer_distance, alpha=2.0),
+    "density-aware, trimmed": partial(density_aware_chamfer_distance, alpha=2.0, trim=0.3),
     "repulsion": lambda pos, ptr, *_: repulsion_loss(pos, ptr, k=3, radius=1.0),
     "point to plane": point_to_plane,
 }

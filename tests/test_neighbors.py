@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,7 +21,7 @@ SEARCHES = ["_search_trees", "_search_chunks"]
 any_search = pytest.mark.parametrize("search", SEARCHES)
 
 
-def use(search: str) -> object:
+def use(search: str) -> AbstractContextManager[Any]:
     """Tensors on the CPU are searched by the given backend, in small chunks and tasks."""
     return mock.patch.multiple(
         neighbors,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from pointup.geometry.packed import (
     sizes_from_ptr,
 )
 
+Reduce = Callable[[Tensor, Tensor], Tensor]
 # Time depends on what else the machine does.
 quick = settings(deadline=None, max_examples=40)
 sizes_of_clouds = st.lists(st.integers(0, 9), max_size=6)
@@ -70,21 +73,18 @@ def test_ranks_sort_every_cloud_by_itself(sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize("reduce", [segment_sum, segment_mean, segment_max])
-def test_segment_gradients_agree_with_finite_differences(reduce: object) -> None:
+def test_segment_gradients_agree_with_finite_differences(reduce: Reduce) -> None:
     values = random_values([3, 0, 4], 2, dtype=torch.float64).requires_grad_()
     ptr = torch.tensor([0, 3, 3, 7])
-    assert torch.autograd.gradcheck(lambda v: reduce(v, ptr), values)  # type: ignore[operator]
+    assert torch.autograd.gradcheck(lambda v: reduce(v, ptr), values)
 
 
 @pytest.mark.parametrize("reduce", [segment_sum, segment_mean])
-def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: object) -> None:
+def test_a_cloud_has_bitwise_the_same_sum_in_any_batch(reduce: Reduce) -> None:
     sizes = [5000, 1, 0, 3000]
     values = 1e4 + random_values(sizes)
-    together = reduce(values, ptr_from_sizes(torch.tensor(sizes)))  # type: ignore[operator]
-    alone = [
-        reduce(cloud, torch.tensor([0, len(cloud)]))  # type: ignore[operator]
-        for cloud in values.split(sizes)
-    ]
+    together = reduce(values, ptr_from_sizes(torch.tensor(sizes)))
+    alone = [reduce(cloud, torch.tensor([0, len(cloud)])) for cloud in values.split(sizes)]
     assert torch.equal(together, torch.cat(alone))
 
 

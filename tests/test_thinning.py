@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -14,6 +15,7 @@ from pointup.geometry import thinning
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.thinning import farthest_point_sample, poisson_disk_subset
 
+Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Time depends on what else the machine does.
 quick = settings(deadline=None, max_examples=40)
 
@@ -36,7 +38,8 @@ def on_sphere(num_points: int) -> np.ndarray:
 def gap_and_reach(points: np.ndarray, index: np.ndarray) -> tuple[float, float]:
     """Smallest distance within the subset, and largest from any point to it."""
     tree = cKDTree(points[index])
-    return tree.query(points[index], 2)[0][:, 1].min(), tree.query(points)[0].max()
+    gaps, reach = tree.query(points[index], k=[2])[0], tree.query(points, k=[1])[0]
+    return np.min(gaps), np.max(reach)
 
 
 both_samplers = pytest.mark.parametrize("sample", [farthest_point_sample, sample_on_any_device])
@@ -58,10 +61,10 @@ def clouds_to_thin(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 @quick
 @given(clouds=clouds_to_thin())
 def test_every_pick_is_the_farthest_from_those_before(
-    sample: object, clouds: tuple[Tensor, Tensor, Tensor]
+    sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     pos, ptr, counts = clouds
-    index = sample(*clouds)  # type: ignore[operator]
+    index = sample(*clouds)
     assert index.dtype == torch.int64 and len(index.unique()) == len(index) == counts.sum()
     for cloud, picks in enumerate(index.split(counts.tolist())):
         start, stop = int(ptr[cloud]), int(ptr[cloud + 1])
@@ -75,22 +78,22 @@ def test_every_pick_is_the_farthest_from_those_before(
 @quick
 @given(clouds=clouds_to_thin())
 def test_a_cloud_is_thinned_alike_in_any_batch(
-    sample: object, clouds: tuple[Tensor, Tensor, Tensor]
+    sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     pos, ptr, counts = clouds
-    together = sample(*clouds)  # type: ignore[operator]
+    together = sample(*clouds)
     alone = [
-        ptr[i] + sample(pos[ptr[i] : ptr[i + 1]], ptr[i : i + 2] - ptr[i], counts[i : i + 1])  # type: ignore[operator]
+        ptr[i] + sample(pos[ptr[i] : ptr[i + 1]], ptr[i : i + 2] - ptr[i], counts[i : i + 1])
         for i in range(len(counts))
     ]
     assert torch.equal(together, torch.cat([counts[:0], *alone]))
 
 
 @both_samplers
-def test_duplicates_follow_in_the_order_of_their_indices(sample: object) -> None:
+def test_duplicates_follow_in_the_order_of_their_indices(sample: Sample) -> None:
     pos = torch.zeros(40, 3)
     pos[10], pos[20] = 1.0, 2.0
-    index = sample(pos, torch.tensor([0, 40]), torch.tensor([9]))  # type: ignore[operator]
+    index = sample(pos, torch.tensor([0, 40]), torch.tensor([9]))
     first = [i for i in index[:3].tolist() if i not in (10, 20)]
     assert {10, 20} < set(index[:3].tolist()) and len(first) == 1
     assert index[3:].tolist() == [i for i in range(9) if i not in first][:6]
@@ -120,13 +123,19 @@ def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
 
 
 @both_samplers
-def test_what_cannot_be_thinned_is_refused(sample: object) -> None:
+def test_half_precision_and_points_with_gradients_can_be_thinned(sample: Sample) -> None:
+    pos, ptr, counts = torch.rand(30, 3).bfloat16(), torch.tensor([0, 30]), torch.tensor([5])
+    assert torch.equal(sample(pos.requires_grad_(), ptr, counts), sample(pos.float(), ptr, counts))
+
+
+@both_samplers
+def test_what_cannot_be_thinned_is_refused(sample: Sample) -> None:
     pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
     with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
-        sample(pos, ptr, torch.tensor([3, 3]))  # type: ignore[operator]
+        sample(pos, ptr, torch.tensor([3, 3]))
     pos[4] = torch.nan
     with pytest.raises(ValueError, match="cloud 1"):
-        sample(pos, ptr, torch.tensor([1, 1]))  # type: ignore[operator]
+        sample(pos, ptr, torch.tensor([1, 1]))
 
 
 def test_a_poisson_disk_subset_is_as_even_as_farthest_points() -> None:
