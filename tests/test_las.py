@@ -139,6 +139,16 @@ def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
     assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
 
 
+def test_a_description_of_extra_bytes_that_are_not_there_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(laspy.ScaleAwarePointRecord.zeros(3, header=header))
+    write_points(tmp_path / "b.las", read_points(path))
+    assert raw_vlrs(tmp_path / "b.las") == {(b"LASF_Projection", 2112): WKT.record_data}
+
+
 def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: Path) -> None:
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.2", point_format=0)

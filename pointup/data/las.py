@@ -18,11 +18,11 @@ from pointup.data.clouds import (
     check_positions,
     os_errors,
 )
-from pointup.data.las_layout import broken, read_layout
+from pointup.data.las_layout import RawRecord, broken, read_layout
 from pointup.errors import FileError
 
 COORDINATES = ("X", "Y", "Z")
-COPC, LASZIP = "copc", "laszip encoded"
+COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
 CHUNK_SIZE = 1_000_000
 # The returns are coded together with x and y. In formats from 6 on, half of the time is spent on
 # what this leaves out.
@@ -99,17 +99,22 @@ def read_las(path: Path, attributes: bool) -> PointCloud:
     return PointCloud(positions, joined, chunks[0].header, path)
 
 
-def _keep_records_raw(header: laspy.LasHeader, vlrs: list[bytes], evlrs: list[bytes]) -> None:
+def _keep_records_raw(
+    header: laspy.LasHeader, vlrs: list[RawRecord], evlrs: list[RawRecord]
+) -> None:
     """Makes the header's VLRs and EVLRs those of the file, byte for byte.
 
     laspy parses those it knows, and some come out of it changed: a WKT gets a null byte, an extra
     dimension loses its no-data value, and of several extra-bytes records all but one are left out.
     """
-    for records, contents in ((header.vlrs, vlrs), (header.evlrs or [], evlrs)):
-        for i, (record, content) in enumerate(zip(records, contents, strict=True)):
-            known = record.user_id in (COPC, LASZIP) or record.record_data_bytes() == content
+    if len(vlrs) > len(header.vlrs):
+        # laspy leaves out a description of extra bytes that the points don't have.
+        vlrs = [raw for raw in vlrs if (raw.user_id, raw.record_id) != EXTRA_BYTES]
+    for records, raws in ((header.vlrs, vlrs), (header.evlrs or [], evlrs)):
+        for i, (record, raw) in enumerate(zip(records, raws, strict=True)):
+            known = record.user_id in (COPC, LASZIP) or record.record_data_bytes() == raw.data
             if not known:
-                records[i] = VLR(record.user_id, record.record_id, record.description, content)
+                records[i] = VLR(record.user_id, record.record_id, record.description, raw.data)
         records[:] = [record for record in records if record.user_id != COPC]
     described = header.vlrs.get("ExtraBytesVlr")
     if len(described) > 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from struct import unpack_from
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from pointup.errors import FileError
 
@@ -25,8 +25,16 @@ def broken(path: Path, reason: str) -> FileError:
     return FileError(f"{path}: not a whole LAS/LAZ file: {reason}; copy or export it again")
 
 
-def read_layout(path: Path, stream: BinaryIO) -> tuple[list[bytes], list[bytes]]:
-    """The content of a file's VLRs and that of its EVLRs, byte for byte.
+class RawRecord(NamedTuple):
+    """A VLR or an EVLR: whose it is, its number, its content."""
+
+    user_id: bytes
+    record_id: int
+    data: bytes
+
+
+def read_layout(path: Path, stream: BinaryIO) -> tuple[list[RawRecord], list[RawRecord]]:
+    """The VLRs of a file and its EVLRs, byte for byte.
 
     Leaves the stream at its beginning. Raises FileError when the file is shorter than it says.
     """
@@ -44,17 +52,18 @@ def read_layout(path: Path, stream: BinaryIO) -> tuple[list[bytes], list[bytes]]
     vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEAD)
     evlrs = _read_records(path, stream, start_of_evlrs, size, num_evlrs, EVLR_HEAD)
     if point_format & COMPRESSED:
-        _check_chunks(path, stream, points_start, size, dict(vlrs).get(LASZIP))
+        laszip = next((record.data for record in vlrs if record.user_id == LASZIP), b"")
+        _check_chunks(path, stream, points_start, size, laszip)
     elif points_start + num_points * point_size > size:
         end = points_start + num_points * point_size
         raise broken(path, f"has {size} of {end} bytes")
     stream.seek(0)
-    return [data for _, data in vlrs], [data for _, data in evlrs]
+    return vlrs, evlrs
 
 
 def _read_records(
     path: Path, stream: BinaryIO, start: int, end: int, count: int, head_size: int
-) -> list[tuple[bytes, bytes]]:
+) -> list[RawRecord]:
     records = []
     for i in range(count):
         stream.seek(start)
@@ -63,14 +72,15 @@ def _read_records(
         start += head_size + length
         if start > end:
             raise broken(path, f"record {i + 1} of {count} before or after the points is cut short")
-        records.append((head[2:18].rstrip(b"\0"), stream.read(length)))
+        user_id, record_id = head[2:18].partition(b"\0")[0], unpack_from("<H", head, 18)[0]
+        records.append(RawRecord(user_id, record_id, stream.read(length)))
     return records
 
 
 def _check_chunks(
-    path: Path, stream: BinaryIO, points_start: int, size: int, laszip: bytes | None
+    path: Path, stream: BinaryIO, points_start: int, size: int, laszip: bytes
 ) -> None:
-    if laszip is None or len(laszip) < 34:
+    if len(laszip) < 34:
         raise broken(path, "the record that describes its compression is missing")
     chunk_size = unpack_from("<I", laszip, 12)[0]
     if MOST_POINTS_PER_CHUNK < chunk_size < VARIABLE_CHUNKS:
