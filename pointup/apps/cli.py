@@ -56,18 +56,17 @@ def main(args: Sequence[str] | None = None) -> int:
     POINTUP_TRACEBACK=1 in the environment shows where an error came from.
     """
     args = list(sys.argv[1:] if args is None else args)
-    if args == ["--version"]:
-        print(f"pointup {pointup.__version__}")
-        return 0
     try:
-        status = parse(args or ["--help"]).run()
-        sys.stdout.flush()
-        return int(status)
+        try:
+            return _run(args)
+        finally:
+            # Here rather than at exit, where a reader that has gone could not be handled.
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("\npointup: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`pointup inspect DIR | head`); the flush at exit must not fail again.
+        # As in `pointup inspect DIR | head`; the flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except (PointupError, ValueError, OSError) as error:
@@ -76,6 +75,13 @@ def main(args: Sequence[str] | None = None) -> int:
         message = " ".join(str(error).split())
         print(f"pointup: error: {message}", file=sys.stderr)
         return 1
+
+
+def _run(args: Sequence[str]) -> int:
+    if args == ["--version"]:
+        print(f"pointup {pointup.__version__}")
+        return 0
+    return int(parse(args or ["--help"]).run())
 
 
 if __name__ == "__main__":

@@ -57,11 +57,10 @@ class Split:
     """What was found in one split.
 
     `columns` holds, by the names that are printed, one value a sample: numbers of points, their
-    sum (tokens)
-    and ratio, the longest side of the source's bounding box; and, for a sample of the samples, median
-    distances from each point to the nearest other one (spacing) or to the nearest of the target.
-    `share_in_target` is the share of the source's points that the target holds bit by bit: near
-    1 where the source was thinned from the target, which makes scores look better than they are.
+    sum (tokens) and ratio, the longest side of the source's bounding box; and, measured on a few
+    samples, median distances to the nearest other point (spacing) or to the nearest of the target.
+    `share_in_target` is the share of the source's points that the target holds bit by bit: near 1
+    where the source was thinned from the target, which makes scores look better than they are.
     """
 
     name: str

@@ -124,7 +124,7 @@ class Making:
         info = json.loads(json.dumps(info, default=str))
         # Filled while the pairs are written.
         info["left_out"] = self.left_out
-        write_pairs(train, validation, self.draft, info, surfaces)
+        write_pairs(self._some(train), validation, self.draft, info, surfaces)
         return self.publish()
 
     def publish(self) -> int:
@@ -141,6 +141,14 @@ class Making:
     def nothing_usable(self, remedy: str) -> DataError:
         """The error to raise when no pair is left."""
         return DataError(": ".join([remedy, *self.left_out[:1]]))
+
+    def _some(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        any_pair = False
+        for pair in pairs:
+            any_pair = True
+            yield pair
+        if not any_pair:
+            raise self.nothing_usable("no pairs to train on")
 
     def _tell(self) -> None:
         import datasets

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# Each room imports only from itself and from rooms before it.
+ORDER = (
+    "errors",
+    "geometry",
+    "data",
+    "losses",
+    "metrics",
+    "attention",
+    "model",
+    "pictures",
+    "upsampling",
+    "evaluation",
+    "training",
+    "apps",
+)
+MODULES = [path for path in sorted((ROOT / "pointup").rglob("*.py")) if path.parent.name]
+HEAVY = {"torch", "datasets", "laspy", "matplotlib", "accelerate", "scipy", "h5py", "trimesh"}
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Full names of all modules that a file imports, at its top or inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert not node.level, f"{path}: import absolutely"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT / "pointup").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_between_rooms_point_one_way(path: Path) -> None:
+    if path == ROOT / "pointup" / "__init__.py":
+        return
+    assert room(path) in ORDER, f"say where {room(path)} stands in ORDER"
+    for name in imported_names(path):
+        parts = name.split(".")
+        if parts[0] == "pointup" and len(parts) > 1 and parts[1] in ORDER:
+            assert ORDER.index(parts[1]) <= ORDER.index(room(path)), f"{path.name}: {name}"
+
+
+def test_only_apps_training_and_train_know_accelerate() -> None:
+    for path in MODULES:
+        knows = any(name.split(".")[0] == "accelerate" for name in imported_names(path))
+        assert not knows or room(path) in ("apps", "training"), path
+
+
+def test_data_and_geometry_have_no_networks() -> None:
+    for path in MODULES:
+        if room(path) in ("data", "geometry"):
+            assert not any(name.startswith("torch.nn") for name in imported_names(path)), path
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_and_its_help_load_nothing_heavy() -> None:
+    code = """
+import sys
+import pointup
+from pointup.apps.cli import main
+for args in (["--help"], ["prepare", "--help"], ["prepare", "thin", "--help"]):
+    try:
+        main(args)
+    except SystemExit as end:
+        assert end.code == 0
+print("MODULES", *sys.modules)
+"""
+    loaded = run_python(code).split("MODULES")[1].split()
+    assert not HEAVY & set(loaded)
+
+
+def test_help_answers_at_once() -> None:
+    durations = []
+    for _ in range(3):
+        start = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "pointup.apps.cli", "--help"], capture_output=True, check=True
+        )
+        durations.append(time.monotonic() - start)
+    # 0.15 s on a quiet machine; torch alone would take longer than this.
+    assert min(durations) < 1.5
