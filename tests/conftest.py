@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 # Before torch is imported: small tensors, several processes, two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# No deadline: a machine with other work is slow, not wrong.
+settings.register_profile("pointup", deadline=None)
+settings.load_profile("pointup")
 
 ROOT = Path(__file__).parent.parent
 Run = subprocess.CompletedProcess[str]
