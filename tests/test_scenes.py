@@ -101,6 +101,20 @@ def test_a_pulse_returns_from_leaves_and_from_the_ground(rng) -> None:
     assert leaf_surface.distance(points[in_leaves]).max() < 1e-9
 
 
+def test_returns_of_a_pulse_nearer_than_the_separation_are_one(rng) -> None:
+    def num_lower_returns(separation: float) -> int:
+        points, _ = scan_triangles(
+            floor(20), layers, 8.0, replace(wide, separation=separation), np.random.default_rng(0)
+        )
+        return int(np.count_nonzero(np.abs(points[:, 2] - 4) < 0.1))
+
+    corners = rng.uniform([-6, -6], [6, 6], (6000, 1, 2)) + rng.normal(size=(6000, 3, 2)) * 0.1
+    heights = np.repeat([[4.0], [4.5]], 3000, axis=0)[:, None].repeat(3, axis=1)
+    layers = np.concatenate([corners, heights], axis=2)
+    wide = replace(EXACT, tilts=np.zeros(1), footprint=0.5)
+    assert num_lower_returns(0.8) < 0.7 * num_lower_returns(0.4)
+
+
 def test_noise_is_as_large_as_stated(rng) -> None:
     noisy = replace(EXACT, tilts=np.zeros(1), range_noise=0.02)
     points, _ = scan_triangles(floor(20), NOTHING, 10.0, noisy, rng)

@@ -34,7 +34,9 @@ RECIPE = 1
 NUM_TRAIN = 320
 NUM_VALIDATION = 32
 SCENE_SHARE = 0.35
-MIN_POINTS = 100
+# A scene that comes out otherwise, all in the dark or all in leaves, is drawn again.
+MIN_SOURCE, MAX_TARGET = 150, 14_000
+RATIOS = (1.7, 8.2)
 MAX_WORKERS = 32
 
 logger = logging.getLogger(__name__)
@@ -163,7 +165,9 @@ def default_sample(seed: int, split: str, number: int) -> tuple[Pair, Surface]:
         rng = np.random.default_rng([seed, validation, number, attempt])
         make = scene_pair if rng.random() < SCENE_SHARE else shape_pair
         pair, surface = make(rng, resample=validation)
-        if min(len(pair.source), len(pair.target)) >= MIN_POINTS:
+        num_source, num_target = len(pair.source), len(pair.target)
+        in_range = RATIOS[0] * num_source <= num_target <= RATIOS[1] * num_source
+        if in_range and num_source >= MIN_SOURCE and num_target <= MAX_TARGET:
             break
     pair.name = f"{pair.name}_{split}_{number:05d}"
     pair.surface = f"{pair.name}.npz" if validation else ""

@@ -50,7 +50,7 @@ def scan(
     """A survey of a scene with `density` pulses a square metre.
 
     From an aeroplane: one to three flight lines, wide beams, several returns a pulse, 1 to 3 cm of
-    range noise. From a drone: two to four crossing lines, narrow beams, millimetres of noise.
+    range noise. From a drone: two or three crossing lines, narrow beams, millimetres of noise.
     Returns points (N, 3) within the scene's square and unit normals (N, 3) of what they hit, zero
     on leaves and wires. N is what comes back: more than one return a pulse among trees.
     """

@@ -61,7 +61,7 @@ def airborne(rng: np.random.Generator, density: float) -> Scanner:
 
 def drone(rng: np.random.Generator, density: float) -> Scanner:
     """A drone: crossing lines, wide angles, a narrow beam, hardly any noise."""
-    num_lines = rng.integers(2, 5)
+    num_lines = rng.integers(2, 4)
     heading = rng.uniform(0, 2 * np.pi)
     return Scanner(
         density=density,
