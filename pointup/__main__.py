@@ -1,0 +1,7 @@
+"""`python -m pointup` is the `pointup` command, and `accelerate launch -m pointup` several."""
+
+import sys
+
+from pointup.apps.cli import main
+
+sys.exit(main())

@@ -1,0 +1,158 @@
+"""One file upsampled into another."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+from pointup.apps.progress import ProgressBar
+from pointup.apps.shares import LaunchedShares
+from pointup.apps.window import Window
+from pointup.data.clouds import os_errors
+from pointup.data.files import PointCloud, copy_points, iter_points, open_writer
+from pointup.errors import ConfigError, DataError, FileError
+from pointup.model import Upsampler
+from pointup.upsampling.attributes import added_dimensions
+from pointup.upsampling.job import Upsampling
+from pointup.upsampling.running import run_upsampling
+from pointup.upsampling.store import CHUNK_SIZE, Store, build_store
+from pointup.upsampling.wishes import Wishes
+
+MAX_RATIO = 100.0
+MAX_POINTS = 2_000_000_000
+# Disk space of a point that was made, and of a candidate until it is thinned out.
+POINT_BYTES, CANDIDATE_BYTES = 100, 16
+
+
+def upsample_file(
+    source: Path,
+    target: Path,
+    model: Upsampler,
+    wishes: Wishes,
+    shares: LaunchedShares,
+    *,
+    only_new: bool = False,
+    tile: float | None = None,
+    token_budget: int | None = None,
+    picture: Path | None = None,
+    force: bool = False,
+) -> str:
+    """Upsample a file, and tell in a line what was done. All processes of `shares` call it.
+
+    Raises PointupError in all of them when one of them meets it; then nothing is written.
+    """
+    began = time.monotonic()
+    num_written = 0
+    hidden = not shares.is_main
+    with _work_directory(target, shares) as directory, ProgressBar(source.name, hidden) as progress:
+        with shares.together():
+            if shares.is_main:
+                _sort_points(source, directory, progress)
+        with shares.together():
+            store = _open_store(directory)
+            _check_size(source, target, len(store), wishes, model, force)
+            upsampling = Upsampling(store, model, wishes, shares.device, token_budget)
+        progress.begin("upsampling", len(store))
+        # The others are about as far as this process.
+        run_upsampling(
+            upsampling, shares, tile, lambda points: progress.add(points * shares.num_processes)
+        )
+        with shares.together():
+            if shares.is_main:
+                window = Window(store) if picture else None
+                made = upsampling.new_points()
+                keep = wishes.originals and not only_new
+                progress.begin("writing")
+                num_written = _write(source, target, made, keep, window, progress)
+                if picture and window:
+                    window.draw(source, wishes.originals, picture)
+    seconds = time.monotonic() - began
+    return f"{source}: {len(store):,} points in, {num_written:,} out, {seconds:.1f} s: {target}"
+
+
+@contextmanager
+def _work_directory(target: Path, shares: LaunchedShares) -> Iterator[Path]:
+    """A directory beside the target, for as long as the work lasts."""
+    path = ""
+    with shares.together():
+        if shares.is_main:
+            with os_errors(target, "written"):
+                path = mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=target.parent)
+    directory = Path(shares.from_main(path))
+    try:
+        yield directory
+    finally:
+        if shares.is_main:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sort_points(source: Path, directory: Path, progress: ProgressBar) -> None:
+    def chunks() -> Iterator[PointCloud]:
+        progress.begin("reading")
+        for chunk in iter_points(source, CHUNK_SIZE):
+            yield chunk
+            progress.add(len(chunk))
+
+    try:
+        build_store(chunks(), directory)
+    except DataError as error:
+        raise FileError(f"{source}: {error}") from None
+
+
+def _open_store(directory: Path) -> Store:
+    try:
+        return Store(directory)
+    except FileNotFoundError:
+        raise FileError(
+            f"{directory}: not seen by all processes; write to a folder that all machines share"
+        ) from None
+
+
+def _check_size(
+    source: Path, target: Path, num_points: int, wishes: Wishes, model: Upsampler, force: bool
+) -> None:
+    """Refuse what is a mistake, or doesn't fit the disk."""
+    if force:
+        return
+    num_out = wishes.num_out(num_points)
+    size = num_out * POINT_BYTES
+    if wishes.ratio > MAX_RATIO or num_out > MAX_POINTS:
+        raise ConfigError(
+            f"{source}: ratio {wishes.ratio:g} makes {num_out:,} points of {num_points:,}, about "
+            f"{size / 1e9:,.1f} GB; lower it, or add --force"
+        )
+    if wishes.density is None:
+        needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
+        free = shutil.disk_usage(target.parent).free
+        if needed > free:
+            raise FileError(
+                f"{target}: {num_out:,} points and what it takes to make them need about "
+                f"{needed / 1e9:,.1f} GB, and {target.parent} has {free / 1e9:,.1f} GB; make room, "
+                "write elsewhere, or add --force"
+            )
+
+
+def _write(
+    source: Path,
+    target: Path,
+    made: Iterator[PointCloud],
+    with_originals: bool,
+    window: Window | None,
+    progress: ProgressBar,
+) -> int:
+    """The file as it was, then the points made; how many points that are."""
+    like = next(iter_points(source, CHUNK_SIZE))
+    with open_writer(target, like, added_dimensions(like)) as writer:
+        if with_originals:
+            copy_points(source, writer, CHUNK_SIZE)
+            progress.add(writer.num_points)
+        for cloud in made:
+            writer.write(cloud)
+            progress.add(len(cloud))
+            if window:
+                window.add(cloud.positions)
+        return writer.num_points

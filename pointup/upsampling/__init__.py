@@ -1,0 +1,5 @@
+"""Upsampling of clouds of any size with a trained model, the same however they are cut up."""
+
+from pointup.upsampling.arrays import upsample
+
+__all__ = ["upsample"]

@@ -1,0 +1,90 @@
+"""Upsampling of clouds in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from pointup.data.clouds import PointCloud, check_positions
+from pointup.model import Upsampler
+from pointup.upsampling.attributes import added_dimensions
+from pointup.upsampling.job import Upsampling
+from pointup.upsampling.models import load_model
+from pointup.upsampling.running import Alone, run_upsampling
+from pointup.upsampling.store import build_store
+from pointup.upsampling.wishes import Wishes
+
+Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
+
+
+def upsample(
+    points: Cloud,
+    ratio: float = 4.0,
+    *,
+    density: float | None = None,
+    model: Upsampler | str | Path | None = None,
+    originals: bool = True,
+    only_new: bool = False,
+    max_distance: float | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Cloud:
+    """The points of a cloud, and new ones between them: `round(ratio * N)` in all.
+
+    Of an array (N, 3), in any unit and however far from the origin: an array (M, 3) float64 with
+    the points as they were, followed by the new ones. Of a `PointCloud`: one with its attributes;
+    new points have those of the nearest point (intensity and colours interpolated), and besides
+    `synthetic`, `parent_index` and `distance_to_measured`.
+
+    The result is what `pointup upsample` writes. It depends on the cloud, the model and these:
+        density: points per unit of area on the ground, in place of the ratio; places that are
+            denser are left alone.
+        model: a model, its directory or its name on the Hub; by default the one that is shipped.
+        originals: without, all `round(ratio * N)` points are made by the model.
+        only_new: leave the points themselves out of the result.
+        max_distance: make no point farther than this from the nearest one of the cloud.
+        seed: decides between points that are as good as each other.
+        device: by default an accelerator where there is one.
+
+    Raises FileError for points that are not finite, DataError for less than two different ones,
+    ConfigError for wishes that can't be met and ModelError where there is no model.
+    """
+    wishes = Wishes(
+        ratio=ratio,
+        density=density,
+        originals=originals,
+        max_distance=max_distance,
+        seed=seed,
+    )
+    place = torch.device(device) if device else default_device()
+    loaded = load_model(model, place)
+    given: Any = points
+    is_cloud = isinstance(given, PointCloud)
+    cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
+    check_positions(cloud.positions, "points")
+    with TemporaryDirectory(prefix="pointup_") as directory:
+        upsampling = Upsampling(build_store([cloud], Path(directory)), loaded, wishes, place)
+        run_upsampling(upsampling, Alone())
+        parts: list[PointCloud] = list(upsampling.new_points())
+    if originals and not only_new:
+        defaults = {
+            dimension.name: np.arange(len(cloud), dtype=dimension.dtype)
+            if dimension.default == "index"
+            else np.full(len(cloud), dimension.default, dimension.dtype)
+            for dimension in added_dimensions(cloud)
+        }
+        parts.insert(0, PointCloud(cloud.positions, defaults | cloud.attributes))
+    positions = np.concatenate([np.empty((0, 3)), *(part.positions for part in parts)])
+    names = parts[0].attributes if parts else {}
+    attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
+    result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
+    return result if is_cloud else result.positions
+
+
+def default_device() -> torch.device:
+    """The accelerator where there is one, otherwise the CPU."""
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

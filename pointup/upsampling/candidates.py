@@ -1,0 +1,207 @@
+"""Candidates for new points: what the model makes of a part of the cloud, as if it saw it whole."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointup.errors import ConfigError, ModelError
+from pointup.geometry.local import LocalGeometry, local_geometry
+from pointup.model import Upsampler
+from pointup.upsampling.region import Region
+
+# Passes of a mean over the neighbours that make the spacing of points smooth.
+_SMOOTHING = 2
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Children of N points, R of them a point, in the order of the points.
+
+    Attributes:
+        num_slots: (N,) int64, how many children each point has; together they are M.
+        offset: (M, 3) float32, from the parent to the child.
+        distance: (M,) float32, to the nearest of the parent's neighbours and the parent itself.
+        spacing: (N,) float32, distance between points around each parent.
+    """
+
+    num_slots: np.ndarray
+    offset: np.ndarray
+    distance: np.ndarray
+    spacing: np.ndarray
+
+    @property
+    def parent(self) -> np.ndarray:
+        """(M,) int64, the row of each child's parent."""
+        return np.repeat(np.arange(len(self.num_slots)), self.num_slots)
+
+    @property
+    def slot(self) -> np.ndarray:
+        """(M,) int64, the number of each child among its parent's."""
+        first = np.cumsum(self.num_slots) - self.num_slots
+        return np.arange(len(self.offset)) - first[self.parent]
+
+    def rows(self, start: int, stop: int) -> Candidates:
+        """The children of some of the points."""
+        ptr = np.append(0, np.cumsum(self.num_slots))
+        children = slice(ptr[start], ptr[stop])
+        return Candidates(
+            self.num_slots[start:stop],
+            self.offset[children],
+            self.distance[children],
+            self.spacing[start:stop],
+        )
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """Points with all others that their children depend on.
+
+    Attributes:
+        pos: (N, 3) float32, the points themselves first.
+        index: (N, K) int64 neighbours, each point itself first; -1 where they don't matter.
+        squared: (N, K) float32 squared distances.
+        slot_index: (C, R) int64, what the slots of the first C points are tied to.
+    """
+
+    pos: np.ndarray
+    index: np.ndarray
+    squared: np.ndarray
+    slot_index: np.ndarray
+
+
+def gather_neighborhood(
+    region: Region, core: np.ndarray, k: int, num_slots: int, num_hops: int
+) -> Neighborhood:
+    """Everything within `num_hops` steps from point to neighbour of the points at places `core`."""
+    of_slots = region.neighbors_of(core, max(k, num_slots))
+    frontier, found = core, [(of_slots[0][:, :k], of_slots[1][:, :k])]
+    reached, touched = core, of_slots[1]
+    for _ in range(num_hops - 1):
+        frontier = np.setdiff1d(touched[touched >= 0], reached)
+        reached = np.concatenate([reached, frontier])
+        found.append(region.neighbors_of(frontier, k))
+        touched = found[-1][1]
+    # Of the last ones, only the positions matter.
+    frontier = np.setdiff1d(touched[touched >= 0], reached)
+    reached = np.concatenate([reached, frontier])
+
+    place = np.full(len(region) + 1, -1, dtype=np.int64)
+    place[reached] = np.arange(len(reached))
+    index = np.full((len(reached), k), -1, dtype=np.int64)
+    squared = np.full((len(reached), k), np.inf, dtype=np.float32)
+    index[:, 0], squared[:, 0] = np.arange(len(reached)), 0.0
+    num_known = len(reached) - len(frontier)
+    index[:num_known] = place[np.concatenate([places for _, places in found])]
+    squared[:num_known] = np.square(np.concatenate([distance for distance, _ in found]))
+    positions = region.rows["position"][reached]
+    # Centred in float64: neighbours are then exact differences in float32.
+    centre = (positions.min(axis=0) + positions.max(axis=0)) / 2
+    pos = (positions - centre).astype(np.float32)
+    return Neighborhood(pos, index, squared, place[of_slots[1][:, :num_slots]])
+
+
+def num_hops(model: Upsampler) -> int:
+    """Steps from point to neighbour that the children of a point depend on.
+
+    One for the features of their parent's neighbours, one for each layer, one for the neighbours
+    that the first features describe, and one for the spacing there.
+    """
+    return model.config.num_layers + 3
+
+
+def make_candidates(
+    model: Upsampler,
+    region: Region,
+    core: np.ndarray,
+    num_slots: np.ndarray,
+    device: torch.device,
+    children_per_call: int,
+    turn: AbstractContextManager[object],
+) -> Candidates:
+    """Children of the points at places `core` in the region, `num_slots` (C,) of each.
+
+    The device is used within `turn`. Raises ModelError when the model makes coordinates that are
+    not finite, ConfigError when the device has too little memory.
+    """
+    if not num_slots.any():
+        nothing = np.empty((0, 3), dtype=np.float32)
+        return Candidates(num_slots, nothing, nothing[:, 0], np.ones(len(core), dtype=np.float32))
+    # Points with the same number of slots one after another.
+    order = np.argsort(num_slots, kind="stable")
+    near = gather_neighborhood(
+        region, core[order], model.config.k + 1, int(num_slots.max()), num_hops(model)
+    )
+    try:
+        with turn:
+            offset, distance, spacing = _run(
+                model, near, num_slots[order], device, children_per_call
+            )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{device} has too little memory for {len(near.pos)} points at a time; lower "
+            "--token-budget"
+        ) from error
+    if not np.isfinite(offset).all():
+        raise ModelError("the model makes coordinates that are not finite; train it again")
+    back = np.argsort(np.repeat(order, num_slots[order]), kind="stable")
+    smooth = np.empty_like(spacing)
+    smooth[order] = spacing
+    return Candidates(num_slots, offset[back], distance[back], smooth)
+
+
+@torch.inference_mode()
+def _run(
+    model: Upsampler,
+    near: Neighborhood,
+    num_slots: np.ndarray,
+    device: torch.device,
+    children_per_call: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Offset and distance of the children, and the smooth spacing of their parents."""
+    pos, index, squared, slot_index = (
+        torch.from_numpy(values).to(device)
+        for values in (near.pos, near.index, near.squared, near.slot_index)
+    )
+    geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
+    features, g = model.encode(geometry)
+    spacing = geometry.spacing
+    for _ in range(_SMOOTHING):
+        spacing = spacing[geometry.index].mean(1)
+    offsets, distances = [], []
+    for rows, slots in _calls(num_slots, children_per_call):
+        children = model.place_children(pos, rows, slot_index[rows, :slots], features, g, geometry)
+        offset = children - pos[rows].unsqueeze(1)
+        offsets.append(offset.flatten(0, 1).cpu())
+        distances.append(_distance_to_points(offset, rows, slot_index, pos, geometry).cpu())
+    smooth = spacing[: len(num_slots), 0].cpu()
+    return torch.cat(offsets).numpy(), torch.cat(distances).numpy(), smooth.numpy()
+
+
+def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, int]]:
+    """Runs of points with equal numbers of slots, none of them 0, of limited size."""
+    calls = []
+    values, starts = np.unique(num_slots, return_index=True)
+    for slots, start, stop in zip(
+        values.tolist(), starts.tolist(), [*starts[1:].tolist(), len(num_slots)], strict=True
+    ):
+        if slots:
+            step = max(1, children_per_call // slots)
+            calls += [(slice(i, min(i + step, stop)), slots) for i in range(start, stop, step)]
+    return calls
+
+
+def _distance_to_points(
+    offset: Tensor, rows: slice, slot_index: Tensor, pos: Tensor, geometry: LocalGeometry
+) -> Tensor:
+    """Distance (n * R,) of children to the nearest point that their parent knows."""
+    wide = slot_index if slot_index.shape[1] > geometry.index.shape[1] else geometry.index
+    own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
+    known = torch.where(wide[rows] < 0, own, wide[rows])
+    relative = pos[known] - pos[rows].unsqueeze(1)
+    gap = offset.unsqueeze(2) - relative.unsqueeze(1)
+    return torch.linalg.vector_norm(gap, dim=-1).amin(-1).flatten()

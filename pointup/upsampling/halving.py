@@ -1,0 +1,67 @@
+"""Boxes made by halving: an order of points in space, and its parts of limited size.
+
+The box around a cloud is halved across its longest side, again and again. Where a point lies in
+the halves is its key, and a box is a run of points in the order of their keys. Boxes depend on the
+cloud alone, never on how it is cut up for processing, which is what makes results independent of
+tiles and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+KEY_BITS = 62
+
+
+class Halving:
+    """The order of halving of a box from the origin to `extent`, (3,) and not negative.
+
+    Sides are powers of two in the unit of the coordinates, so that halves are exact.
+    """
+
+    def __init__(self, extent: np.ndarray) -> None:
+        # A side of 2**exponent holds its extent and is open above.
+        exponents = [np.floor(np.log2(side)) + 1 if side > 0 else -np.inf for side in extent]
+        steps: list[tuple[int, int]] = []
+        exponent = int(max(exponents)) - 1 if np.isfinite(max(exponents)) else 0
+        while len(steps) < KEY_BITS and np.isfinite(max(exponents)):
+            steps += [(axis, exponent) for axis in range(3) if exponents[axis] > exponent]
+            exponent -= 1
+        self._steps = steps[:KEY_BITS]
+
+    def keys(self, positions: np.ndarray) -> np.ndarray:
+        """(N,) int64 for positions (N, 3): one bit for each halving, the first one highest."""
+        keys = np.zeros(len(positions), dtype=np.int64)
+        if not self._steps:
+            return keys
+        finest = self._steps[-1][1]
+        numbers = [np.floor(np.ldexp(axis, -finest)).astype(np.int64) for axis in positions.T]
+        for axis, exponent in self._steps:
+            keys = (keys << 1) | ((numbers[axis] >> (exponent - finest)) & 1)
+        return keys << (KEY_BITS - len(self._steps))
+
+
+def split_boxes(
+    keys: np.ndarray, fits: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Cut items into the largest boxes that fit, (B,) int64 indices of their first items.
+
+    keys: (N,) int64, ascending. `fits` gets the first items of boxes and the ends and says which of
+    them are left whole; boxes of equal keys stay whole.
+    """
+    starts, stops = np.zeros(1, dtype=np.int64), np.array([len(keys)])
+    whole = []
+    for depth in range(KEY_BITS):
+        is_whole = fits(starts, stops)
+        whole.append(starts[is_whole])
+        starts, stops = starts[~is_whole], stops[~is_whole]
+        if not len(starts):
+            break
+        shift = KEY_BITS - depth
+        middle_keys = (keys[starts] >> shift << shift) | (1 << (shift - 1))
+        middles = np.searchsorted(keys, middle_keys)
+        starts, stops = np.concatenate([starts, middles]), np.concatenate([middles, stops])
+        starts, stops = starts[starts < stops], stops[starts < stops]
+    return np.sort(np.concatenate([*whole, starts]))

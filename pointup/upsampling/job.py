@@ -1,0 +1,259 @@
+"""Upsampling of a stored cloud, part by part: candidates by the model, then thinning.
+
+The parts are nested boxes, made by halving. A cell has a quota of new points; a block is thinned at
+once; a batch goes through the model at once; a tile is read at once and worked on by one thread.
+Only the first three touch the result, and they depend on the cloud and not on tiles.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+
+from pointup.data.clouds import PointCloud, os_errors
+from pointup.geometry.midpoints import slots_for_ratio
+from pointup.model import Upsampler
+from pointup.upsampling.attributes import (
+    DISTANCE,
+    NUM_NEIGHBORS,
+    PARENT,
+    SYNTHETIC,
+    attributes_between,
+)
+from pointup.upsampling.candidates import Candidates, make_candidates
+from pointup.upsampling.colors import color_boxes, touching
+from pointup.upsampling.density import NUM_IN_CIRCLE, ground_density
+from pointup.upsampling.halving import split_boxes
+from pointup.upsampling.region import Region
+from pointup.upsampling.selection import first_radius, select_evenly
+from pointup.upsampling.store import BLOCK_SIZE, Store
+from pointup.upsampling.wishes import MAX_LOCAL_RATIO, Wishes
+
+CELL_SIZE = 256
+"""Most points of a cell, in which the number of new points is exact."""
+_CHILDREN_PER_CALL = 16_384
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Blocks from `start` to `stop`, in batches of which each begins with one of `batches`."""
+
+    start: int
+    stop: int
+    batches: np.ndarray
+
+
+class Upsampling:
+    """One cloud being upsampled: first `make_candidates` of every tile, then `thin` every block.
+
+    Results of both go to files in the store's directory, where the other processes find them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: Upsampler,
+        wishes: Wishes,
+        device: torch.device,
+        token_budget: int | None = None,
+    ) -> None:
+        self.store, self.model, self.wishes, self.device = store, model, wishes, device
+        on_cpu = device.type == "cpu"
+        budget = token_budget or (BLOCK_SIZE if on_cpu else 32 * BLOCK_SIZE)
+        # Small enough for a CPU's cache.
+        self._children_per_call = _CHILDREN_PER_CALL if on_cpu else 4 * budget
+        self._batches = split_boxes(
+            store.block_keys,
+            lambda starts, stops: store.block_ptr[stops] - store.block_ptr[starts] <= budget,
+        )
+        # One batch at a time on an accelerator; neighbours of others are looked up meanwhile.
+        self._device_turn: Any = nullcontext() if on_cpu else threading.Lock()
+
+    def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
+        """Cut the cloud into tiles of at most so many points, or with sides of at most `side`.
+
+        A tile is at least one batch.
+        """
+        store, ends = self.store, np.append(self._batches, self.store.num_blocks)
+
+        def fits(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+            first, last = ends[starts], ends[stops]
+            if side is None:
+                return store.block_ptr[last] - store.block_ptr[first] <= num_points
+            low = np.array([store.low[a:b, :2].min(0) for a, b in zip(first, last, strict=True)])
+            high = np.array([store.high[a:b, :2].max(0) for a, b in zip(first, last, strict=True)])
+            return (high - low <= side).all(axis=1)
+
+        first = split_boxes(store.block_keys[self._batches], fits)
+        return [
+            Tile(int(ends[a]), int(ends[b]), self._batches[a:b])
+            for a, b in zip(first, np.append(first[1:], len(self._batches)), strict=True)
+        ]
+
+    def make_candidates(self, tile: Tile) -> None:
+        """Let the model make more points than wanted of every point of a tile."""
+        region = Region(self.store, tile.start, tile.stop)
+        for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
+            blocks = range(start, stop)
+            ratios = [self._ratio(block) for block in blocks]
+            core = np.concatenate([region.places(block) for block in blocks])
+            candidates = make_candidates(
+                self.model,
+                region,
+                core,
+                self._num_slots(np.concatenate(ratios)),
+                self.device,
+                self._children_per_call,
+                self._device_turn,
+            )
+            row = 0
+            for block, ratio in zip(blocks, ratios, strict=True):
+                part = candidates.rows(row, row + len(ratio))
+                row += len(ratio)
+                self._save_candidates(block, part, ratio)
+
+    def colors(self) -> list[list[int]]:
+        """Blocks in an order to thin them: those of one list don't touch each other."""
+        bounds = [self._load(block, "candidates")["bounds"] for block in range(len(self))]
+        self._low, self._high = np.array(bounds).transpose(1, 0, 2)
+        self._colors = color_boxes(self._low, self._high)
+        return [
+            np.flatnonzero(self._colors == color).tolist()
+            for color in range(self._colors.max() + 1)
+        ]
+
+    def thin(self, block: int) -> None:
+        """Keep as many of a block's candidates as wanted, far from what its neighbours keep."""
+        with self._load(block, "candidates") as saved:
+            found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
+            cell, quota, radius = saved["cell"], saved["quota"], float(saved["radius"])
+        self._path(block, "candidates").unlink()
+        region = Region(self.store, block, block + 1)
+        core = region.places(block)
+        parent = found.parent
+        points = region.rows["position"][core[parent]] + found.offset
+        scale = found.spacing[parent].astype(np.float64)
+        distance = np.full(len(points), np.inf)
+        if self.wishes.originals:
+            distance = found.distance / scale
+        for other in touching(self._low, self._high, block):
+            if self._colors[other] < self._colors[block]:
+                with self._load(other, "points") as saved:
+                    kept = saved["position"]
+                if len(kept) and len(points):
+                    gap = cKDTree(kept).query(
+                        points, distance_upper_bound=radius * scale.max()
+                    )[0]
+                    distance = np.minimum(distance, gap / scale)
+        if self.wishes.max_distance is not None:
+            distance[found.distance > self.wishes.max_distance] = -1.0
+        start = int(self.store.block_ptr[block])
+        priority = _shuffled(self.wishes.seed, start + parent, found.slot)
+        picked = np.empty(0, dtype=np.int64)
+        if len(points):
+            picked = select_evenly(points, scale, distance, cell[parent], quota, priority, radius)
+        points = points[picked]
+        gaps, nearest = region.neighbors(points, NUM_NEIGHBORS)
+        self._save(
+            block,
+            "points",
+            position=points,
+            parent=region.rows["index"][core[parent[picked]]],
+            distance=gaps[:, 0].astype(np.float32),
+            attributes=attributes_between(region.rows["attributes"], gaps, nearest),
+        )
+
+    def new_points(self) -> Iterator[PointCloud]:
+        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`."""
+        for block in range(len(self)):
+            with self._load(block, "points") as saved:
+                rows = saved["attributes"]
+                attributes = {name: rows[name] for name in rows.dtype.names or ()}
+                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
+                cloud = PointCloud(saved["position"] + self.store.anchor, attributes)
+            self._path(block, "points").unlink()
+            if len(cloud):
+                yield cloud
+
+    def __len__(self) -> int:
+        return self.store.num_blocks
+
+    def _ratio(self, block: int) -> np.ndarray:
+        """Points wanted for each point of a block."""
+        size = int(self.store.block_ptr[block + 1] - self.store.block_ptr[block])
+        if self.wishes.density is None:
+            return np.full(size, self.wishes.ratio)
+        region = Region(self.store, block, block + 1, dims=2)
+        places = region.places(block)
+        distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(self.store)))
+        positions = region.rows["position"][:, :2]
+        density = ground_density(positions[places], distance, positions[near])
+        return (self.wishes.density / density).clip(1.0, MAX_LOCAL_RATIO)
+
+    def _num_slots(self, ratio: np.ndarray) -> np.ndarray:
+        slots = slots_for_ratio(torch.from_numpy(ratio), self.model.config.slots_per_ratio).numpy()
+        return np.where(ratio > 1, slots, 0) if self.wishes.originals else slots
+
+    def _save_candidates(self, block: int, found: Candidates, ratio: np.ndarray) -> None:
+        rows = self.store.read_block(block)
+        first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
+        cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
+        points = rows["position"][found.parent] + found.offset
+        scale = found.spacing[found.parent]
+        radius = first_radius(points, scale) if len(points) else 0.0
+        reach = radius * scale.max(initial=0.0)
+        around = points if len(points) else rows["position"]
+        self._save(
+            block,
+            "candidates",
+            **vars(found),
+            cell=cell,
+            quota=self._quota(block, ratio, np.append(first, len(rows))),
+            radius=np.array(radius),
+            bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
+        )
+
+    def _quota(self, block: int, ratio: np.ndarray, cell_ptr: np.ndarray) -> np.ndarray:
+        """New points wanted in each cell; the fractions add up from cell to cell."""
+        if self.wishes.density is None:
+            # From the beginning of the cloud, so that the whole has exactly round(ratio * N).
+            rows = cell_ptr + int(self.store.block_ptr[block])
+            wanted = np.rint(self.wishes.ratio * rows)
+        else:
+            rows = cell_ptr
+            wanted = np.rint(np.append(0.0, np.cumsum(ratio))[cell_ptr])
+        total = wanted - rows if self.wishes.originals else wanted
+        return np.diff(total).astype(np.int64)
+
+    def _path(self, block: int, what: str) -> Path:
+        return self.store.directory / f"{what}_{block}.npz"
+
+    def _save(self, block: int, what: str, **arrays: np.ndarray) -> None:
+        path = self._path(block, what)
+        with os_errors(path, "written"):
+            np.savez(path, **arrays)  # type: ignore[arg-type]
+
+    def _load(self, block: int, what: str) -> Any:
+        path = self._path(block, what)
+        with os_errors(path, "read"):
+            return np.load(path)
+
+
+def _shuffled(seed: int, row: np.ndarray, slot: np.ndarray) -> np.ndarray:
+    """Random numbers (M,) int64, all different, for each child of each row of the store."""
+    # The finalizer of MurmurHash3, which maps different numbers to different ones.
+    mixed = (row.astype(np.uint64) << np.uint64(16)) + slot.astype(np.uint64)
+    mixed += np.uint64(seed % 2**32) << np.uint64(32)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed ^= mixed >> np.uint64(33)
+        mixed *= np.uint64(factor)
+    return (mixed ^ (mixed >> np.uint64(33))).view(np.int64)

@@ -1,0 +1,112 @@
+"""The phases of an upsampling, on the threads of one process or shared among several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from pointup.upsampling.job import Upsampling
+from pointup.upsampling.store import BLOCK_SIZE
+
+TILE_SIZE = 65_536
+"""Most points of a tile where its side isn't given."""
+MODEL_SHARE, THINNING_SHARE = 0.85, 0.15
+"""Shares of the work, about."""
+
+# Of the threads of an accelerator's host; they only look up neighbours.
+_MAX_HOST_THREADS = 8
+
+Item = TypeVar("Item")
+
+
+class Shares(Protocol):
+    """Processes that work on the same cloud. What one of them fails at ends the work of all."""
+
+    num_processes: int
+
+    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The part of the work that is this process's."""
+
+    def together(self) -> AbstractContextManager[object]:
+        """Work that all begin; nobody leaves it before all are done, and without an error."""
+
+
+class Alone:
+    """One process that does everything."""
+
+    num_processes = 1
+
+    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+        return items
+
+    def together(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+def run_upsampling(
+    upsampling: Upsampling,
+    shares: Shares,
+    tile: float | None = None,
+    report: Callable[[float], Any] = lambda points: None,
+) -> None:
+    """Make the new points of a cloud; then `new_points` has them.
+
+    `tile` is the side of a tile. `report` is told how many of the cloud's points have been dealt
+    with since it was last called, fractions of them too.
+    """
+    store = upsampling.store
+    with one_thread_an_operation() as num_threads:
+        if upsampling.device.type != "cpu":
+            num_threads = min(num_threads, _MAX_HOST_THREADS)
+        workers = num_threads * shares.num_processes
+        size = min(max(len(store) // (4 * workers), BLOCK_SIZE), TILE_SIZE)
+        with shares.together():
+            tiles = shares.mine(upsampling.tiles(size, tile))
+            for done in _in_threads(upsampling.make_candidates, tiles, num_threads):
+                num_points = store.block_ptr[done.stop] - store.block_ptr[done.start]
+                report(MODEL_SHARE * num_points)
+        with shares.together():
+            colors = upsampling.colors()
+        for blocks in colors:
+            with shares.together():
+                for block in _in_threads(upsampling.thin, shares.mine(blocks), num_threads):
+                    num_points = store.block_ptr[block + 1] - store.block_ptr[block]
+                    report(THINNING_SHARE * num_points)
+
+
+@contextmanager
+def one_thread_an_operation() -> Iterator[int]:
+    """Torch's operations run on a single thread each; gives how many there are to share out.
+
+    Many small operations side by side are faster than one after another on all cores, and their
+    results don't depend on how many cores there are.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _in_threads(
+    work: Callable[[Item], object], items: Sequence[Item], num_threads: int
+) -> Iterator[Item]:
+    """Work on every item, and yield each once it is done."""
+    if num_threads == 1:
+        for item in items:
+            work(item)
+            yield item
+        return
+    pool = ThreadPoolExecutor(num_threads)
+    try:
+        futures = {pool.submit(work, item): item for item in items}
+        for future in as_completed(futures):
+            future.result()
+            yield futures[future]
+    finally:
+        pool.shutdown(cancel_futures=True)

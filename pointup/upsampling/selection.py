@@ -1,0 +1,155 @@
+"""Thinning that is local and even: maximal sets of ever smaller distance, up to a quota a cell.
+
+Farthest-point sampling looks at all of the cloud before each pick. Here, all points that are
+farther than a radius from what is kept are picked at once, as many as their mutual distances allow;
+then the radius shrinks. What is kept in a place depends on its surroundings alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+# The first radius holds so many candidates around one, in the median.
+_NUM_WITHIN = 10
+_NUM_SAMPLED = 512
+_SHRINK = 0.87
+_NUM_LEVELS = 24
+# Points closer than this share of the first radius exclude each other on every level.
+_SAME_PLACE = 0.1
+
+
+def first_radius(points: np.ndarray, scale: np.ndarray) -> float:
+    """Radius in units of `scale` to begin with: too large to keep as many points as are wanted.
+
+    points: (M, 3), scale: (M,).
+    """
+    sample = slice(None, None, max(1, len(points) // _NUM_SAMPLED))
+    rank = min(_NUM_WITHIN + 1, len(points))
+    distance = np.asarray(cKDTree(points).query(points[sample], k=[rank])[0])[:, 0]
+    return float(np.median(distance / scale[sample]))
+
+
+def select_evenly(
+    points: np.ndarray,
+    scale: np.ndarray,
+    distance: np.ndarray,
+    cell: np.ndarray,
+    quota: np.ndarray,
+    priority: np.ndarray,
+    radius: float,
+) -> np.ndarray:
+    """Indices, ascending, of an even subset of points (M, 3) with `quota` (C,) points in each cell.
+
+    Distances count in units of `scale` (M,), the local spacing, so that dense places stay as much
+    denser as they were. `distance` (M,) is, in these units, that to the nearest point which is kept
+    already: inf for none, negative for a point that must not be picked. `cell` (M,) numbers the
+    cells; one with fewer points than its quota gives all that it has. Of points as good as each
+    other, the one with the higher `priority` (M,), all different, is picked. `radius` is where to
+    begin.
+    """
+    distance, left = distance.copy(), quota.copy()
+    is_open = (distance >= 0) & (left > 0)[cell]
+    apart = np.flatnonzero(is_open & (distance >= _SAME_PLACE * radius))
+    distinct = _distinct_places(points, scale, apart, radius, priority)
+    one, other, gap = _close_pairs(points, scale, distinct, radius)
+    is_distinct = np.zeros(len(points), dtype=bool)
+    is_distinct[distinct] = True
+    # The one of higher priority first.
+    swap = priority[one] < priority[other]
+    first, second = np.where(swap, other, one), np.where(swap, one, other)
+    picked = np.zeros(len(points), dtype=bool)
+
+    def pick(chosen: np.ndarray) -> None:
+        """Pick the farthest of the chosen ones in each cell until its quota is reached."""
+        nonlocal is_open
+        chosen = chosen[np.lexsort((-priority[chosen], -distance[chosen], cell[chosen]))]
+        cells = cell[chosen]
+        rank = np.arange(len(cells)) - np.searchsorted(cells, cells)
+        chosen = chosen[rank < left[cells]]
+        picked[chosen] = True
+        np.subtract.at(left, cell[chosen], 1)
+        is_open &= ~picked & (left > 0)[cell]
+
+    for _ in range(_NUM_LEVELS):
+        eligible = is_open & is_distinct & (distance >= radius)
+        close = gap < radius
+        before = picked.copy()
+        pick(_independent(eligible, first[close], second[close]))
+        if not is_open.any():
+            break
+        new = picked & ~before
+        for one, other in ((first, second), (second, first)):
+            affected = new[one] & is_open[other]
+            np.minimum.at(distance, other[affected], gap[affected])
+        both = is_open[first] & is_open[second]
+        first, second, gap = first[both], second[both], gap[both]
+        radius *= _SHRINK
+    # What is left fills up cells that have too few good candidates.
+    distance[~is_distinct] = np.minimum(distance[~is_distinct], 0.0)
+    pick(np.flatnonzero(is_open))
+    return np.flatnonzero(picked)
+
+
+def _independent(eligible: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """A maximal set of eligible points without both of any pair, the first taking precedence."""
+    chosen = np.zeros(len(eligible), dtype=bool)
+    undecided = eligible.copy()
+    while True:
+        both = undecided[first] & undecided[second]
+        first, second = first[both], second[both]
+        if not len(first):
+            return np.flatnonzero(chosen | undecided)
+        beaten = np.zeros(len(eligible), dtype=bool)
+        beaten[second] = True
+        best = undecided & ~beaten
+        chosen |= best
+        undecided &= beaten
+        undecided[second[best[first]]] = False
+
+
+def _distinct_places(
+    points: np.ndarray,
+    scale: np.ndarray,
+    index: np.ndarray,
+    radius: float,
+    priority: np.ndarray,
+) -> np.ndarray:
+    """One of the points in each small cube, so that a mass of duplicates makes no mass of pairs."""
+    classes = np.floor(np.log2(scale[index]))
+    cubes = np.floor(points[index] / (_SAME_PLACE * radius * 2**classes)[:, None])
+    key = classes.astype(np.int64).astype(np.uint64)
+    for numbers in cubes.T:
+        key = (key ^ numbers.astype(np.int64).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(32)
+    order = np.argsort(-priority[index], kind="stable")
+    return index[order[np.unique(key[order], return_index=True)[1]]]
+
+
+def _close_pairs(
+    points: np.ndarray, scale: np.ndarray, index: np.ndarray, radius: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All pairs among `index` that are close, and how far apart they are.
+
+    Closer than `radius`, in units of the smaller scale of the two.
+    """
+    # A search of one radius a class of scales: a single one for all would drown in pairs where the
+    # points are dense.
+    classes = np.floor(2 * np.log2(scale)).astype(np.int64)
+    found = []
+    for number in np.unique(classes[index]).tolist():
+        members = index[classes[index] >= number]
+        reach = radius * 2 ** ((number + 1) / 2)
+        tree = cKDTree(points[members], balanced_tree=False, compact_nodes=False)
+        first, second = members[tree.query_pairs(reach, output_type="ndarray")].T
+        in_class = np.minimum(classes[first], classes[second]) == number
+        first, second = first[in_class], second[in_class]
+        gap = np.linalg.norm(points[first] - points[second], axis=1)
+        gap /= np.minimum(scale[first], scale[second])
+        close = gap < radius
+        found.append((first[close], second[close], gap[close]))
+    if not found:
+        nothing = np.empty(0, dtype=np.int64)
+        return nothing, nothing, nothing.astype(np.float64)
+    first, second, gap = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return first, second, gap
