@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pointup.apps.evaluate_output import File, Model, Output, describe_model, open_model
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, DataError, FileError
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pointup.evaluation.lidar import Extent
+    from pointup.model import Upsampler
+
+PICTURES = (".png", ".jpg", ".jpeg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,6 @@ class Lidar:
         from pointup.evaluation.lidar import common_extent, lidar_metrics, measure_survey
         from pointup.evaluation.report import Report, Table
         from pointup.model import Upsampler
-        from pointup.upsampling import upsample
 
         self._check()
         reference = self._read(self.reference)
@@ -65,10 +67,10 @@ class Lidar:
             extent = common_extent({"source": source, "reference": reference}, self.cell)
             ratio = self._ratio(source, surveys.get("prediction", reference), extent)
             if upsampler is not None:
-                surveys["model"] = upsample(source, ratio, density=self.density, model=upsampler)
+                surveys["model"] = self._upsample(source, ratio, upsampler)
             # Before training, the model moves no point away from the midpoints.
-            midpoints = upsample(source, ratio, density=self.density, model=Upsampler())
-            surveys |= {"midpoints": midpoints, "source": source}
+            surveys["midpoints"] = self._upsample(source, ratio, Upsampler())
+            surveys["source"] = source
         else:
             extent = common_extent({"reference": reference, **surveys}, self.cell)
         metrics = lidar_metrics(self.cell, self.thresholds)
@@ -125,12 +127,22 @@ class Lidar:
             raise ConfigError(
                 "--metres-per-unit, --cell, --density and --thresholds must be greater than 0"
             )
+        if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
+            raise FileError(f"{self.picture}: pictures are written as {' or '.join(PICTURES)}")
         self.output.check(self.picture)
 
     def _read(self, path: Path) -> np.ndarray:
         from pointup.data.files import read_points
 
         return read_points(path, attributes=False).positions * self.metres_per_unit
+
+    def _upsample(self, source: np.ndarray, ratio: float, upsampler: Upsampler) -> np.ndarray:
+        from pointup.upsampling import upsample
+
+        try:
+            return upsample(source, ratio, density=self.density, model=upsampler)
+        except DataError as error:
+            raise DataError(f"{self.source}: {error}") from None
 
     def _ratio(self, source: np.ndarray, like: np.ndarray, extent: Extent) -> float:
         if self.ratio is not None:

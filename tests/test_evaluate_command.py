@@ -1,0 +1,280 @@
+"""`pointup evaluate` as people type it: what it prints and writes, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pointup.apps.cli import main
+from pointup.model import Upsampler
+
+TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that differs from the midpoints, as an untrained one does not."""
+    torch.manual_seed(0)
+    upsampler = Upsampler(feature_dim=8, heads=2, child_heads=2, position_hidden=4, k=6)
+    with torch.no_grad():
+        for parameter in upsampler.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    directory = tmp_path_factory.mktemp("model")
+    upsampler.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    folder = tmp_path / "meshes"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.off").write_text(TETRAHEDRON)
+    return folder
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    """Folders `truth`, `inputs` and `predictions` of two shapes; the predictions are the truth."""
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        truth = rng.normal(size=(80, 3))
+        truth /= np.linalg.norm(truth, axis=1, keepdims=True)
+        for folder, points in (("truth", truth), ("inputs", truth[::4]), ("predictions", truth)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            np.savetxt(tmp_path / folder / f"{name}.xyz", points)
+    return tmp_path
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    """`dense.xyz`, `sparse.xyz` (every fourth point of it) and `raised.xyz` (0.2 m higher)."""
+    rng = np.random.default_rng(1)
+    dense = rng.uniform(0, [12, 8, 3], (1600, 3)) + np.array([5e5, 4e6, 100])
+    np.savetxt(tmp_path / "dense.xyz", dense, fmt="%.3f")
+    np.savetxt(tmp_path / "sparse.xyz", dense[::4], fmt="%.3f")
+    np.savetxt(tmp_path / "raised.xyz", dense + np.array([0, 0, 0.2]), fmt="%.3f")
+    return tmp_path
+
+
+def evaluate(*arguments: str | Path) -> int:
+    return main(["evaluate", *map(str, arguments)])
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
+    meshes: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    json_path, markdown_path = tmp_path / "out.json", tmp_path / "out.md"
+    assert not evaluate(
+        "shapes", "--meshes", meshes, "--model", model, "--num-source", 60, "--seeds", 2,
+        "--json", json_path, "--markdown", markdown_path,
+    )  # fmt: skip
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) < 100 + len(str(meshes))
+    for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
+        assert words in text
+    content = figures_of(json_path)
+    assert list(content["means"]) == ["model", "midpoints", "floor"]
+    assert [(s["name"], s["seed"]) for s in content["shapes"]] == [
+        ("one", 0), ("one", 1), ("two", 0), ("two", 1),
+    ]  # fmt: skip
+    for row, figures in content["means"].items():
+        for name, mean in figures.items():
+            each = [shape["rows"][row][name] for shape in content["shapes"]]
+            assert mean == pytest.approx(np.mean(each))
+            # Whatever is printed says what it is.
+            assert content["metrics"][name]["convention"] in " ".join(text.split())
+    assert content["means"]["model"]["cd"] != content["means"]["midpoints"]["cd"]
+    cells = [line.split(" | ") for line in markdown_path.read_text().splitlines() if "|" in line]
+    (row,) = [line for line in cells if line[0].startswith("| midpoints")]
+    assert float(row[1]) == pytest.approx(content["means"]["midpoints"]["cd"], abs=5e-4)
+
+
+def test_16x_passes_and_both_protocols_are_said(
+    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cds = []
+    for protocol in ("field", "half"):
+        path = tmp_path / f"{protocol}.json"
+        assert not evaluate(
+            "shapes", "--meshes", meshes, "--num-source", 20, "--ratio", 16,
+            "--protocol", protocol, "--json", path,
+        )  # fmt: skip
+        assert "20 points to 320: 16x in 2 passes" in capsys.readouterr().out
+        cds.append(figures_of(path)["means"]["floor"]["cd"])
+    assert cds[0] == pytest.approx(2 * cds[1])
+
+
+def test_predictions_made_elsewhere_are_scored(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not evaluate(
+        "shapes", "--truth", shapes / "truth", "--predictions", shapes / "predictions",
+        "--inputs", shapes / "inputs", "--json", shapes / "out.json",
+    )  # fmt: skip
+    means = figures_of(shapes / "out.json")["means"]
+    assert list(means) == ["prediction", "midpoints"]
+    assert means["prediction"]["cd"] == means["prediction"]["hausdorff"] == 0
+    assert means["midpoints"]["cd"] > 0
+    assert "p2f" not in means["midpoints"]
+    assert "P2F" not in capsys.readouterr().out
+
+
+def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not evaluate(
+        "lidar", "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz",
+        "--source", surveys / "sparse.xyz", "--json", surveys / "out.json",
+        "--picture", surveys / "density.png",
+    )  # fmt: skip
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) < 100 + 2 * len(str(surveys))
+    content = figures_of(surveys / "out.json")
+    assert list(content["rows"]) == ["prediction", "midpoints", "source"]
+    prediction, midpoints, source = content["rows"].values()
+    assert prediction["canopy_rmse"] == pytest.approx(0.2)
+    assert prediction["density"] == pytest.approx(4 * source["density"], rel=0.1)
+    assert midpoints["num_points"] == pytest.approx(prediction["num_points"], rel=0.05)
+    # The source is part of the reference, but not all of it.
+    assert source["to_reference"] == 0 < source["from_reference"]
+    for metric in content["metrics"].values():
+        assert metric["convention"] in " ".join(text.split())
+    assert (surveys / "density.png").stat().st_size > 1000
+
+
+def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> None:
+    for wish, ratio in ((["--ratio", 2], 2), ([], 4)):
+        assert not evaluate(
+            "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz",
+            "--model", model, *wish, "--json", surveys / "out.json",
+        )  # fmt: skip
+        rows = figures_of(surveys / "out.json")["rows"]
+        assert list(rows) == ["model", "midpoints", "source"]
+        for row in ("model", "midpoints"):
+            density = ratio * rows["source"]["density"]
+            assert rows[row]["density"] == pytest.approx(density, rel=0.1)
+    assert rows["model"]["to_reference"] != rows["midpoints"]["to_reference"]
+
+
+def test_feet_become_metres(surveys: Path) -> None:
+    for name in ("dense", "raised"):
+        points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048
+        np.savetxt(surveys / f"{name}_feet.xyz", points, fmt="%.6f")
+    rows = []
+    for suffix, unit in (("", 1), ("_feet", 0.3048)):
+        assert not evaluate(
+            "lidar", "--reference", surveys / f"dense{suffix}.xyz", "--prediction",
+            surveys / f"raised{suffix}.xyz", "--metres-per-unit", unit,
+            "--json", surveys / "out.json",
+        )  # fmt: skip
+        rows.append(figures_of(surveys / "out.json")["rows"]["prediction"])
+    assert rows[1]["chamfer"] == pytest.approx(rows[0]["chamfer"], rel=1e-4)
+    assert rows[1]["density"] == pytest.approx(rows[0]["density"], rel=1e-2)
+
+
+def test_pairs_have_the_figures_that_training_validates_on(
+    pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import Accelerator
+
+    from pointup.training.config import TrainConfig
+    from pointup.training.datasets import open_training_data
+    from pointup.training.evaluation import Evaluation
+
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
+    assert "validation pairs of" in capsys.readouterr().out
+    content = figures_of(path)
+    upsampler = Upsampler.from_pretrained(model)
+    config = TrainConfig(data=str(pair_directory), model=upsampler.config, num_pictures=0)
+    accelerator = Accelerator(cpu=True)
+    data = open_training_data(config, accelerator)
+    result = Evaluation(data, accelerator, config).run(upsampler)
+    assert list(content["means"]) == list(result.rows) == ["model", "midpoints", "source", "floor"]
+    for row, figures in result.rows.items():
+        assert content["means"][row] == pytest.approx(figures, rel=1e-5)
+    assert content["chamfer_share_of_midpoints"] == pytest.approx(result.score, rel=1e-5)
+    assert len(content["pairs"]) == 6
+
+
+def test_pairs_don_t_depend_on_the_token_budget(
+    pair_directory: Path, model: Path, tmp_path: Path
+) -> None:
+    means = []
+    for budget in (1, 24576):
+        path = tmp_path / f"{budget}.json"
+        assert not evaluate(
+            "pairs", pair_directory, "--model", model, "--token-budget", budget, "--json", path
+        )
+        means.append(figures_of(path)["means"]["model"])
+    assert means[0] == pytest.approx(means[1], rel=1e-4)
+
+
+WRONG = [
+    (["shapes"], "give --truth"),
+    (["shapes", "--truth", "truth"], "--truth needs --inputs or --predictions"),
+    (["shapes", "--inputs", "inputs"], "need --truth"),
+    (["shapes", "--meshes", "inputs"], "inputs: no files of shapes in it"),
+    (["shapes", "--truth", "truth", "--inputs", "gone"], "gone: no such folder"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--ratio", 2], "--ratio"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--passes", 0], "--passes 0"),
+    (["shapes", "--truth", "truth", "--inputs", "broken"], "broken/one.xyz: "),
+    (["shapes", "--truth", "inputs", "--inputs", "truth"], "are the folders swapped?"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--model", "truth"], "truth: neither"),
+    (["shapes", "--truth", "truth", "--predictions", "truth", "--model", "m"], "needs --inputs"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--json", "no/x"], "no folder no"),
+    (["lidar", "--reference", "dense.xyz"], "give --prediction, or --source"),
+    (["lidar", "--reference", "gone.laz", "--source", "dense.xyz"], "gone.laz: no such file"),
+    (["lidar", "--reference", "dense.xyz", "--prediction", "truth/one.xyz"], "don't overlap"),
+    (["lidar", "--reference", "dense.xyz", "--source", "point.xyz"], "point.xyz: "),
+    (["lidar", "--reference", "dense.xyz", "--source", "dense.xyz", "--ratio", 0.5], "ratio 0.5"),
+    (["lidar", "--reference", "dense.xyz", "--source", "dense.xyz", "--cell", 0], "greater than"),
+    (
+        ["lidar", "--reference", "dense.xyz", "--source", "dense.xyz", "--picture", "a.gif"],
+        "a.gif: pictures are written as",
+    ),
+    (["pairs", "gone/far/away"], "gone/far/away: no such directory"),
+    (["pairs", "inputs"], "inputs: "),
+    (["pairs", "inputs", "--ratio", 0], "--ratio 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:60])
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str],
+    message: str,
+    shapes: Path,
+    surveys: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(shapes)
+    shutil.copytree("inputs", "broken")
+    Path("broken/one.xyz").write_text("0 0 0\n1 nan 1\n")
+    np.savetxt("point.xyz", np.loadtxt("dense.xyz")[:1])
+    before = sorted(shapes.rglob("*"))
+    assert evaluate(*arguments) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.count("\n") == 1 and printed.err.startswith("pointup: error: ")
+    assert "0." not in printed.out
+    assert sorted(shapes.rglob("*")) == before
+
+
+def test_options_are_told_without_loading_torch() -> None:
+    code = "import pointup.apps.evaluate, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
