@@ -54,6 +54,7 @@ def test_six_columns_are_points_and_normals(tmp_path: Path) -> None:
     assert (file.source_key, file.target_key) == ("montecarlo_1024", "poisson_4096")
     for i, pair in enumerate(patch_pairs(file, np.ones(3, bool), unexpected)):
         assert pair.source.shape == (8, 3)
+        assert pair.target_normals is not None
         np.testing.assert_allclose(pair.target_normals, target[i, :, 3:], atol=1e-6)
 
 

@@ -21,7 +21,7 @@ TETRAHEDRON = Surface.from_triangles(
 def sample(
     num_samples: int = 1, resample: bool = False, seed: int = 0, **options: object
 ) -> list[Pair]:
-    values = {"num_source": 60, "ratio": 3.0, "pattern": "random"} | options
+    values: dict[str, Any] = {"num_source": 60, "ratio": 3.0, "pattern": "random"} | options
     return surface_pairs(TETRAHEDRON, "t", Sampling(**values), num_samples, resample, seed)
 
 
@@ -30,7 +30,8 @@ def test_both_sides_lie_on_the_surface_and_share_no_point(pattern: str) -> None:
     (pair,) = sample(pattern=pattern, resample=True)
     assert pair.name == f"t/0-{pattern}"
     assert len(pair.source) == 60
-    assert pair.resample is not None and len(pair.target) == len(pair.resample) == 180
+    assert pair.resample is not None and pair.target_normals is not None
+    assert len(pair.target) == len(pair.resample) == 180
     for points in (pair.source, pair.target, pair.resample):
         assert TETRAHEDRON.distance(points).max() < 1e-6
     assert np.min(cKDTree(pair.target).query(pair.source)[0]) > 0
