@@ -200,6 +200,16 @@ def test_16x_is_done_in_two_passes_of_4x() -> None:
     assert np.array_equal(twice, pos.double().numpy() + centre)
 
 
+def test_model_and_midpoints_upsample_in_the_same_passes(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=16)
+    assert shape.source is not None
+    for passes, given in ((2, None), (1, 1)):
+        rows = evaluate_shape(shape, Upsampler().eval(), passes=given)
+        expected = measure_shape(upsample_whole(shape.source, 16, None, passes), shape, "field")
+        assert rows["model"] == rows["midpoints"] == expected
+
+
 @pytest.mark.parametrize(("ratio", "passes"), [(1.0, 1), (2.37, 1), (7.3, 2), (11.1, 3)])
 def test_whole_clouds_get_the_size_that_the_ratio_says(ratio: float, passes: int) -> None:
     source = torus().sample(97, np.random.default_rng(3))[0]

@@ -114,7 +114,7 @@ def evaluate_shape(
             clouds["model"] = upsample_whole(shape.source, ratio, upsampler, passes)
     clouds["prediction"] = shape.prediction
     if shape.source is not None:
-        clouds["midpoints"] = upsample_whole(shape.source, ratio, None)
+        clouds["midpoints"] = upsample_whole(shape.source, ratio, None, passes)
     clouds["floor"] = shape.second
     return {
         row: measure_shape(points, shape, protocol)
