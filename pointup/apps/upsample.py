@@ -59,7 +59,7 @@ class Upsample:
 
     def run(self) -> int:
         # As an interrupt does, so that nothing half-written is left.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return self._run()
         except (PointupError, ValueError, OSError):
@@ -67,6 +67,8 @@ class Upsample:
                 raise
             # The main process tells.
             return 1
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def _run(self) -> int:
         from pointup.apps.shares import LaunchedShares

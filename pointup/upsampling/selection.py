@@ -27,7 +27,9 @@ def first_radius(points: np.ndarray, scale: np.ndarray) -> float:
     sample = slice(None, None, max(1, len(points) // _NUM_SAMPLED))
     rank = min(_NUM_WITHIN + 1, len(points))
     distance = np.asarray(cKDTree(points).query(points[sample], k=[rank])[0])[:, 0]
-    return float(np.median(distance / scale[sample]))
+    # Not of duplicates, however many there are.
+    apart = distance > 0
+    return float(np.median((distance / scale[sample])[apart])) if apart.any() else 1.0
 
 
 def select_evenly(

@@ -65,9 +65,12 @@ class Store:
         return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
 
 
-def build_store(chunks: Iterable[PointCloud], directory: Path) -> Store:
+def build_store(
+    chunks: Iterable[PointCloud], directory: Path, block_size: int = BLOCK_SIZE
+) -> Store:
     """Sort a cloud, given in chunks with the same attributes, into an existing empty directory.
 
+    Blocks have at most `block_size` points.
     Raises DataError for a cloud of less than two different points, and FileError when the directory
     can't be written.
     """
@@ -98,7 +101,7 @@ def build_store(chunks: Iterable[PointCloud], directory: Path) -> Store:
         with (directory / "rows").open("wb+") as stream:
             _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
             (directory / "spool").unlink()
-            blocks = _sort_parts(stream, dtype, part_ptr)
+            blocks = _sort_parts(stream, dtype, part_ptr, block_size)
         np.savez(directory / "blocks.npz", anchor=low, **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
@@ -109,13 +112,15 @@ def _spool(
 ) -> tuple[np.ndarray, np.ndarray, float, np.dtype, int]:
     """Write the points as they come; lowest coordinates, extent, resolution, dtype and number."""
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    sample: np.ndarray | None = None
+    sample = np.empty((0, 3))
     dtype = np.dtype([])
     num_points = 0
     with (directory / "spool").open("wb") as stream:
         for chunk in chunks:
-            if sample is None:
-                sample, dtype = chunk.positions[:_NUM_SAMPLED].copy(), _row_dtype(chunk)
+            if num_points == 0:
+                dtype = _row_dtype(chunk)
+            missing = _NUM_SAMPLED - len(sample)
+            sample = np.concatenate([sample, chunk.positions[:missing]])
             low = np.minimum(low, chunk.positions.min(axis=0))
             high = np.maximum(high, chunk.positions.max(axis=0))
             table = np.zeros(len(chunk), dtype)
@@ -124,7 +129,7 @@ def _spool(
                 table["attributes"][name] = chunk.attributes[name]
             stream.write(table.data)
             num_points += len(table)
-    if sample is None or num_points < 2:
+    if num_points < 2:
         raise DataError(f"has {num_points} point; there is nothing to fill in, leave it out")
     if not (high > low).any():
         raise DataError(f"all {num_points} points are in one place; leave it out")
@@ -169,7 +174,7 @@ def _deal_out(
 
 
 def _sort_parts(
-    stream: BinaryIO, dtype: np.dtype, part_ptr: np.ndarray
+    stream: BinaryIO, dtype: np.dtype, part_ptr: np.ndarray, block_size: int
 ) -> dict[str, np.ndarray]:
     """Sort each part by key, duplicates in the order of the cloud, and cut it into blocks."""
     keys, starts, low, high = [], [], [], []
@@ -179,11 +184,11 @@ def _sort_parts(
         rows = rows[np.argsort(rows["key"], kind="stable")]
         stream.seek(start * dtype.itemsize)
         stream.write(rows.data)
-        first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= BLOCK_SIZE)
+        first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
         # Boxes that halving can't split, of points nearly in one place.
         first = np.concatenate(
             [
-                np.arange(begin, end, BLOCK_SIZE)
+                np.arange(begin, end, block_size)
                 for begin, end in zip(first, np.append(first[1:], len(rows)), strict=True)
             ]
         )
