@@ -195,30 +195,35 @@ class _Image:
         last = np.floor((triangles[..., :2].max(axis=1) - self.low) / self.pixel).astype(int)
         first, last = first.clip(0), np.minimum(last, self.shape - 1)
         extent = (last - first + 1).clip(0)
-        count = extent.prod(axis=1)
-        face = np.repeat(np.arange(len(triangles)), count)
-        step = np.arange(len(face)) - np.repeat(np.cumsum(count) - count, count)
-        row, column = np.divmod(step, extent[face, 1])
-        ray = (first[face, 0] + row) * self.shape[1] + first[face, 1] + column
-
         a, b, c = np.moveaxis(triangles, 1, 0)
         normal = np.cross(b - a, c - a)
+        normal /= np.linalg.norm(normal, axis=1, keepdims=True) + 1e-300
         normal = np.where(normal[:, 2:] > 0, -normal, normal)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = -normal[:, :2] / normal[:, 2:]
-        place = self.hit[ray, :2]
-        inside = normal[face, 2] < 0
+        # Seen edge on, a triangle is hit by nothing, and where it is hit would be lost in rounding.
+        count = extent.prod(axis=1) * (normal[:, 2] < -1e-6)
+
+        # Every ray of the box around every triangle.
+        face = np.repeat(np.arange(len(triangles), dtype=np.int32), count)
+        step = np.arange(len(face), dtype=np.int32) - np.repeat(np.cumsum(count) - count, count)
+        width = extent[:, 1].astype(np.int32)[face]
+        corner = first[:, 0] * self.shape[1] + first[:, 1]
+        ray = corner[face] + step + step // width * (self.shape[1] - width)
+        along, across = self.hit[ray, 0], self.hit[ray, 1]
         turning = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
         for start, end in ((a, b), (b, c), (c, a)):
-            edge = ((end - start)[:, :2] * np.sign(turning)[:, None])[face]
-            offset = place - start[face, :2]
-            inside &= edge[:, 0] * offset[:, 1] - edge[:, 1] * offset[:, 0] >= 0
-        face, ray, place = face[inside], ray[inside], place[inside]
-        depth = a[face, 2] + np.einsum("ij,ij->i", slope[face], place - a[face, :2])
+            edge = (end - start)[:, :2] * np.sign(turning)[:, None]
+            offset = edge[:, 1] * start[:, 0] - edge[:, 0] * start[:, 1]
+            inside = edge[face, 0] * across - edge[face, 1] * along + offset[face] >= 0
+            face, ray, along, across = face[inside], ray[inside], along[inside], across[inside]
+
+        a, normal = a[face], normal[face]
+        lower = normal[:, 0] * (along - a[:, 0]) + normal[:, 1] * (across - a[:, 1])
+        depth = a[:, 2] - lower / normal[:, 2]
         nearest = self._nearest(ray, depth)
-        face, ray = face[nearest], ray[nearest]
-        self.hit[ray] = np.column_stack([place[nearest], depth[nearest]])
-        self.normal[ray] = normal[face] / np.linalg.norm(normal[face], axis=1, keepdims=True)
+        ray, normal = ray[nearest], normal[nearest]
+        self.hit[ray, 2] = depth[nearest]
+        self.hit[ray, 0], self.hit[ray, 1] = along[nearest], across[nearest]
+        self.normal[ray] = normal
 
     def _nearest(self, ray: np.ndarray, depth: np.ndarray) -> np.ndarray:
         """Indices of hits nearer than all others on their ray."""
