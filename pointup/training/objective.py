@@ -10,13 +10,13 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
-from pointup.geometry.neighbors import knn
-from pointup.geometry.packed import segment_mean, sizes_from_ptr
+from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.packed import batch_from_ptr, segment_mean, sizes_from_ptr
 from pointup.losses import (
-    chamfer_distance,
     density_aware_chamfer_distance,
     point_to_plane_distance,
     repulsion_loss,
+    safe_sqrt,
 )
 from pointup.model import Upsampled
 
@@ -58,51 +58,56 @@ def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tenso
 
 
 def target_spacing(pos: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
-    """Spacing (B,) that a cloud has after upsampling by `ratio` (B,), seen from the source alone.
+    """Spacing (N,) that the surroundings of each point have after upsampling, seen from the source.
 
-    Mean distance to the four nearest neighbours, divided by the square root of the ratio, as for
-    points on a surface; 1 for a cloud without extent.
+    Mean distance to the four nearest neighbours, at least a fifth of the cloud's mean, divided by
+    the square root of the ratio (B,), as for points on a surface; 1 in a cloud without extent.
     """
     squared, index = knn(pos, ptr, 5)
     found = index[:, 1:] >= 0
     distance = squared[:, 1:].sqrt().masked_fill(~found, 0.0).sum(1) / found.sum(1).clamp(min=1)
-    spacing = segment_mean(distance, ptr) / ratio.sqrt().float()
+    batch = batch_from_ptr(ptr, len(pos))
+    distance = torch.maximum(distance, 0.2 * segment_mean(distance, ptr)[batch])
+    spacing = distance / ratio.sqrt().float()[batch]
     return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
 
 
 def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossConfig) -> Tensor:
-    """Loss (B,) of each cloud, in units of its target's spacing.
+    """Loss (B,) of each cloud; each distance in units of the spacing (N,) where it was measured.
 
+    In units of its own surroundings a sparse corner of a survey doesn't outweigh the dense rest.
     An empty batch has an empty loss that is still joined to the weights.
     """
-    pos, target = output.pos, batch.target
+    pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
+    mean_spacing = segment_mean(spacing, batch.ptr)
+    mean_spacing = torch.where(mean_spacing > 0, mean_spacing, torch.ones_like(mean_spacing))
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
-            pos / spacing_of_points(spacing, output.ptr),
-            output.ptr,
-            target / spacing_of_points(spacing, batch.target_ptr),
-            batch.target_ptr,
+            pos / per_point(mean_spacing, ptr),
+            ptr,
+            target / per_point(mean_spacing, target_ptr),
+            target_ptr,
             alpha=config.density_alpha,
             trim=config.trim,
         )
     else:
-        squared = config.chamfer == "squared"
-        loss = chamfer_distance(pos, output.ptr, target, batch.target_ptr, squared=squared)
-        loss = loss / (spacing.square() if squared else spacing)
+        to_target, _ = nearest(pos, ptr, target, target_ptr)
+        to_output, index = nearest(target, target_ptr, pos, ptr)
+        unit = spacing[output.parent]
+        to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
+        if config.chamfer == "plain":
+            to_target, to_output = safe_sqrt(to_target), safe_sqrt(to_output)
+        loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
     if config.point_to_plane > 0 and "target_normals" in batch:
         plane = point_to_plane_distance(
-            output.candidates,
-            output.candidates_ptr,
-            target,
-            batch.target_ptr,
-            batch.target_normals,
+            output.candidates, output.candidates_ptr, target, target_ptr, batch.target_normals
         )
-        loss = loss + config.point_to_plane * plane / spacing
+        loss = loss + config.point_to_plane * plane / mean_spacing
     if config.repulsion > 0:
-        repulsion = repulsion_loss(pos, output.ptr, k=4, radius=spacing)
-        loss = loss + config.repulsion * repulsion / spacing
+        repulsion = repulsion_loss(pos, ptr, k=4, radius=mean_spacing)
+        loss = loss + config.repulsion * repulsion / mean_spacing
     return loss
 
 
-def spacing_of_points(spacing: Tensor, ptr: Tensor) -> Tensor:
-    return spacing.repeat_interleave(sizes_from_ptr(ptr)).unsqueeze(1)
+def per_point(values: Tensor, ptr: Tensor) -> Tensor:
+    return values.repeat_interleave(sizes_from_ptr(ptr)).unsqueeze(1)

@@ -1,0 +1,97 @@
+"""The training loss: scale-free, one value a cloud, finite where clouds are odd."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.errors import ConfigError
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.model import Upsampled, Upsampler
+from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+
+SMALL = {"feature_dim": 8, "k": 4, "num_layers": 1, "heads": 2, "child_heads": 2}
+
+
+def batch_of(*sizes: tuple[int, int]) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    clouds = [[torch.rand(n, 3, generator=generator) for n in pair] for pair in sizes]
+    normals = [torch.nn.functional.normalize(target - 0.5, dim=1) for _, target in clouds]
+    return Batch(
+        pos=torch.cat([source for source, _ in clouds]),
+        ptr=ptr_from_sizes(torch.tensor([n for n, _ in sizes])),
+        target=torch.cat([target for _, target in clouds]),
+        target_ptr=ptr_from_sizes(torch.tensor([m for _, m in sizes])),
+        target_normals=torch.cat(normals),
+    )
+
+
+def losses(batch: Batch, config: LossConfig) -> Tensor:
+    torch.manual_seed(0)
+    ratio = training_ratio(batch, None, 16.0)
+    output = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    return cloud_losses(output, batch, target_spacing(batch.pos, batch.ptr, ratio), config)
+
+
+EVERY_TERM = [
+    LossConfig(repulsion=0.3),
+    LossConfig(chamfer="squared", point_to_plane=0.0),
+    LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
+]
+
+
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_a_cloud_weighs_the_same_at_any_scale_and_in_any_company(config: LossConfig) -> None:
+    batch = batch_of((20, 70), (30, 45))
+    both = losses(batch, config)
+    larger = batch.clone()
+    larger.pos, larger.target = batch.pos * 64, batch.target * 64
+    torch.testing.assert_close(losses(larger, config), both, rtol=1e-4, atol=1e-5)
+    alone = batch_of((20, 70))
+    torch.testing.assert_close(losses(alone, config), both[:1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossConfig) -> None:
+    batch = batch_of((6, 12), (0, 0), (6, 12))
+    batch.pos[:6] = 1.0
+    values = losses(batch, config)
+    assert values.shape == (3,) and values.isfinite().all() and values[1] == 0
+
+
+def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
+    batch = batch_of((25, 60))
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.5)
+    distances = torch.cdist(output.pos, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
+    expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
+    config = LossConfig(point_to_plane=0.0)
+    torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)
+    # Twice the unit around half of the points halves what is measured there alone.
+    spacing[:12] = 1.0
+    scaled = cloud_losses(output, batch, spacing, config)[0]
+    assert 0.5 * expected < scaled < expected
+
+
+def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
+    x, y = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
+    pos = torch.stack([x, y, torch.zeros_like(x)], dim=-1).reshape(-1, 3)
+    spacing = target_spacing(pos, torch.tensor([0, 144]), torch.tensor([4.0]))
+    inner = ((pos[:, :2] > 0) & (pos[:, :2] < 11)).all(1)
+    torch.testing.assert_close(spacing[inner], torch.full((100,), 0.5))
+
+
+def test_the_ratio_of_a_pair_is_held_between_one_and_the_largest() -> None:
+    batch = batch_of((10, 45), (10, 5), (2, 60), (0, 4))
+    assert training_ratio(batch, None, 16.0).tolist() == [4.5, 1.0, 16.0, 1.0]
+    assert training_ratio(batch, 2.0, 16.0).tolist() == [2.0] * 4
+
+
+def test_an_impossible_weight_is_refused() -> None:
+    with pytest.raises(ConfigError, match="repulsion"):
+        replace(LossConfig(), repulsion=-1.0)
