@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 import sys
 import time
@@ -25,50 +24,47 @@ from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader
 from pointup.data.sampler import TokenBudgetBatchSampler
-from pointup.errors import PointupError, TrainingError
+from pointup.errors import PointupError
 from pointup.model import Upsampler
-from pointup.training.checkpoint import (
-    latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-    save_model,
-)
+from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
+from pointup.training.badsteps import BadSteps
+from pointup.training.checkpoint import latest_checkpoint, load_checkpoint
 from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation
+from pointup.training.group import tell_error
 from pointup.training.launch import make_accelerator, peak_memory_bytes, seed_micro_batch
+from pointup.training.lock import RunLock
 from pointup.training.logs import RankLog
+from pointup.training.memory import in_pieces, num_tokens
 from pointup.training.monitor import Monitor, plan_table
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
 from pointup.training.progress import Progress, length_in_steps
 from pointup.training.reduction import StepReduction
+from pointup.training.saving import Saver
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 from pointup.training.stopping import StopRequest
+from pointup.training.watchdog import Watchdog
 
 logger = logging.getLogger("pointup")
-
-MAX_BAD_STEPS = 10
-"""Steps in a row with a non-finite gradient after which a run ends."""
 
 
 def main() -> int:
     """Read the options and train; what a user can mend becomes one line and an exit status."""
-    is_main = os.environ.get("RANK", "0") == "0"
     try:
         config = tyro.cli(TrainConfig, description=__doc__)
         accelerator = make_accelerator(
             config.output_dir, config.log_with, config.collective_timeout
         )
-        is_main = accelerator.is_main_process
-        if config.quick:
-            check_setup(config, accelerator)
-        else:
-            train(config, accelerator)
+        with RunLock(config.output_dir, accelerator):
+            if config.quick:
+                check_setup(config, accelerator)
+            else:
+                train(config, accelerator)
         accelerator.end_training()
     except (PointupError, ValueError) as error:
         logger.debug("the run ends with an error", exc_info=True)
-        if is_main:
-            print(f"train.py: error: {error}", file=sys.stderr)
+        tell_error(f"train.py: error: {error}")
         return 1
     return 0
 
@@ -90,6 +86,7 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
+    check_agreement(accelerator, facts_of_start(config))
     claim_output_dir(config, accelerator)
     with RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes):
         run(config, accelerator, stop_after)
@@ -125,34 +122,56 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
     reduction = StepReduction(accelerator, weights.parameters())
     evaluation = Evaluation(data, accelerator, config)
 
-    checkpoints = config.output_dir / "checkpoints"
-    checkpoint = latest_checkpoint(checkpoints)
+    saver = Saver(
+        accelerator, weights, optimizer, config.output_dir, config.keep_checkpoints,
+        config.on_save_error,
+    )  # fmt: skip
+    checkpoint = latest_checkpoint(config.output_dir / "checkpoints")
     progress = Progress()
     if checkpoint:
         state = load_checkpoint(checkpoint, weights, optimizer, accelerator.scaler)
         sampler.load_state_dict(state.pop("sampler"))
         progress = Progress(**state)
 
-    def save() -> None:
-        if accelerator.is_main_process:
-            state = {"sampler": sampler.state_dict(), **asdict(progress)}
-            save_checkpoint(
-                checkpoints, weights, optimizer, accelerator.scaler, state, config.keep_checkpoints
-            )
-        accelerator.wait_for_everyone()
+    def propagate(batch: Batch) -> torch.Tensor:
+        losses = micro_batch_losses(model, batch, accelerator, config)
+        accelerator.backward(losses.sum())
+        return losses.detach()
 
     def evaluate() -> None:
-        result = evaluation.run(model)
+        result = evaluation.run(model, goes_on=goes_on)
+        if result is None:
+            return
+        progress.evaluation_due = False
         monitor.validation(progress.step, result.rows)
         for tag, picture in result.pictures.items():
             monitor.picture(progress.step, tag, picture)
-        is_best = progress.judge(result.score, config.patience, config.target_chamfer)
-        if is_best and accelerator.is_main_process:
-            save_model(weights, config.output_dir / "model")
+        if progress.judge(result.score, config.patience, config.target_chamfer):
+            saver.save_best()
+
+    def goes_on(phase: str) -> bool:
+        watchdog.at(phase)
+        return not stop.asked
+
+    def end_step(is_stopped: bool) -> bool:
+        """Evaluate and save where it is time to; returns whether the run was asked to stop."""
+        if progress.evaluation_due and not is_stopped:
+            evaluate()
+            is_stopped = progress.evaluation_due
+        if progress.step % save_every == 0 or progress.finished or is_stopped:
+            watchdog.at("saving" if accelerator.is_main_process else "waiting for the checkpoint")
+            state = {"sampler": sampler.state_dict(), **asdict(progress)}
+            saver.save(state, is_last=progress.finished or is_stopped)
+        if is_stopped:
+            monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
+        return is_stopped
 
     plan = sampler.statistics()
     stop = StopRequest()
-    with stop, Monitor(accelerator, config, progress.step) as monitor:
+    monitor = Monitor(accelerator, config, progress.step)
+    watchdog = Watchdog(accelerator, config.hang_timeout)
+    bad_steps = BadSteps(accelerator)
+    with stop, monitor, watchdog:
         monitor.print(
             plan_table(
                 {
@@ -174,50 +193,47 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
             monitor.print(f"Continuing from {checkpoint}.")
         started = time.monotonic() - progress.elapsed_seconds
         batches: Iterator[Batch] | None = None
-        num_bad_steps = 0
         share_done = progress.share_done(total_steps, config.hours)
 
-        while not progress.finished and progress.step != stop_after:
-            if not len(sampler):
-                sampler.set_epoch(sampler.epoch + 1)
-                batches = None
-            batches = batches or iter(loader)
+        watchdog.step = progress.step
+        is_stopped = progress.evaluation_due and end_step(is_stopped=False)
+
+        while not (progress.finished or is_stopped or progress.step == stop_after):
+            if batches is None or not len(sampler):
+                if not len(sampler):
+                    sampler.set_epoch(sampler.epoch + 1)
+                watchdog.at("comparing")
+                check_agreement(accelerator, facts_of_epoch(sampler, data.train, data.validation))
+                batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate
 
             step_began = time.monotonic()
             reduction.start()
-            names: list[str] = []
             for micro_step in range(config.accumulation_steps):
+                watchdog.at("waiting for data")
                 with reduction.waiting_for_data():
                     batch = next(batches)
                 slot = micro_step * accelerator.num_processes + accelerator.process_index
-                seed_micro_batch(config.seed, progress.step, slot)
-                names += batch.name
+                watchdog.at("forward and backward")
                 with reduction.working(), accelerator.no_sync(model):
-                    losses = micro_batch_losses(model, batch, accelerator, config)
-                    accelerator.backward(losses.sum())
-                    reduction.add(losses, num_tokens=len(batch.pos) + len(batch.target))
+                    seed_micro_batch(config.seed, progress.step, slot)
+                    for piece, losses in in_pieces(batch, propagate, reduction.forget):
+                        reduction.add(losses, num_tokens(piece), piece.name)
+            watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
 
             grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-            if math.isfinite(grad_norm) or accelerator.scaler is not None:
-                optimizer.step()  # With fp16 the scaler skips a step that overflowed.
-                num_bad_steps = 0
-            else:
-                num_bad_steps += 1
-                logger.warning("step %d skipped, gradient %s: %s", progress.step, grad_norm, names)
-                if num_bad_steps == MAX_BAD_STEPS:
-                    raise TrainingError(
-                        f"{MAX_BAD_STEPS} steps in a row had a non-finite gradient; lower "
-                        f"--learning-rate, and see {config.output_dir}/logs for the clouds in them"
-                    )
+            if bad_steps.may_step(progress.step, totals.loss, grad_norm, reduction.bad_clouds):
+                optimizer.step()
             sampler.advance(1)
             progress.step += 1
+            watchdog.step = progress.step
             progress.elapsed_seconds = totals.elapsed_seconds
             share_done = progress.share_done(total_steps, config.hours)
             progress.finished = share_done >= 1.0
+            progress.evaluation_due = progress.step % eval_every == 0 or progress.finished
 
             if progress.step % config.log_every == 0 or progress.finished:
                 seconds = time.monotonic() - step_began
@@ -236,13 +252,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     peak_memory_bytes=peak_memory_bytes(accelerator.device),
                 )
             monitor.progress(progress.step, total_steps, totals.loss, totals.num_tokens, share_done)
-            if progress.step % eval_every == 0 or progress.finished:
-                evaluate()
-            if progress.step % save_every == 0 or progress.finished or totals.stop:
-                save()
-            if totals.stop:
-                monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
-                break
+            is_stopped = end_step(totals.stop)
 
 
 def micro_batch_losses(

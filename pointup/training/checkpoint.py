@@ -55,9 +55,13 @@ def save_checkpoint(
     """
     final = directory / f"step_{state['step']}"
     temporary = final.with_suffix(".tmp")
-    if final in whole_checkpoints(directory):
-        return final
+    text = json.dumps(state, indent=1)
+    marker = directory / LATEST
     try:
+        if marker.exists() and directory / marker.read_text().strip() == final:
+            # The same weights; what else is known may have grown, by an evaluation.
+            write_whole(final / "state.json", text)
+            return final
         if temporary.exists():
             shutil.rmtree(temporary)
         temporary.mkdir(parents=True)
@@ -70,37 +74,53 @@ def save_checkpoint(
             },
             temporary / "optimizer.pt",
         )
-        (temporary / "state.json").write_text(json.dumps(state, indent=1))
+        (temporary / "state.json").write_text(text)
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
-        marker = directory / f"{LATEST}.tmp"
-        marker.write_text(final.name)
-        flush_to_disk(marker)
-        marker.replace(directory / LATEST)
-        flush_to_disk(directory)
+        write_whole(marker, final.name)
         for old in whole_checkpoints(directory)[:-keep]:
             shutil.rmtree(old)
-    except OSError as error:
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # Half a checkpoint would only keep the disk full.
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise CheckpointError(
-            f"{final}: the checkpoint can't be written ({error.strerror or error}); "
+            f"{final}: the checkpoint can't be written ({reason}); "
             "free or unlock the disk, then run the same command again"
         ) from error
     return final
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file, which holds the old text or the new one at any moment."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    flush_to_disk(temporary)
+    temporary.replace(path)
+    flush_to_disk(path.parent)
+
+
 def save_model(model: Upsampler, directory: Path) -> None:
-    """Replace the model in `directory`, which holds a whole one before and after."""
+    """Replace the model in `directory`, which holds a whole one before and after.
+
+    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    """
     written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
-    for leftover in (written, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    model.save_pretrained(written)
-    if directory.exists():
-        directory.rename(replaced)
-    written.rename(directory)
-    shutil.rmtree(replaced, ignore_errors=True)
+    try:
+        for leftover in (written, replaced):
+            shutil.rmtree(leftover, ignore_errors=True)
+        model.save_pretrained(written)
+        if directory.exists():
+            directory.rename(replaced)
+        written.rename(directory)
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(written, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise CheckpointError(f"{directory}: the model can't be written ({reason})") from error
 
 
 def flush_to_disk(path: Path) -> None:

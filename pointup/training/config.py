@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from pointup.errors import ConfigError
 from pointup.model import ModelConfig
 from pointup.training.objective import LossConfig
+from pointup.training.saving import OnSaveError
 from pointup.training.schedule import LrScaling
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ MAY_CHANGE = frozenset(
     {
         "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
         "keep_checkpoints", "log_with", "num_pictures", "patience", "target_chamfer",
-        "collective_timeout", "accumulation_steps", "quick",
+        "collective_timeout", "hang_timeout", "on_save_error", "accumulation_steps", "quick",
     }
 )  # fmt: skip
 """Fields that a continued run may change freely: they don't alter what is learned.
@@ -100,6 +101,10 @@ class TrainConfig:
     """Stop when the validation Chamfer distance, as a share of the midpoints', is this low."""
     collective_timeout: float = 20.0
     """Minutes after which a process that doesn't hear from the others gives up."""
+    hang_timeout: float = 300.0
+    """Seconds without progress of a process after which the run ends, telling where all stood."""
+    on_save_error: OnSaveError = "go-on"
+    """What to do when the disk is full or read-only while saving."""
     quick: bool = False
     """Check the setup: a few steps, an evaluation, a checkpoint, and continuing from it."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -113,7 +118,7 @@ class TrainConfig:
             "steps", "epochs", "hours", "token_budget", "max_clouds", "accumulation_steps",
             "learning_rate", "reference_clouds", "clip_norm", "worker_timeout", "log_every",
             "eval_every", "save_every", "keep_checkpoints", "patience", "target_chamfer",
-            "collective_timeout",
+            "collective_timeout", "hang_timeout",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ from pointup.training.objective import training_ratio
 ROWS = ("model", "midpoints", "source", "floor")
 """What is measured against the target: the model, the baseline, the input, a second sampling."""
 
+GIVEN_UP = -1
+"""Index of a record that says that a process has stopped evaluating."""
 Record = dict[str, Any]
 
 
@@ -65,19 +68,31 @@ class Evaluation:
         self.references: dict[int, Record] = {}
 
     @torch.no_grad()
-    def run(self, model: torch.nn.Module) -> EvaluationResult:
-        """Evaluate; every process must call this, and all get the same result."""
+    def run(
+        self, model: torch.nn.Module, goes_on: Callable[[str], bool]
+    ) -> EvaluationResult | None:
+        """Evaluate; every process must call this, and all get the same result.
+
+        `goes_on` is told before each batch what is done, and answers whether to: where it says no
+        on any process, the evaluation is given up on all, and there is no result.
+        """
         weights = self.accelerator.unwrap_model(model)
         was_training = weights.training
         weights.eval()
         records: list[Record] = []
         for batch in self.batches:
+            if not goes_on("evaluation"):
+                records.append({"index": GIVEN_UP})
+                break
             records += self.records_of(batch.to(self.accelerator.device), weights)
         weights.train(was_training)
 
+        goes_on("gathering the evaluation")
         gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
+        if GIVEN_UP in seen:
+            return None
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
         return EvaluationResult(
             rows={row: means for row in ROWS if (means := mean_metrics(gathered, row))},

@@ -7,18 +7,18 @@ import io
 import os
 import resource
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import psutil
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType, ProjectConfiguration
 
 from pointup.errors import ConfigError
+from pointup.training.group import join_group
 
 # What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
 DATA_PARALLEL = (
@@ -44,17 +44,12 @@ def make_accelerator(
     if not torch.accelerator.is_available():
         # Without this, processes launched on a machine without accelerator each form a world of 1.
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    seconds = 60 * collective_timeout_minutes
-    if seconds == 600:
-        # Accelerate drops a value equal to the default of NCCL, and gloo's own is 30 minutes.
-        seconds = 601
+    # With a timeout of its own: Accelerate drops one of 600 s, and gloo's is then 30 minutes.
+    join_group(collective_timeout_minutes)
     accelerator = Accelerator(
         log_with=list(log_with) or None,
         project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
-        kwargs_handlers=[
-            DistributedDataParallelKwargs(broadcast_buffers=False),
-            InitProcessGroupKwargs(timeout=timedelta(seconds=seconds)),
-        ],
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
     if accelerator.distributed_type not in DATA_PARALLEL:
         raise ConfigError(

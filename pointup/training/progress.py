@@ -20,6 +20,8 @@ class Progress:
     best: float = math.inf
     """Lowest validation score so far: Chamfer as a share of the midpoints'."""
     evaluations_since_best: int = 0
+    evaluation_due: bool = False
+    """Whether this step's evaluation is still to be made: a stop came before its end."""
     finished: bool = False
 
     def share_done(self, total_steps: int | None, hours: float | None) -> float:

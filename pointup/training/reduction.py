@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,13 +59,20 @@ class StepReduction:
             self.num_weights + 5 + 2 * num_processes, dtype=dtype, device=accelerator.device
         )
         self.busy_seconds = self.data_wait_seconds = 0.0
+        # Of each micro-batch: names, losses, and whether the sums are finite with it.
+        self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
 
     def start(self) -> None:
         """Forget the last window, and the gradients that it left in the parameters."""
         self.buffer.zero_()
+        self.micro_batches = []
+        self.forget()
+        self.busy_seconds = self.data_wait_seconds = 0.0
+
+    def forget(self) -> None:
+        """Take away the gradients in the parameters, without adding them."""
         for parameter in self.parameters:
             parameter.grad = None
-        self.busy_seconds = self.data_wait_seconds = 0.0
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -81,10 +88,11 @@ class StepReduction:
         yield
         self.busy_seconds += time.monotonic() - began
 
-    def add(self, losses: Tensor, num_tokens: int) -> None:
+    def add(self, losses: Tensor, num_tokens: int, names: Sequence[str] = ()) -> None:
         """Add a micro-batch after its backward pass, and take its gradients away.
 
-        Shapes: `losses` (B,), one of each cloud, whose sum was propagated backward.
+        Shapes: `losses` (B,), one of each cloud of these `names`, whose sum was propagated
+        backward.
         """
         offset = 0
         for parameter in self.parameters:
@@ -96,6 +104,23 @@ class StepReduction:
         self.buffer[offset] += len(losses)
         self.buffer[offset + 1] += num_tokens
         self.buffer[offset + 2] += losses.detach().sum()
+        # Not looked at here: that would wait for the device.
+        is_finite = self.buffer[: offset + 3].sum().isfinite()
+        self.micro_batches.append((list(names), losses.detach(), is_finite))
+
+    def bad_clouds(self) -> list[str]:
+        """Clouds of this process that a non-finite number of this step came from.
+
+        Those whose loss is non-finite; else all of the first micro-batch whose gradient is.
+        """
+        bad = [
+            name
+            for names, losses, _ in self.micro_batches
+            for name, is_finite in zip(names, losses.isfinite().tolist(), strict=True)
+            if not is_finite
+        ]
+        first = (names for names, _, is_finite in self.micro_batches if not is_finite)
+        return bad or next(first, [])
 
     def finish(self, stop: bool, elapsed_seconds: float) -> StepTotals:
         """Sum over the processes and leave the step's gradient in the parameters.

@@ -1,0 +1,122 @@
+"""All processes train the same: compared in one small reduction, before anything can diverge."""
+
+from __future__ import annotations
+
+import json
+import platform
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from copy import copy
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+import pointup
+from pointup.data.pairs import PairDataset
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.errors import TrainingError
+from pointup.training.config import TrainConfig, as_dict, flattened
+
+MAY_DIFFER = frozenset(
+    {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
+)
+"""Options that may differ from one process to another. Of data it is the samples that count."""
+PACKAGES = ("torch", "accelerate", "torch-geometric", "numpy", "datasets")
+NUM_LOOKED_INTO = 32
+"""Samples of a dataset whose points are compared; of the others, name and size."""
+
+
+def check_agreement(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
+    """Raise TrainingError, on every process, unless `facts` are the same on all of them.
+
+    Facts are plain JSON values; every process must call this with the same names. They are
+    compared by a checksum each in one gather of a few bytes; only when some differ are they sent
+    whole, for a message that says which process differs in what.
+    """
+    if accelerator.num_processes == 1:
+        return
+    texts = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}
+    checksums = torch.tensor([[zlib.crc32(text.encode()) for text in texts.values()]])
+    gathered = accelerator.gather(checksums.to(accelerator.device))
+    if bool((gathered == gathered[0]).all()):
+        return
+    everyone: list[tuple[str, dict[str, str]]] = gather_object([(platform.node(), texts)])
+    raise TrainingError("; ".join(differences(everyone)))
+
+
+def differences(everyone: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """A line for each fact of each process, (host, facts), that is not what most of them have."""
+    lines = []
+    for name in everyone[0][1]:
+        counts = Counter(facts[name] for _, facts in everyone)
+        usual = counts.most_common(1)[0][0]
+        for rank, (host, facts) in enumerate(everyone):
+            if facts[name] != usual:
+                others = " and ".join(
+                    f"process {i}" for i, (_, f) in enumerate(everyone) if f[name] == usual
+                )
+                if len(everyone) > 3:
+                    others = f"{counts[usual]} others"
+                lines.append(
+                    f"process {rank} on {host} differs from {others} in {name}"
+                    f"{detail(json.loads(facts[name]), json.loads(usual))}"
+                )
+    return lines
+
+
+def detail(here: Any, there: Any) -> str:
+    if not isinstance(here, dict) or not isinstance(there, dict):
+        return f": {here}, there {there}"
+    here, there = flattened(here), flattened(there)
+    differing = [n for n in sorted(here.keys() | there.keys()) if here.get(n) != there.get(n)]
+    return ": " + ", ".join(f"{n} {here.get(n)}, there {there.get(n)}" for n in differing[:4])
+
+
+def facts_of_start(config: TrainConfig) -> dict[str, Any]:
+    """What must be the same before anything else is done."""
+    options = {name: value for name, value in as_dict(config).items() if name not in MAY_DIFFER}
+    return {
+        "options": options,
+        "packages": {name: version(name) for name in PACKAGES},
+        "code": checksum_of_code(),
+    }
+
+
+def facts_of_epoch(
+    sampler: TokenBudgetBatchSampler, train: PairDataset, validation: PairDataset
+) -> dict[str, Any]:
+    """What must be the same before the first step of an epoch."""
+    return {
+        "dataset": {"train": describe(train), "validation": describe(validation)},
+        "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
+        "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
+    }
+
+
+def describe(dataset: PairDataset) -> dict[str, int]:
+    # As stored: augmented ones may differ in a last bit between kinds of processor.
+    stored = copy(dataset)
+    stored.augment, stored.max_tokens = False, None
+    points = 0
+    for index in np.linspace(0, len(dataset) - 1, NUM_LOOKED_INTO).astype(int):
+        sample = stored[int(index)]
+        points = zlib.crc32(sample.target.numpy().tobytes(), points)
+    return {
+        "samples": len(dataset),
+        "names": zlib.crc32("\n".join(map(str, dataset.names)).encode()),
+        "sizes": zlib.crc32(dataset.full_sizes.tobytes()),
+        "points": points,
+    }
+
+
+def checksum_of_code() -> int:
+    checksum = 0
+    for path in sorted(Path(pointup.__file__).parent.rglob("*.py")):
+        checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)
+    return checksum

@@ -1,0 +1,56 @@
+"""Steps with a non-finite loss or gradient: skipped on all processes alike, a few in a row."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from pointup.errors import TrainingError
+
+logger = logging.getLogger("pointup")
+
+MAX_BAD_STEPS = 10
+"""Bad steps in a row after which a run ends."""
+
+
+class BadSteps:
+    """Judges each step by its loss and gradient, which are the same on every process."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.in_a_row = 0
+
+    def may_step(
+        self, step: int, loss: float, grad_norm: float, bad_clouds: Callable[[], list[str]]
+    ) -> bool:
+        """Whether the optimizer may take this step; every process must ask.
+
+        `bad_clouds()` names those of this process that a non-finite number came from. All of them
+        are named in the log. Raises TrainingError after `MAX_BAD_STEPS` in a row.
+        """
+        if self.accelerator.scaler is not None and math.isfinite(loss):
+            # With fp16 gradients overflow now and then; the scaler skips such a step by itself.
+            self.in_a_row = 0
+            return True
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            self.in_a_row = 0
+            return True
+        self.in_a_row += 1
+        everyones = sorted(set(gather_object(bad_clouds())))
+        if self.accelerator.is_main_process:
+            logger.warning(
+                "step %d skipped: loss %.4g, gradient %.4g, from %s",
+                step, loss, grad_norm, ", ".join(everyones) or "no cloud in particular",
+            )  # fmt: skip
+        if self.in_a_row == MAX_BAD_STEPS:
+            raise TrainingError(
+                f"{MAX_BAD_STEPS} steps in a row had a non-finite loss or gradient, the last from "
+                f"{', '.join(everyones[:5])}; look at these clouds, or lower --learning-rate; the "
+                "last checkpoint is as it was"
+            )
+        # The scaler must see a bad step too, to be ready for the next one.
+        return self.accelerator.scaler is not None

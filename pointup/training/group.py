@@ -1,0 +1,75 @@
+"""The group of processes: formed anew at every restart, with a store beside its collectives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+STORE_SECONDS = 30.0
+"""Time within which the store answers, or is taken for dead."""
+
+
+def join_group(collective_timeout_minutes: float) -> None:
+    """Form the process group that the launcher's environment describes, unless it is of one.
+
+    `--max_restarts` alone fails at every restart: the launcher's store outlives the attempt, and
+    the new processes read the addresses of the dead ones from it (pytorch #135712). Here every
+    attempt has keys of its own.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+        return
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
+    device = None if on_cpu else torch.accelerator.current_accelerator(check_available=True)
+    timeout = timedelta(minutes=collective_timeout_minutes)
+    store = connect_store(timeout, may_serve=True)
+    assert store is not None
+    dist.init_process_group(
+        backend="gloo" if device is None else dist.get_default_backend_for_device(device),
+        store=dist.PrefixStore("group", store),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timeout,
+    )
+
+
+def connect_store(
+    timeout: timedelta = timedelta(seconds=STORE_SECONDS), may_serve: bool = False
+) -> dist.Store | None:
+    """A connection of its own to the store of this attempt; None for a process alone.
+
+    A client answers one call at a time, so that a thread beside the training needs another one
+    than the collectives. With `may_serve` the first process keeps the store where the launcher
+    doesn't.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        return None
+    launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if launcher_serves:
+        # It is there already, or the launcher is gone.
+        timeout = min(timeout, timedelta(seconds=2 * STORE_SECONDS))
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=may_serve and not launcher_serves and os.environ["RANK"] == "0",
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt_{attempt}", store)
+
+
+def tell_error(message: str) -> None:
+    """Say on stderr what ended this process; what several of them would say alike, once."""
+    try:
+        store = connect_store(timedelta(seconds=2))
+        said = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False
+    except (RuntimeError, KeyError):
+        said = False
+    if not said:
+        print(message, file=sys.stderr, flush=True)

@@ -1,0 +1,135 @@
+"""One run at a time in a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import platform
+import threading
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import psutil
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from pointup.errors import ConfigError
+
+SECONDS_BETWEEN_SIGNS = 5.0
+"""How often the holder touches the lock, as a sign of life for other machines."""
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+class RunLock:
+    """Holds `output_dir/lock`, which names the process in it: pid, host, since when.
+
+    The operating system frees the lock of a process that is gone, however it went. Where a file
+    system doesn't carry locks from one machine to the other, or has none, the file itself decides:
+    its pid on this machine, and signs of life for a holder on another one.
+    The main process takes it for all; every process must enter, and all of them raise ConfigError,
+    naming pid and host, when another run holds it.
+    """
+
+    def __init__(self, output_dir: Path, accelerator: Accelerator) -> None:
+        self.path = output_dir / "lock"
+        self.is_main_process = accelerator.is_main_process
+        self.file: IO[str] | None = None
+        self.released = threading.Event()
+
+    def __enter__(self) -> RunLock:
+        refusal: list[str | None] = [None]
+        if self.is_main_process:
+            try:
+                self.take()
+            except ConfigError as error:
+                refusal = [str(error)]
+        broadcast_object_list(refusal)
+        if refusal[0] is not None:
+            raise ConfigError(refusal[0])
+        return self
+
+    def take(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("a+")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: can't be written ({error.strerror}); give another --output-dir"
+            ) from error
+        holder = read_holder(file)
+        try:
+            # Not flock: a worker forked from the holder would keep that after the holder's death.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise self.refusal(holder) from None
+            if is_running_here(holder):
+                raise self.refusal(holder) from None
+        if holder and holder["host"] != platform.node() and self.shows_life():
+            file.close()
+            raise self.refusal(holder)
+        file.seek(0)
+        file.truncate()
+        mine = {
+            "pid": os.getpid(),
+            "host": platform.node(),
+            "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
+        file.write(json.dumps(mine))
+        file.flush()
+        self.file = file
+        threading.Thread(target=self.show_life, name="lock", daemon=True).start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.released.set()
+        if self.file is not None:
+            # Emptied, not deleted: another process may have it open, waiting for the lock.
+            self.file.truncate(0)
+            self.file.close()
+
+    def refusal(self, holder: dict[str, Any]) -> ConfigError:
+        who = "process {pid} on {host} since {since}".format_map(holder) if holder else "a process"
+        return ConfigError(
+            f"{self.path.parent}: {who} is training there; wait for its end, stop it, or give "
+            "another --output-dir"
+        )
+
+    def show_life(self) -> None:
+        while not self.released.wait(SECONDS_BETWEEN_SIGNS):
+            with contextlib.suppress(FileNotFoundError):  # Of a directory deleted under the run.
+                os.utime(self.path)
+
+    def shows_life(self) -> bool:
+        """Whether the file is touched within the time in which a live holder does so."""
+        before = self.path.stat().st_mtime_ns
+        deadline = time.monotonic() + 4 * SECONDS_BETWEEN_SIGNS
+        while time.monotonic() < deadline:
+            time.sleep(SECONDS_BETWEEN_SIGNS / 5)
+            if self.path.stat().st_mtime_ns != before:
+                return True
+        return False
+
+
+def read_holder(file: IO[str]) -> dict[str, Any]:
+    """Who holds or held the lock; nothing for a new or a released one."""
+    file.seek(0)
+    try:
+        holder = json.loads(file.read())
+        return holder if {"pid", "host", "since"} <= holder.keys() else {}
+    except (json.JSONDecodeError, AttributeError):
+        return {}
+
+
+def is_running_here(holder: dict[str, Any]) -> bool:
+    return bool(holder) and holder["host"] == platform.node() and psutil.pid_exists(holder["pid"])
