@@ -119,7 +119,8 @@ class Making:
         from pointup.data.pairs import write_pairs
 
         info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
-        info |= {"validation": self.options.validation, "seed": self.options.seed}
+        info.setdefault("validation", self.options.validation)
+        info["seed"] = self.options.seed
         # Paths become text, and tuples lists.
         info = json.loads(json.dumps(info, default=str))
         # Filled while the pairs are written.

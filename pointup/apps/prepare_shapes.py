@@ -67,10 +67,12 @@ class Meshes:
         meshes = name_inputs(find_inputs(self.inputs, mesh_extensions))
         num_samples = {name: self._samples_of(name) for name in meshes}
         train = {name: meshes[name] for name in meshes if num_samples[name]}
-        validation = {}
+        validation: dict[str, Path] = {}
         if self.validation_meshes:
             validation = name_inputs(find_inputs(self.validation_meshes, mesh_extensions))
-        if self.dataset.validation and not validation:
+            held_out = {path.resolve() for path in validation.values()}
+            train = {name: path for name, path in train.items() if path.resolve() not in held_out}
+        elif self.dataset.validation:
             numbers = np.column_stack([np.arange(len(train)), np.zeros(len(train), np.int64)])
             (held,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
             names = np.array(sorted(train))[held]
@@ -83,7 +85,8 @@ class Meshes:
         }
         info |= {"num_source": self.num_source, "ratio": self.ratio}
         info |= {"samples_per_mesh": self.samples_per_mesh, "samples_for": self.samples_for}
-        info |= {"validation_meshes": self.validation_meshes}
+        if self.validation_meshes:
+            info["validation"] = self.validation_meshes
         info |= {"patches": self.patches, "patch_size": self.patch_size} if self.patches else {}
 
         with self.dataset.making() as making:
