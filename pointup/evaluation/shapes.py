@@ -101,7 +101,7 @@ def evaluate_shape(
     The ratio is that of the truth to the source. Model and midpoints upsample the whole cloud, in
     `passes` of equal ratio, by default as many as `field_passes` says.
     """
-    clouds: dict[str, np.ndarray | None] = {}
+    clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
         ratio = len(shape.truth) / len(shape.source)
         if ratio < 1:
@@ -110,11 +110,9 @@ def evaluate_shape(
                 f"{len(shape.truth)}; are the folders swapped?"
             )
         passes = passes or field_passes(ratio)
-        if upsampler is not None:
-            clouds["model"] = upsample_whole(shape.source, ratio, upsampler, passes)
-    clouds["prediction"] = shape.prediction
-    if shape.source is not None:
         clouds["midpoints"] = upsample_whole(shape.source, ratio, None, passes)
+        if upsampler is not None:
+            clouds = {"model": upsample_whole(shape.source, ratio, upsampler, passes), **clouds}
     clouds["floor"] = shape.second
     return {
         row: measure_shape(points, shape, protocol)
