@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from pointup.geometry.packed import batch_from_ptr, segment_mean
 
 
-class LocalGeometry(NamedTuple):
+@dataclass(frozen=True)
+class LocalGeometry:
     """Neighbourhoods of N points, computed once and shared by all layers."""
 
     index: Tensor
@@ -28,7 +29,7 @@ class LocalGeometry(NamedTuple):
 
     def rows(self, rows: slice) -> LocalGeometry:
         """The neighbourhoods of some points; `index` still counts all of them."""
-        return LocalGeometry(*(field[rows] for field in self))
+        return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
