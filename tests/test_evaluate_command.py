@@ -87,6 +87,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
         assert words in text
     content = figures_of(json_path)
+    means = mean_rows([r["rows"] for r in records])
     assert list(content["means"]) == ["model", "midpoints", "floor"]
     assert [(s["name"], s["seed"]) for s in content["shapes"]] == [
         ("one", 0), ("one", 1), ("two", 0), ("two", 1),
@@ -191,9 +192,10 @@ def test_pairs_have_the_figures_that_training_validates_on(
 ) -> None:
     from accelerate import Accelerator
 
+    from pointup.evaluation.measures import mean_rows
     from pointup.training.config import TrainConfig
     from pointup.training.datasets import open_training_data
-    from pointup.training.evaluation import Evaluation, mean_metrics
+    from pointup.training.evaluation import Evaluation
 
     path = tmp_path / "out.json"
     assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
@@ -205,10 +207,12 @@ def test_pairs_have_the_figures_that_training_validates_on(
     data = open_training_data(config, accelerator)
     evaluation = Evaluation(data, accelerator, config)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
+    means = mean_rows([r["rows"] for r in records])
     assert list(content["means"]) == ["model", "midpoints", "source", "floor"]
     for row, figures in content["means"].items():
-        assert figures == pytest.approx(mean_metrics(records, row), rel=1e-5)
-    shares = [r["model"]["chamfer"] / r["midpoints"]["chamfer"] for r in records]
+        assert figures == pytest.approx(means[row], rel=1e-5)
+    rows = [r["rows"] for r in records]
+    shares = [one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in rows]
     assert content["chamfer_share_of_midpoints"] == pytest.approx(np.mean(shares), rel=1e-5)
     assert len(content["pairs"]) == 6
 

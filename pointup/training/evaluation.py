@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader
 from pointup.data.sampler import TokenBudgetBatchSampler
-from pointup.evaluation.measures import measure
-from pointup.geometry.midpoints import midpoint_upsample
+from pointup.evaluation.measures import Figures, mean_rows, measure
+from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.surfaces import Surface
 from pointup.pictures import evaluation_picture
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.objective import training_ratio
-
-ROWS = ("model", "midpoints", "source", "floor")
-"""What is measured against the target: the model, the baseline, the input, a second sampling."""
 
 GIVEN_UP = -1
 """Index of a record that says that a process has stopped evaluating."""
@@ -34,7 +29,7 @@ Record = dict[str, Any]
 @dataclass(frozen=True)
 class EvaluationResult:
     rows: dict[str, dict[str, float]]
-    """For each of `ROWS` the mean of each metric over the clouds that have it."""
+    """For model, midpoints, source and floor: mean of each figure over the clouds that have it."""
     score: float
     """Mean over the clouds of the model's Chamfer distance as a share of the midpoints'."""
     pictures: dict[str, np.ndarray]
@@ -65,7 +60,7 @@ class Evaluation:
         mine = plan[accelerator.process_index :: accelerator.num_processes]
         self.batches = make_loader(dataset, mine, num_workers=0)
         self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
-        self.references: dict[int, Record] = {}
+        self.references: dict[int, dict[str, Figures]] = {}
 
     @torch.no_grad()
     def run(
@@ -94,10 +89,11 @@ class Evaluation:
         if GIVEN_UP in seen:
             return None
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
+        measured = [record["rows"] for record in gathered]
         return EvaluationResult(
-            rows={row: means for row in ROWS if (means := mean_metrics(gathered, row))},
+            rows=mean_rows(measured),
             score=float(
-                np.mean([r["model"]["chamfer"] / r["midpoints"]["chamfer"] for r in gathered])
+                np.mean([one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in measured])
             ),
             pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
         )
@@ -108,12 +104,19 @@ class Evaluation:
             output = weights(batch.pos, batch.ptr, ratio)
         indices = batch.index.tolist()
         if any(index not in self.references for index in indices):
-            for index, record in zip(indices, self.references_of(batch, ratio), strict=True):
-                self.references[index] = record
-        measured = self.measure(output.pos.float(), output.ptr, batch)
+            references = measure_pairs(batch, ratio, surfaces=self.surfaces_of(batch))
+            self.references.update(zip(indices, references, strict=True))
+        measured = measure(
+            output.pos.float(),
+            output.ptr,
+            batch.target,
+            batch.target_ptr,
+            self.surfaces_of(batch),
+        )
         records = []
         for cloud, index in enumerate(indices):
-            record = {"index": index, "model": measured[cloud], **self.references[index]}
+            rows = {"model": measured[cloud], **self.references[index]}
+            record: Record = {"index": index, "rows": rows}
             if index in self.drawn:
                 record["clouds"] = [
                     pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
@@ -126,22 +129,9 @@ class Evaluation:
             records.append(record)
         return records
 
-    def references_of(self, batch: Batch, ratio: Tensor) -> list[Record]:
-        rows = {
-            "midpoints": self.measure(*midpoint_upsample(batch.pos, batch.ptr, ratio), batch),
-            "source": self.measure(batch.pos, batch.ptr, batch),
-        }
-        if "resample" in batch:
-            rows["floor"] = self.measure(batch.resample, batch.resample_ptr, batch)
-        return [
-            {row: values[cloud] for row, values in rows.items() if values[cloud]}
-            for cloud in range(batch.num_graphs)
-        ]
-
-    def measure(self, pos: Tensor, ptr: Tensor, batch: Batch) -> list[dict[str, float]]:
+    def surfaces_of(self, batch: Batch) -> list[Surface | None]:
         files = [self.data.surfaces[index] for index in batch.index.tolist()]
-        surfaces = [Surface.load(file) if file else None for file in files]
-        return measure(pos, ptr, batch.target, batch.target_ptr, surfaces)
+        return [Surface.load(file) if file else None for file in files]
 
     def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
         pictures = {}
@@ -160,13 +150,3 @@ class Evaluation:
                 vertical=vertical,
             )
         return pictures
-
-
-def mean_metrics(records: list[Record], row: str) -> dict[str, float]:
-    """Mean of each metric of a row over the clouds that have it, in float64."""
-    measured = [record[row] for record in records if record.get(row)]
-    return {
-        metric: math.fsum(m[metric] for m in measured if metric in m)
-        / sum(metric in m for m in measured)
-        for metric in dict.fromkeys(name for m in measured for name in m)
-    }
