@@ -87,7 +87,6 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
         assert words in text
     content = figures_of(json_path)
-    means = mean_rows([r["rows"] for r in records])
     assert list(content["means"]) == ["model", "midpoints", "floor"]
     assert [(s["name"], s["seed"]) for s in content["shapes"]] == [
         ("one", 0), ("one", 1), ("two", 0), ("two", 1),
