@@ -143,7 +143,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
         if result is None:
             return
         progress.evaluation_due = False
-        monitor.validation(progress.step, result.rows)
+        monitor.validation(progress.step, result.rows, result.shares)
         for tag, picture in result.pictures.items():
             monitor.picture(progress.step, tag, picture)
         if progress.judge(result.score, config.patience, config.target_chamfer):

@@ -92,8 +92,8 @@ def test_an_evaluation_is_a_line_and_curves_beside_baseline_and_floor(
 ) -> None:
     config = TrainConfig(output_dir=tmp_path)
     with Monitor(accelerator, config) as monitor:
-        monitor.validation(50, ROWS)
-    assert lines(config) == [{"step": 50, "validation": ROWS}]
+        monitor.validation(50, ROWS, [0.9, 1.1])
+    assert lines(config) == [{"step": 50, "share_of_midpoints": 1.0, "validation": ROWS}]
     recorded = events(config)
     for tag, value in (("validation/cd", 0.231), ("baseline/cd", 0.268), ("floor/cd", 0.2185)):
         (event,) = recorded.Scalars(tag)
@@ -122,7 +122,7 @@ def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: P
             for step in range(resume_step + 1, last_step + 1):
                 train(monitor, step, loss)
                 if step % 4 == 0:
-                    monitor.validation(step, ROWS)
+                    monitor.validation(step, ROWS, [0.9, 1.1])
     expected = [1.0] * 5 + [2.0] * 3 + [3.0] * 4
     recorded = events(config)
     curve = recorded.Scalars("train/loss")
@@ -166,7 +166,7 @@ def test_a_process_other_than_the_main_one_only_keeps_its_log(tmp_path: Path) ->
     )  # fmt: skip
     with Monitor(other, TrainConfig(output_dir=tmp_path)) as monitor:
         train(monitor, 1)
-        monitor.validation(1, ROWS)
+        monitor.validation(1, ROWS, [0.9, 1.1])
         monitor.picture(1, "a", np.zeros((2, 2, 3), dtype=np.uint8))
         monitor.progress(1, 10, 0.5, 100)
         monitor.print("for the main process")

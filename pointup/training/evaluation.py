@@ -30,10 +30,15 @@ Record = dict[str, Any]
 class EvaluationResult:
     rows: dict[str, dict[str, float]]
     """For model, midpoints, source and floor: mean of each figure over the clouds that have it."""
-    score: float
-    """Mean over the clouds of the model's Chamfer distance as a share of the midpoints'."""
+    shares: list[float]
+    """For each cloud the model's Chamfer distance as a share of the midpoints'."""
     pictures: dict[str, np.ndarray]
     """Drawn samples by name, on the main process only."""
+
+    @property
+    def score(self) -> float:
+        """Mean of `shares`: lower is better, and comparable over clouds of any scale."""
+        return float(np.mean(self.shares))
 
 
 class Evaluation:
@@ -92,9 +97,7 @@ class Evaluation:
         measured = [record["rows"] for record in gathered]
         return EvaluationResult(
             rows=mean_rows(measured),
-            score=float(
-                np.mean([one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in measured])
-            ),
+            shares=[one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in measured],
             pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
         )
 

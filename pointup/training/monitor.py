@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -141,25 +141,32 @@ class Monitor:
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
         self.accelerator.log({TRACKED[name]: value for name, value in values.items()}, step=step)
 
-    def validation(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> None:
+    def validation(
+        self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
+    ) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, and a table on the console.
 
         `rows` are figures by metric for "model", "midpoints" (the no-network baseline), "source"
-        and "floor".
+        and "floor"; `shares` is, for each cloud, the model's Chamfer as a share of the midpoints'.
         """
         if self.metrics is None or self.bar is None:
             return
-        self.metrics.write({"step": step, "validation": rows})
+        share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
+        self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
         curves = {
             f"{SECTIONS.get(row, row)}/{metric}": value
             for row, figures in rows.items()
             for metric, value in figures.items()
         }
-        self.accelerator.log(curves, step=step)
+        self.accelerator.log({"validation/share_of_midpoints": share, **curves}, step=step)
         if self.num_evaluations == 0:
             self._chart_rows_together(rows)
         title = f"step {step:,}"
-        self.print(evaluation_table(rows, title=title, conventions=self.num_evaluations == 0))
+        self.print(
+            evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
+            + f"\nThe model's Chamfer is {share:.1%} of the midpoints', mean over the clouds; "
+            f"lower for {lower:.0%} of them."
+        )
         self.num_evaluations += 1
         self.bar.pause()
 
