@@ -34,7 +34,7 @@ MEETINGS = ("reduction", "gathering the evaluation", "waiting for the checkpoint
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process tells the others about itself every few seconds."""
+    """What a process tells the others about itself every second."""
 
     number: int
     """Grows with every beat: stands still when the whole process does."""
@@ -73,12 +73,16 @@ class Watchdog:
         self.ranks = range(accelerator.num_processes)
         self.store: dist.Store | None = None
         self.hang_timeout = hang_timeout
-        self.interval = min(5.0, hang_timeout / 8)
+        self.interval = min(1.0, hang_timeout / 8)
         self.num_beats = 0
         self.step, self.moves, self.phase = 0, 0, "start"
         self.over = threading.Event()
         self.log_file: IO[str] = next(
-            (h.stream for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)),
+            (
+                handler.stream
+                for handler in logging.getLogger().handlers
+                if isinstance(handler, logging.FileHandler) and handler.stream is not None
+            ),
             sys.stderr,
         )
 
