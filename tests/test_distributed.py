@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import ROOT, Run, free_port, metrics_of
-from safetensors.torch import load_file
+from conftest import ROOT, Run, metrics_of
 
 Launch = Callable[..., Run]
 SMALL = (
@@ -25,7 +20,7 @@ SMALL = (
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def succeeded(ended: Run) -> Run:
@@ -65,9 +60,7 @@ def test_one_two_and_four_processes_train_the_same_model(
                 assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no"), (2, 0, "bf16")]
-)
+@pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no")])
 def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     pair_directory: Path,
     tmp_path: Path,
@@ -86,41 +79,6 @@ def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     )  # fmt: skip
     assert "The setup works" in ended.stdout
     assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
-    assert shared_memory() == before
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_where_an_undisturbed_run_does(
-    pair_directory: Path, tmp_path: Path, launch: Launch, number: signal.Signals
-) -> None:
-    before = shared_memory()
-    arguments = ["--data", pair_directory, *SMALL, "--steps", "30", "--num-workers", "2"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    succeeded(launch(*arguments, "--output-dir", whole, num_processes=2))
-    command = [
-        sys.executable, "-m", "accelerate.commands.launch",
-        "--config_file", ROOT / "accelerate_configs" / "cpu2.yaml",
-        "--main_process_port", free_port(), ROOT / "train.py",
-        *arguments, "--output-dir", parts,
-    ]  # fmt: skip
-    running = subprocess.Popen(
-        [str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and running.poll() is None:
-        if (parts / "metrics.jsonl").exists() and len(metrics_of(parts)) >= 4:
-            break
-        time.sleep(0.02)
-    running.send_signal(number)
-    running.wait(60)
-    stopped_at = (parts / "checkpoints" / "LATEST").read_text()
-    assert stopped_at != "step_30", "the run was over before the signal came"
-    succeeded(launch(*arguments, "--output-dir", parts, num_processes=2))
-    expected, actual = (
-        load_file(run / "checkpoints" / "step_30" / "model.safetensors") for run in (whole, parts)
-    )
-    assert all(torch.equal(expected[name], actual[name]) for name in expected)
-    assert [line["step"] for line in steps_of(parts)] == list(range(1, 31))
     assert shared_memory() == before
 
 

@@ -21,8 +21,9 @@ sys.path.insert(0, str(ROOT))
 import train as training
 from pointup.data.batch import collate
 from pointup.data.pairs import PairDataset, open_pairs, write_pairs
-from pointup.errors import ConfigError, DataError, PointupError
+from pointup.errors import ConfigError, DataError, PointupError, TrainingError
 from pointup.model import ModelConfig, Upsampler
+from pointup.training import checkpoint
 from pointup.training.config import TrainConfig
 from pointup.training.launch import make_accelerator
 from pointup.training.reduction import StepReduction
@@ -170,9 +171,7 @@ def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_where_asked(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     with pytest.raises(PointupError, match=r"train_\d+"):
-        training.train(
-            options(pair_directory, tmp_path / "run", token_budget=100), accelerator
-        )
+        training.train(options(pair_directory, tmp_path / "run", token_budget=100), accelerator)
     training.train(
         options(pair_directory, tmp_path / "cropped", token_budget=100, crop=True, steps=1),
         accelerator,
@@ -243,3 +242,98 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     assert all(not p.grad.any() for p in model.parameters())
 
 
+def test_out_of_memory_is_worked_round_with_the_same_gradient(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = {"steps": 3, "token_budget": 2000, "num_pictures": 0}
+    training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
+    real = training.micro_batch_losses
+
+    def too_large(model: Any, batch: Batch, *rest: Any) -> Tensor:
+        losses = real(model, batch, *rest)
+        if batch.num_graphs > 3:
+            losses.sum().backward()  # Gradients of what fails must not count.
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return losses
+
+    monkeypatch.setattr(training, "micro_batch_losses", too_large)
+    training.train(options(pair_directory, tmp_path / "halves", **changes), accelerator)
+    assert "done again in halves" in (tmp_path / "halves/logs/rank_0.log").read_text()
+    for expected, actual in zip(
+        metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "halves"), strict=True
+    ):
+        if "loss" in expected:
+            assert actual["num_clouds"] == expected["num_clouds"]
+            assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    value: float,
+) -> None:
+    real = training.micro_batch_losses
+    bad: list[str] = []
+
+    def spoil(model: Any, batch: Batch, *rest: Any) -> Tensor:
+        losses = real(model, batch, *rest)
+        if not bad:
+            bad.append(batch.name[1])
+            losses = losses * torch.tensor([1.0, value, *[1.0] * (len(losses) - 2)])
+        return losses
+
+    monkeypatch.setattr(training, "micro_batch_losses", spoil)
+    training.train(options(pair_directory, tmp_path, steps=2, num_pictures=0), accelerator)
+    log = (tmp_path / "logs" / "rank_0.log").read_text()
+    assert f"step 0 skipped: loss {value:.4g}" in log and f"from {bad[0]}\n" in log
+    assert "step 1 skipped" not in log
+    assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
+
+
+def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training.train(options(pair_directory, tmp_path, steps=20), accelerator, stop_after=3)
+    real = training.micro_batch_losses
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    with pytest.raises(TrainingError, match=r"10 steps in a row .* from train_\d+"):
+        training.train(options(pair_directory, tmp_path, steps=20, save_every=100), accelerator)
+    assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
+
+
+def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_choice(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = checkpoint.save_file
+
+    def full(weights: Any, path: Path) -> None:
+        if "step_4" in str(path):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(weights, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    changes = {"save_every": 2, "eval_every": 6, "num_pictures": 0}
+    training.train(options(pair_directory, tmp_path / "on", **changes), accelerator)
+    log = (tmp_path / "on" / "logs" / "rank_0.log").read_text()
+    assert "step_4: the checkpoint can't be written (No space left on device)" in log
+    saved = {path.name for path in (tmp_path / "on" / "checkpoints").iterdir()}
+    assert saved == {"LATEST", "step_2", "step_6"}
+    with pytest.raises(checkpoint.CheckpointError, match="step_4"):
+        training.train(
+            options(pair_directory, tmp_path / "end", on_save_error="end", **changes), accelerator
+        )
+    assert (tmp_path / "end" / "checkpoints" / "LATEST").read_text() == "step_2"
