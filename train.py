@@ -33,7 +33,12 @@ from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation
 from pointup.training.group import tell_error
-from pointup.training.launch import make_accelerator, peak_memory_bytes, seed_micro_batch
+from pointup.training.launch import (
+    check_closely,
+    make_accelerator,
+    peak_memory_bytes,
+    seed_micro_batch,
+)
 from pointup.training.lock import RunLock
 from pointup.training.logs import RankLog
 from pointup.training.memory import in_pieces, num_tokens
@@ -53,6 +58,8 @@ def main() -> int:
     """Read the options and train; what a user can mend becomes one line and an exit status."""
     try:
         config = tyro.cli(TrainConfig, description=__doc__)
+        if config.debug:
+            check_closely()
         accelerator = make_accelerator(
             config.output_dir, config.log_with, config.collective_timeout
         )
@@ -88,7 +95,11 @@ def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None 
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
     check_agreement(accelerator, facts_of_start(config))
     claim_output_dir(config, accelerator)
-    with RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes):
+    rank = accelerator.process_index, accelerator.num_processes
+    with (
+        RankLog(config.output_dir, *rank, is_verbose=config.debug),
+        torch.autograd.set_detect_anomaly(config.debug),
+    ):
         run(config, accelerator, stop_after)
 
 

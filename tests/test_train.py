@@ -337,3 +337,20 @@ def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_
             options(pair_directory, tmp_path / "end", on_save_error="end", **changes), accelerator
         )
     assert (tmp_path / "end" / "checkpoints" / "LATEST").read_text() == "step_2"
+
+
+def test_debugging_names_the_operation_a_bad_gradient_came_from(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = training.micro_batch_losses
+    monkeypatch.setattr(
+        training, "micro_batch_losses", lambda *given: (real(*given) * 0.0).sqrt() * 0.0
+    )
+    with pytest.raises(RuntimeError, match="SqrtBackward0"):
+        training.train(options(pair_directory, tmp_path, debug=True), accelerator)
+    assert "[0] process 0 of 1" in capsys.readouterr().err
+    assert not torch.is_anomaly_enabled()

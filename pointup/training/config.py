@@ -24,7 +24,8 @@ MAY_CHANGE = frozenset(
     {
         "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
         "keep_checkpoints", "log_with", "num_pictures", "patience", "target_chamfer",
-        "collective_timeout", "hang_timeout", "on_save_error", "accumulation_steps", "quick",
+        "collective_timeout", "hang_timeout", "on_save_error", "accumulation_steps", "debug",
+        "quick",
     }
 )  # fmt: skip
 """Fields that a continued run may change freely: they don't alter what is learned.
@@ -105,6 +106,9 @@ class TrainConfig:
     """Seconds without progress of a process after which the run ends, telling where all stood."""
     on_save_error: OnSaveError = "go-on"
     """What to do when the disk is full or read-only while saving."""
+    debug: bool = False
+    """Look closer, slowly: anomaly detection in the backward pass, distributed checks, and every
+    process's log in full on the console."""
     quick: bool = False
     """Check the setup: a few steps, an evaluation, a checkpoint, and continuing from it."""
     model: ModelConfig = field(default_factory=ModelConfig)

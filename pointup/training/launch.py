@@ -65,6 +65,15 @@ def make_accelerator(
     return accelerator
 
 
+def check_closely() -> None:
+    """Have the libraries check and tell what they can; to be called before `make_accelerator`."""
+    os.environ["ACCELERATE_DEBUG_MODE"] = "true"
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    os.environ.setdefault("NCCL_DEBUG", "INFO")
+    if torch.distributed.is_available():
+        torch.distributed.set_debug_level_from_env()
+
+
 def check_number_of_processes() -> None:
     """Refuse to run alone where `accelerate launch` was asked for several processes.
 

@@ -22,13 +22,20 @@ class RankLog:
     The file takes everything that pointup logs, warnings of other libraries and of Python, the
     exception that ends the `with` block, and the stacks of a crash in native code. A continued run
     appends to it. The console, on the main process only, takes pointup's messages from INFO on and
-    warnings, above the progress bar. Opened again for the same file it does nothing, so that a
-    Monitor inside needs no care.
+    warnings, above the progress bar; with `is_verbose` those of every process, in full. Opened
+    again for the same file it does nothing, so that a Monitor inside needs no care.
     """
 
-    def __init__(self, output_dir: Path, process_index: int = 0, num_processes: int = 1) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        process_index: int = 0,
+        num_processes: int = 1,
+        is_verbose: bool = False,
+    ) -> None:
         self.path = Path(output_dir).resolve() / "logs" / f"rank_{process_index}.log"
         self.process_index, self.num_processes = process_index, num_processes
+        self.is_verbose = is_verbose
         self.handlers: list[logging.Handler] = []
         self.previous_level = logging.NOTSET
         self.takes_crashes = False
@@ -41,7 +48,10 @@ class RankLog:
         file = logging.FileHandler(self.path, encoding="utf-8")
         file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self.handlers = [file]
-        if self.process_index == 0:
+        if self.is_verbose:
+            self.handlers.append(ConsoleHandler(logging.DEBUG))
+            self.handlers[-1].setFormatter(FileFormatter(f"[{self.process_index}] %(message)s"))
+        elif self.process_index == 0:
             self.handlers.append(ConsoleHandler(logging.INFO))
         for handler in self.handlers:
             root.addHandler(handler)
