@@ -7,9 +7,14 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from pointup.geometry.packed import at_least_float32
 
 
 class RelativeAttention(nn.Module):
@@ -49,28 +54,181 @@ class RelativeAttention(nn.Module):
     def forward(
         self, x_NRC: Tensor, features_NC: Tensor, index_NK: Tensor, missing_NK: Tensor, g: Tensor
     ) -> Tensor:
-        num_points, num_queries, _ = x_NRC.shape
-        heads, dim = self.heads, self.head_dim
-        q = self.query(x_NRC).view(num_points, num_queries, heads, dim) * dim**-0.5
         kv = self.key_value(features_NC).index_select(0, index_NK.flatten())
-        k, v = kv.view(*index_NK.shape, 2, heads, dim).unbind(2)
-        position = "nkp" if g.dim() == 3 else "nrkp"
+        return self.attend(x_NRC, kv.view(*index_NK.shape, -1), missing_NK, g)
 
-        q_position = torch.einsum("nrhd,hdp->nrhp", q, self.position_key)
-        logits = torch.einsum("nrhd,nkhd->nrhk", q, k)
-        logits = logits + torch.einsum(f"nrhp,{position}->nrhk", q_position, g)
-        logits = logits.masked_fill(missing_NK[:, None, None, :], float("-inf"))
-        attention = F.dropout(logits.softmax(-1), self.dropout, self.training)
-        out = torch.einsum("nrhk,nkhd->nrhd", attention, v)
-        seen = torch.einsum(f"nrhk,{position}->nrhp", attention, g)
-        out = out + torch.einsum("nrhp,hpd->nrhd", seen, self.position_value)
-
-        out = out.flatten(2) if self.concat else out.mean(2)
+    def attend(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
+        """The same from the keys and values of each point's neighbours, (N, K, 2 heads D)."""
+        q = self.query(x_NRC) * self.head_dim**-0.5
+        dropout = self.dropout if self.training else 0.0
+        # One product with a block for each head: quicker than many products with small matrices.
+        q_position = q @ torch.block_diag(*self.position_key.to(q.dtype))
+        out, seen = _Attend.apply(
+            q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
+        )
+        out = out + seen @ torch.block_diag(*self.position_value.to(q.dtype))
+        out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
         if self.gate is None:
             return out
         of_query, of_out = self.gate.weight.chunk(2, dim=1)
-        return out * torch.sigmoid(F.linear(x_NRC, of_query, self.gate.bias) + F.linear(out, of_out))
+        return out * torch.sigmoid(
+            F.linear(x_NRC, of_query, self.gate.bias) + F.linear(out, of_out)
+        )
+
+
+class _Attend(torch.autograd.Function):
+    """From q (N, R, H D) and its product with the position keys, (N, R, H P): the sums over the
+    neighbours of a v, (N, R, H D), and of a g, (N, R, H P); with their derivatives.
+
+    By hand, since automatic differentiation of products of this many small matrices spends most
+    of its time on copies. A point's queries of all heads are the rows of one matrix, each with
+    zeros in place of the other heads: here fewer products of larger matrices cost less.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        q_position: Tensor,
+        kv: Tensor,
+        g: Tensor,
+        missing: Tensor,
+        heads: int,
+        dropout: float,
+    ) -> tuple[Tensor, Tensor]:
+        k, v = kv.chunk(2, dim=-1)
+        # Queries that see the same positions: those of a point, or those of a child.
+        positions = g.flatten(0, -3)
+        num_groups, num_neighbors, _ = positions.shape
+        logits = torch.bmm(spread_heads(q, heads), k.transpose(1, 2))
+        grouped = logits.view(num_groups, -1, num_neighbors)
+        of_position = q_position.reshape(num_groups, grouped.shape[1], -1)
+        grouped.baddbmm_(of_position, positions.transpose(1, 2))
+        if missing.device.type != "cpu" or missing.any():
+            logits.masked_fill_(missing.unsqueeze(1), float("-inf"))
+        attention = softmax(logits)
+        kept = F.dropout(torch.ones_like(attention), dropout) if dropout else None
+        used = attention if kept is None else attention * kept
+        out = join_heads(torch.bmm(used, v), heads)
+        seen = torch.bmm(used.view_as(grouped), positions).view(*q.shape[:2], -1)
+        ctx.heads = heads
+        ctx.save_for_backward(q, q_position, kv, g, attention, kept)
+        return out, seen
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, grad_seen: Tensor) -> Any:
+        q, q_position, kv, g, attention, kept = ctx.saved_tensors
+        k, v = kv.chunk(2, dim=-1)
+        positions = g.flatten(0, -3)
+        num_groups, num_neighbors, num_channels = positions.shape
+        used = attention if kept is None else attention * kept
+        grad_out = spread_heads(grad_out, ctx.heads)
+        grad_seen = grad_seen.reshape(num_groups, -1, num_channels)
+
+        grad_logits = torch.bmm(grad_out, v.transpose(1, 2))
+        grouped = grad_logits.view(num_groups, -1, num_neighbors)
+        grouped.baddbmm_(grad_seen, positions.transpose(1, 2))
+        if kept is not None:
+            grad_logits *= kept
+        grad_logits *= attention
+        grad_logits.addcmul_(attention, grad_logits.sum(-1, keepdim=True), value=-1)
+
+        grad_q = join_heads(torch.bmm(grad_logits, k), ctx.heads)
+        grad_q_position = torch.bmm(grouped, positions).view_as(q_position)
+        grad_k = torch.bmm(grad_logits.transpose(1, 2), spread_heads(q, ctx.heads))
+        grad_v = torch.bmm(used.transpose(1, 2), grad_out)
+        weights = torch.cat([used.view_as(grouped), grouped], dim=1)
+        products = torch.cat([grad_seen, q_position.reshape(grad_seen.shape)], dim=1)
+        grad_g = torch.bmm(weights.transpose(1, 2), products).view_as(g)
+        grad_kv = torch.cat([grad_k, grad_v], dim=-1)
+        return grad_q, grad_q_position, grad_kv, grad_g, None, None, None
+
+
+def spread_heads(values: Tensor, heads: int) -> Tensor:
+    """(N, R, H D) to (N, R H, H D): a row for each head, zero but for the channels of the head."""
+    mask = torch.block_diag(*values.new_ones((heads, 1, values.shape[-1] // heads)))
+    return (values.unsqueeze(2) * mask).flatten(1, 2)
+
+
+def join_heads(values: Tensor, heads: int) -> Tensor:
+    """(N, R H, H D) to (N, R, H D): the row of each head gives the channels of the head."""
+    by_head = values.unflatten(2, (heads, -1)).unflatten(1, (-1, heads))
+    return by_head.diagonal(dim1=2, dim2=3).transpose(2, 3).flatten(2)
+
+
+def softmax(logits: Tensor) -> Tensor:
+    """Softmax over the last dimension, in float32, in the dtype of `logits`.
+
+    torch's own takes seven times as long on the CPU, on rows this short.
+    """
+    if logits.device.type != "cpu":
+        return at_least_float32(logits).softmax(-1).to(logits.dtype)
+    weights = at_least_float32(logits)
+    weights = (weights - weights.amax(-1, keepdim=True)).exp_()
+    return weights.div_(weights.sum(-1, keepdim=True)).to(logits.dtype)
+
+
+class _Encode(torch.autograd.Function):
+    """relu(W d) for d (F, M), one column for each of very many positions: (M, P).
+
+    By hand, since the products that automatic differentiation chooses for matrices this long and
+    thin take four times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, described: Tensor, weight: Tensor) -> Tensor:
+        encoded = torch.mm(described.t(), weight.t()).relu_()
+        ctx.save_for_backward(described, weight, encoded)
+        return encoded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        described, weight, encoded = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, encoded, 0)
+        grad_described = None
+        if ctx.needs_input_grad[0]:
+            grad_described = torch.mm(grad, weight).t().contiguous()
+        return grad_described, torch.mm(described, grad).t()
+
+
+def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """relu of `layer` applied to positions described by (F + 1, N, R, K): (N, R, K, P).
+
+    The last feature is 1, for the bias.
+    """
+    weight = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).to(dtype)
+    encoded: Tensor = _Encode.apply(described.flatten(1).to(dtype), weight)
+    return encoded.view(*described.shape[1:], -1)
+
+
+class _Pull(torch.autograd.Function):
+    """Products (M, K) of directions (M, P) with positions (M, K, P).
+
+    By hand, since automatic differentiation makes the gradient of the positions transposed, by
+    products of matrices with one column.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, direction: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(direction, positions)
+        return torch.bmm(positions, direction.unsqueeze(2)).squeeze(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_pull: Tensor) -> tuple[Tensor, Tensor]:
+        direction, positions = ctx.saved_tensors
+        grad_direction = torch.bmm(grad_pull.unsqueeze(1), positions).squeeze(1)
+        return grad_direction, grad_pull.unsqueeze(2) * direction.unsqueeze(1)
+
+
+def pull_along(direction: Tensor, positions: Tensor) -> Tensor:
+    """Products (N, R, K) of directions (N, R, P) with encoded positions (N, R, K, P)."""
+    positions = positions.to(direction.dtype)
+    pull: Tensor = _Pull.apply(direction.flatten(0, 1), positions.flatten(0, 1))
+    return pull.view(positions.shape[:3])
 
 
 class AttentionBlock(nn.Module):
@@ -93,10 +251,10 @@ class AttentionBlock(nn.Module):
             else None
         )
 
-    def forward(
-        self, x_NRC: Tensor, features_NC: Tensor, index_NK: Tensor, missing_NK: Tensor, g: Tensor
-    ) -> Tensor:
-        x_NRC = x_NRC + self.attention(
-            self.query_norm(x_NRC), self.feature_norm(features_NC), index_NK, missing_NK, g
-        )
+    def key_value(self, features_NC: Tensor) -> Tensor:
+        """Keys and values (N, 2 heads D) of all points, to be gathered for `forward`."""
+        return self.attention.key_value(self.feature_norm(features_NC))
+
+    def forward(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
+        x_NRC = x_NRC + self.attention.attend(self.query_norm(x_NRC), kv_NK2C, missing_NK, g)
         return x_NRC if self.feed_forward is None else x_NRC + self.feed_forward(x_NRC)

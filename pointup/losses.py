@@ -15,6 +15,7 @@ from pointup.geometry.neighbors import knn, nearest
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
+    safe_sqrt,
     segment_mean,
     segment_rank,
     segment_sum,
@@ -123,12 +124,6 @@ def point_to_plane_distance(
     offset = at_least_float32(pos) - at_least_float32(target)[neighbor]
     height = (offset * at_least_float32(target_normals)[neighbor]).sum(1).abs()
     return segment_mean(height.masked_fill(index < 0, 0.0), ptr)
-
-
-def safe_sqrt(squared: Tensor) -> Tensor:
-    """Square root with gradient 0, in place of NaN or infinity, at 0."""
-    positive = squared > 0
-    return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
 
 
 def _matched(squared: Tensor) -> Tensor:

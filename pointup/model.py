@@ -19,7 +19,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pointup.attention import AttentionBlock, RelativeAttention
+from pointup.attention import AttentionBlock, RelativeAttention, encode_positions, pull_along
+from pointup.blocks import in_blocks
 from pointup.errors import ModelError
 from pointup.geometry.local import (
     LocalGeometry,
@@ -177,13 +178,15 @@ class Upsampler(
         geometry = local_geometry(
             pos, ptr, squared[:, :num_neighbors], neighbors[:, :num_neighbors]
         )
-        features, g = self.encode(geometry)
         slots_of_point = slots.repeat_interleave(sizes)
+        recompute = int(candidates_ptr[-1]) > children_kept(pos.device)
+        features, g = self.encode(geometry, recompute)
         pieces = []
         # Clouds with the same number of slots are expanded together, in the order of the input.
         for num_slots, rows in same_number_of_slots(slots, ptr):
             index = neighbors[rows, :num_slots]
-            pieces.append(self.place_children(pos, rows, index, features, g, geometry))
+            piece = self.place_children(pos, rows, index, features, g, geometry, recompute)
+            pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
         picked = farthest_point_sample(candidates.detach(), candidates_ptr, num_out)
@@ -193,19 +196,64 @@ class Upsampler(
             candidates[picked], ptr_from_sizes(num_out), parent, candidates, candidates_ptr
         )
 
-    def encode(self, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
-        """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P)."""
-        index, missing = geometry.index, geometry.missing
-        g = self.neighbor_position(
-            describe_neighbors(geometry, geometry.relative, geometry.spacing[index])
+    def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
+        """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P).
+
+        `recompute` trades time for memory in training, see `in_blocks`.
+        """
+        num_points = len(geometry.index)
+        block_size = points_per_block(geometry.index.device)
+
+        def encode(block: slice) -> Tensor:
+            local = geometry.rows(block)
+            described = describe_neighbors(local, local.relative, geometry.spacing[local.index])
+            return cast(Tensor, self.neighbor_position(described))
+
+        def embed(block: slice, g: Tensor) -> Tensor:
+            seen = (~geometry.missing[block]).unsqueeze(-1)
+            mean = (g * seen).sum(1) / seen.sum(1)
+            highest = g.masked_fill(~seen, float("-inf")).amax(1)
+            return cast(Tensor, self.embed(torch.cat([mean, highest], dim=-1)))
+
+        weights = self.neighbor_position.parameters()
+        g = in_blocks(encode, num_points, block_size, parameters=weights, recompute=recompute)
+        weights = self.embed.parameters()
+        features = in_blocks(
+            embed, num_points, block_size, rows=[g], parameters=weights, recompute=recompute
         )
-        seen = (~missing).unsqueeze(-1)
-        mean = (g * seen).sum(1) / seen.sum(1)
-        highest = g.masked_fill(~seen, float("-inf")).amax(1)
-        features = self.embed(torch.cat([mean, highest], dim=-1))
         for layer in self.layers:
-            features = layer(features.unsqueeze(1), features, index, missing, g).squeeze(1)
+            block_layer = cast(AttentionBlock, layer)
+            features = self.attend_to_neighbors(block_layer, features, g, geometry, recompute)
         return features, g
+
+    def attend_to_neighbors(
+        self,
+        layer: AttentionBlock,
+        features: Tensor,
+        g: Tensor,
+        geometry: LocalGeometry,
+        recompute: bool = True,
+    ) -> Tensor:
+        """Features (N, C) after one layer, of features (N, C) and positions `g` (N, K, P)."""
+
+        def attend(block: slice, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
+            x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
+            return layer(x_NRC, kv, geometry.missing[block], g_NRKP).squeeze(1)
+
+        return in_blocks(
+            attend,
+            len(features),
+            points_per_block(features.device),
+            gathered=[(layer.key_value(features), geometry.index)],
+            rows=[features, g],
+            parameters=layer.parameters(),
+            random=self.random,
+            recompute=recompute,
+        )
+
+    @property
+    def random(self) -> bool:
+        return self.training and self.config.dropout > 0
 
     def place_children(
         self,
@@ -215,6 +263,7 @@ class Upsampler(
         features: Tensor,
         g: Tensor,
         geometry: LocalGeometry,
+        recompute: bool = True,
     ) -> Tensor:
         r"""Positions (n, R, 3) of the children of the points in `rows`.
 
@@ -229,32 +278,65 @@ class Upsampler(
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `features` (N, C)
         and `g` (N, K, P) of all points.
         """
-        local = geometry.rows(rows)
-        spacing = local.spacing.unsqueeze(1)
+        spacing_of_all, geometry, pos_of_rows = geometry.spacing, geometry.rows(rows), pos[rows]
+        num_points, num_slots = slot_neighbor.shape
         own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
         slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
+        # The layer `slot` of [features of the parent, features of the slot's neighbour, position],
+        # with the products that are the same for many slots taken once a point.
+        dim = self.config.feature_dim
+        parent_NC = F.linear(features[rows], self.slot.weight[:, :dim], self.slot.bias)
+        neighbor_NC = F.linear(features, self.slot.weight[:, dim : 2 * dim])
 
-        to_slot = (pos[slot_neighbor] - pos[rows].unsqueeze(1)) / spacing
-        slot_position = self.neighbor_position(
-            describe_neighbors(local, to_slot, geometry.spacing[slot_neighbor])
+        def place(
+            block: slice,
+            kv_shuffle: Tensor,
+            kv_refine: Tensor,
+            x_neighbor_NRC: Tensor,
+            x_parent_NC: Tensor,
+            g: Tensor,
+        ) -> Tensor:
+            local = geometry.rows(block)
+            spacing = local.spacing.unsqueeze(1)
+            neighbor = slot_neighbor[block]
+            own, others = pos_of_rows[block].unsqueeze(1), pos[neighbor]
+            to_slot = (others - own) / spacing
+            described = describe_neighbors(local, to_slot, spacing_of_all[neighbor])
+            slot_position = self.neighbor_position(described)
+            x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * dim :])
+            x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
+            x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
+
+            linear = cast(nn.Linear, self.child_position[0])
+            offset = torch.zeros_like(to_slot)
+            for _ in range(self.config.num_refinements):
+                from_parent = 0.5 * to_slot + offset
+                described = describe_neighbors_of_children(local, from_parent, to_slot)
+                child_g = encode_positions(described, linear, x_NRC.dtype)
+                x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
+                pull = pull_along(self.pull(self.pull_norm(x_NRC)), child_g)
+                pull = pull.masked_fill(local.missing.unsqueeze(1), 0.0)
+                offset = offset + mean_pull(pull.float(), local.relative, from_parent)
+            return (own + others) * 0.5 + offset * spacing
+
+        modules = (
+            self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
+            self.pull_norm, self.pull,
+        )  # fmt: skip
+        return in_blocks(
+            place,
+            num_points,
+            max(1, points_per_block(pos.device) // num_slots),
+            gathered=[
+                (self.shuffle.key_value(features), geometry.index),
+                (self.refine.key_value(features), geometry.index),
+                (neighbor_NC, slot_neighbor),
+            ],
+            rows=[parent_NC, g[rows]],
+            parameters=[weight for module in modules for weight in module.parameters()],
+            random=self.random,
+            recompute=recompute,
         )
-        of_parent = features[rows].unsqueeze(1).expand(-1, slot_neighbor.shape[1], -1)
-        of_neighbor = features.index_select(0, slot_neighbor.flatten()).view(of_parent.shape)
-        x_NRC = self.slot(torch.cat([of_parent, of_neighbor, slot_position], dim=-1))
-        x_NRC = self.shuffle(x_NRC, features, local.index, local.missing, g[rows])
-
-        offset = torch.zeros_like(to_slot)
-        for _ in range(self.config.num_refinements):
-            from_parent = 0.5 * to_slot + offset
-            to_neighbor = local.relative.unsqueeze(1) - from_parent.unsqueeze(2)
-            child_g = self.child_position(
-                describe_neighbors_of_children(local, to_neighbor, to_slot)
-            )
-            x_NRC = self.refine(x_NRC, features, local.index, local.missing, child_g)
-            pull = torch.einsum("nrp,nrkp->nrk", self.pull(self.pull_norm(x_NRC)), child_g)
-            pull = pull.float().masked_fill(local.missing.unsqueeze(1), 0.0)
-            offset = offset + (pull.unsqueeze(-2) @ to_neighbor).squeeze(-2) / pull.shape[2]
-        return (pos[rows].unsqueeze(1) + pos[slot_neighbor]) * 0.5 + offset * spacing
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
         """Save weights (safetensors) and options, in the Hub's format."""
@@ -284,6 +366,33 @@ class Upsampler(
     def _from_pretrained(cls, **kwargs: Any) -> Upsampler:
         kwargs.pop("format", None)
         return super()._from_pretrained(**kwargs)
+
+
+def points_per_block(device: torch.device) -> int:
+    """Points, or children, that are worked on at a time.
+
+    On the CPU their tensors stay in the cache; elsewhere they only have to bound the memory.
+    """
+    return 2048 if device.type == "cpu" else 1 << 17
+
+
+def children_kept(device: torch.device) -> int:
+    """Most children in a batch whose intermediate values are kept for the backward pass.
+
+    About 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice, a third slower.
+    """
+    return 1 << 16 if device.type == "cpu" else 1 << 18
+
+
+def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
+    """Mean over a parent's neighbours of `pull` times the way to them, (n, R, 3), in float32.
+
+    Shapes: `pull` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours and
+    `from_parent` (n, R, 3) from it to the child.
+    """
+    with torch.autocast(pull.device.type, enabled=False):
+        to_neighbors = pull @ relative - pull.sum(-1, keepdim=True) * from_parent
+    return to_neighbors / pull.shape[2]
 
 
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:

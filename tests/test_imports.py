@@ -17,6 +17,7 @@ ORDER = (
     "data",
     "losses",
     "metrics",
+    "blocks",
     "attention",
     "model",
     "pictures",

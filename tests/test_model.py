@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pointup.attention import RelativeAttention
+from pointup.attention import RelativeAttention, encode_positions, pull_along
 from pointup.errors import ModelError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
@@ -199,6 +199,44 @@ def test_attention_equals_its_equation() -> None:
                 expected[n, m, h] = weights @ torch.stack(values)
     expected = layer.out(expected.flatten(2))
     torch.testing.assert_close(layer(x, features, index, missing, g), expected)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_blocks_and_recomputation_change_nothing(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pos, ptr = packed(40, 3)
+    results = []
+    for children_kept, points_per_block in ((10**6, 16), (0, 16)):
+        monkeypatch.setattr("pointup.model.children_kept", lambda _, n=children_kept: n)
+        monkeypatch.setattr("pointup.model.points_per_block", lambda _, n=points_per_block: n)
+        model = as_if_trained(dropout=dropout).train()
+        torch.manual_seed(1)
+        candidates = model(pos, ptr, 2.0).candidates
+        candidates.square().sum().backward()
+        results.append([candidates.detach(), *(weight.grad for weight in model.parameters())])
+    torch.testing.assert_close(*results)
+    if not dropout:
+        monkeypatch.undo()
+        torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
+
+
+def test_the_derivatives_by_hand_equal_finite_differences() -> None:
+    torch.manual_seed(0)
+    layer = RelativeAttention(4, 2, 3, concat=True, beta=True, dropout=0.0).double()
+    missing = torch.zeros(3, 2, dtype=torch.bool)
+    missing[1, 1] = True
+    for shape in ((3, 2, 3), (3, 2, 2, 3)):
+        inputs = [torch.randn(3, 2, 4), torch.randn(3, 2, 8), torch.randn(shape)]
+        inputs = [values.double().requires_grad_() for values in inputs]
+        assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
+    directions, positions = torch.randn(3, 2, 4).double(), torch.randn(3, 2, 5, 4).double()
+    inputs = [directions.requires_grad_(), positions.requires_grad_()]
+    assert torch.autograd.gradcheck(pull_along, inputs)
+    linear, described = torch.nn.Linear(3, 4).double(), torch.randn(4, 3, 2, 5).double()
+    assert torch.autograd.gradcheck(
+        lambda d: encode_positions(d, linear, torch.float64), [described.requires_grad_()]
+    )
 
 
 def test_runs_of_equal_slots_cover_the_points_in_order() -> None:

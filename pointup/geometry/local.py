@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pointup.geometry.packed import batch_from_ptr, segment_mean
+from pointup.geometry.packed import batch_from_ptr, safe_sqrt, segment_mean
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,30 @@ def describe_neighbors(geometry: LocalGeometry, relative: Tensor, spacing: Tenso
 
 
 def describe_neighbors_of_children(
-    geometry: LocalGeometry, to_neighbor: Tensor, to_slot: Tensor
+    geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor
 ) -> Tensor:
-    """What a child sees of its parent's neighbours: (N, R, K, 6).
+    """What a child sees of its parent's neighbours: (7, N, R, K).
 
-    Direction and distance, and the products with the direction of the child's slot and with the
-    mean direction of the parent's neighbours.
+    Direction and distance, the products with the direction of the child's slot and with the mean
+    direction of the parent's neighbours, and 1.
 
-    Shapes: `to_neighbor` (N, R, K, 3) from child to neighbour, `to_slot` (N, R, 3) from parent to
-    the neighbour of the slot, both in units of the parent's spacing.
+    Shapes: `from_parent` (N, R, 3) from the parent to the child, `to_slot` (N, R, 3) from the
+    parent to the neighbour of the slot, both in units of the parent's spacing.
     """
-    onwards = (to_neighbor * to_slot.unsqueeze(2)).sum(-1, keepdim=True)
-    inwards = (to_neighbor * geometry.mean[:, None, None]).sum(-1, keepdim=True)
-    return torch.cat([to_neighbor, length(to_neighbor), onwards, inwards], dim=-1)
+    # The coordinates come first: sums over three values that lie side by side are slow.
+    x, y, z = (
+        neighbors.unsqueeze(1) - child.unsqueeze(2)
+        for neighbors, child in zip(geometry.relative.unbind(2), from_parent.unbind(2), strict=True)
+    )
+    squared = x.square() + y.square() + z.square()
+    onwards = product((x, y, z), to_slot.unsqueeze(2))
+    inwards = product((x, y, z), geometry.mean[:, None, None])
+    return torch.stack([x, y, z, safe_sqrt(squared), onwards, inwards, torch.ones_like(x)])
+
+
+def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
+    x, y, z = vectors
+    return x * others[..., 0] + y * others[..., 1] + z * others[..., 2]
 
 
 def length(vectors: Tensor) -> Tensor:

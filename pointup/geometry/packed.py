@@ -71,6 +71,12 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+def safe_sqrt(squared: Tensor) -> Tensor:
+    """Square root with gradient 0, in place of NaN or infinity, at 0."""
+    positive = squared > 0
+    return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
+
+
 def _accumulator(values: Tensor) -> Tensor:
     # MPS has no float64.
     return values.float() if values.device.type == "mps" else values.double()
