@@ -34,7 +34,7 @@ def test_scaling_grows_with_the_clouds_in_a_step() -> None:
 
 
 def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
-    assert length_in_steps(None, None, None, 7) == 150
+    assert length_in_steps(None, None, None, 7) == 120
     assert length_in_steps(50, None, None, 7) == 50
     assert length_in_steps(None, 2.5, None, 7) == 18
     assert length_in_steps(None, None, 3.0, 7) is None

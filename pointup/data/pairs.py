@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +87,8 @@ def write_pairs(
                 splits[split] = datasets.Dataset.from_file(str(path), split=split)
         if "train" not in splits:
             raise DataError(f"{directory}: there are no training pairs to write")
-        datasets.DatasetDict(splits).save_to_disk(staging)
+        with _without_progress_bars():
+            datasets.DatasetDict(splits).save_to_disk(staging)
         for split in splits:
             (staging / f"{split}.stream").unlink()
         for name, surface in (surfaces or {}).items():
@@ -96,6 +98,18 @@ def write_pairs(
         staging.rename(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Two bars a split for what takes a moment would push the caller's own off the screen."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def _write_stream(pairs: Iterable[Pair], path: Path) -> int:

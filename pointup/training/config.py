@@ -47,12 +47,12 @@ class TrainConfig:
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
     steps: int | None = None
-    """Length of the run in optimizer steps (150 when neither epochs nor hours are given)."""
+    """Length of the run in optimizer steps (120 when neither epochs nor hours are given)."""
     epochs: float | None = None
     """Length of the run in passes over the data."""
     hours: float | None = None
     """Length of the run in hours of training."""
-    token_budget: int = 16384
+    token_budget: int = 20480
     """Most points (source and target) that a process holds at a time."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
