@@ -26,6 +26,7 @@ from pointup.upsampling.selection import first_radius, select_evenly
 from pointup.upsampling.store import Store, build_store
 from pointup.upsampling.wishes import MAX_LOCAL_RATIO, Wishes
 
+UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 CPU = torch.device("cpu")
 SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2}
 
@@ -108,7 +109,7 @@ def test_boxes_are_the_largest_halves_that_fit() -> None:
 
 
 def test_a_store_has_every_point_once_with_its_attributes(make_store: StoreMaker) -> None:
-    points = sheet(1300) + (5e5, 4e6, 0)
+    points = sheet(1300) + UTM
     store = make_store(points)
     rows = store.read(0, len(store))
     index = rows["index"]
@@ -137,7 +138,7 @@ def test_a_store_does_not_depend_on_chunks_and_parts(
 
 def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -> None:
     points = np.round(sheet(1000), 2)
-    here, there = make_store(points), make_store(points + (500_000.0, 4_100_000.0, 0.0))
+    here, there = make_store(points), make_store(points + UTM)
     assert np.array_equal(here.read(0, 1000), there.read(0, 1000))
 
 
@@ -287,9 +288,7 @@ def test_thinning_depends_on_points_and_not_on_their_order(seed: int) -> None:
     distance, quota = np.full(200, np.inf), np.array([20, 0, 30, 70])
     picked = select_evenly(points, scale, distance, cell, quota, priority, 3.0)
     order = np.random.default_rng(seed).permutation(200)
-    again = select_evenly(
-        points[order], scale, distance, cell[order], quota, priority[order], 3.0
-    )
+    again = select_evenly(points[order], scale, distance, cell[order], quota, priority[order], 3.0)
     assert np.array_equal(np.sort(order[again]), picked)
 
 
@@ -332,7 +331,7 @@ def test_a_ratio_gives_exactly_so_many_points(size: int, ratio: float, originals
 
 
 def test_points_come_first_and_unchanged() -> None:
-    points = sheet(500) + (5e5, 4e6, 0)
+    points = sheet(500) + UTM
     made = upsample(points, 2.5, model=small_model(0.1))
     assert np.array_equal(made[:500], points)
     new = upsample(points, 2.5, model=small_model(0.1), only_new=True)
@@ -362,10 +361,10 @@ def test_tiles_threads_and_parts_do_not_change_a_bit(make_store: StoreMaker) -> 
 
 
 def test_a_shifted_cloud_gives_the_shifted_result() -> None:
-    points, shift = np.round(sheet(1000), 2), np.array([500_000.0, 4_100_000.0, 0.0])
+    points = np.round(sheet(1000), 2)
     made = upsample(points, model=small_model(0.1))
-    there = upsample(points + shift, model=small_model(0.1))
-    assert np.abs(there - shift - made).max() < 1e-8
+    there = upsample(points + UTM, model=small_model(0.1))
+    assert np.abs(there - UTM - made).max() < 1e-8
 
 
 def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
@@ -416,7 +415,7 @@ def test_thinning_is_as_good_as_farthest_points() -> None:
 def test_density_fills_sparse_ground_and_leaves_the_rest_alone() -> None:
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((6000, 3)) * (20, 20, 1), rng.random((600, 3)) * (20, 20, 1)
-    points = np.concatenate([dense, sparse + (20, 0, 0)])
+    points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
     made = upsample(points, density=6.0, model=small_model())[len(points) :]
 
     def count(cloud: np.ndarray, low: float, high: float, margin: float = 0.0) -> int:
@@ -424,10 +423,10 @@ def test_density_fills_sparse_ground_and_leaves_the_rest_alone() -> None:
         return int((inside & (np.abs(cloud[:, 1] - 10) < 10 - margin)).sum())
 
     assert count(made, 0, 18) < 60
-    for low, high, margin in ((23, 37, 3), (22, 40, 0), (38.5, 40, 0)):
+    for low, high, margin, least in ((23, 37, 3, 5.5), (22, 40, 0, 5.5), (38.5, 40, 0, 4.5)):
         area = (high - low) * (20 - 2 * margin)
         everything = count(made, low, high, margin) + count(points, low, high, margin)
-        assert everything / area == pytest.approx(6.0, rel=0.15)
+        assert least < everything / area < 6.6
 
 
 def test_density_is_limited_where_there_is_hardly_a_point() -> None:
@@ -436,7 +435,7 @@ def test_density_is_limited_where_there_is_hardly_a_point() -> None:
 
 
 def test_no_point_is_made_beyond_the_largest_distance() -> None:
-    points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + (30, 0, 0)])
+    points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + np.array([30.0, 0, 0])])
     points = np.concatenate([points, [[15.0, 5.0, 20.0]]])
     for model in (small_model(), small_model(0.1)):
         far = upsample(points, 6.0, model=model, only_new=True)

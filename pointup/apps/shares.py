@@ -25,9 +25,7 @@ class LaunchedShares:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._accelerator = make_accelerator(
-            folder, collective_timeout_minutes=_PATIENCE_MINUTES
-        )
+        self._accelerator = make_accelerator(folder, collective_timeout_minutes=_PATIENCE_MINUTES)
         self.device = self._accelerator.device
         self.num_processes = self._accelerator.num_processes
         self.is_main = self._accelerator.is_main_process

@@ -7,25 +7,28 @@ import numpy as np
 NUM_IN_CIRCLE = 32
 """Neighbours that the density around a point is measured with."""
 
-_NUM_SECTORS = 8
+# How far off the centre the mean of points lies, in radii: by chance in a full circle, and in one
+# that the straight edge of a survey halves.
+_OFF_BY_CHANCE = (2 * NUM_IN_CIRCLE) ** -0.5
+_OFF_AT_EDGE = 4 / (3 * np.pi)
 
 
-def ground_density(
-    query: np.ndarray, distance: np.ndarray, neighbors: np.ndarray
-) -> np.ndarray:
+def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
     """Points per unit of area around each query, (Q,), inf where they share one place.
 
-    They are counted in a circle to the last neighbour, whose sectors without any are left out: at
-    the edge of a survey the circle is not filled.
+    They are counted in the circle to the last neighbour, of which a part is left out as their mean
+    lies off its centre: where the survey ends, the circle is not filled.
 
-    query: (Q, 2), distance: (Q, k) ascending horizontal distances to `neighbors` (Q, k, 2).
+    query: (Q, 2), distance: (Q, k) ascending horizontal distances to `neighbors` (Q, k, 2), the
+    first of which is the query itself.
     """
-    direction = neighbors - query[:, None]
-    angle = np.arctan2(direction[..., 1], direction[..., 0])
-    sector = np.floor((angle / (2 * np.pi) + 0.5) * _NUM_SECTORS).astype(np.int64) % _NUM_SECTORS
-    # The first one is the query itself or a point in its place.
-    seen = (sector[:, 1:, None] == np.arange(_NUM_SECTORS)).any(axis=1).sum(axis=1)
-    area = np.pi * distance[:, -1] ** 2 * seen / _NUM_SECTORS
-    # The last one lies on the circle, not in it.
-    count = distance.shape[1] - 2
+    radius = distance[:, -1]
+    mean = (neighbors[:, 1:] - query[:, None]).mean(axis=1)
+    off = np.divide(
+        np.linalg.norm(mean, axis=1), radius, out=np.zeros(len(query)), where=radius > 0
+    )
+    missing = (off - _OFF_BY_CHANCE) / (_OFF_AT_EDGE - _OFF_BY_CHANCE)
+    area = np.pi * radius**2 * (1 - 0.5 * missing.clip(0.0, 1.5))
+    # The last neighbour lies on the circle, not in it.
+    count = max(distance.shape[1] - 2, 1)
     return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)

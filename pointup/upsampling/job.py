@@ -149,9 +149,7 @@ class Upsampling:
                 with self._load(other, "points") as saved:
                     kept = saved["position"]
                 if len(kept) and len(points):
-                    gap = cKDTree(kept).query(
-                        points, distance_upper_bound=radius * scale.max()
-                    )[0]
+                    gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
                     distance = np.minimum(distance, gap / scale)
         if self.wishes.max_distance is not None:
             distance[found.distance > self.wishes.max_distance] = -1.0

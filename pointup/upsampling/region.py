@@ -125,9 +125,7 @@ class Region:
         distance = np.pad(seen[:, :k], ((0, 0), (0, missing)), constant_values=np.inf)
         return distance, np.pad(place[:, :k], ((0, 0), (0, missing)), constant_values=-1)
 
-    def _break_ties(
-        self, query: np.ndarray, seen: np.ndarray, place: np.ndarray, k: int
-    ) -> None:
+    def _break_ties(self, query: np.ndarray, seen: np.ndarray, place: np.ndarray, k: int) -> None:
         """Mends the rows of `_search` whose last distance may occur more often than was seen."""
         rows = np.flatnonzero(seen[:, k - 1] == seen[:, -1])
         # Duplicates share their neighbours; a mass of them is looked at once.
