@@ -45,7 +45,7 @@ class ModelConfig:
     """Channels of each point's feature vector."""
     k: int = 12
     """Neighbours each point attends to, itself not counted."""
-    num_layers: int = 3
+    num_layers: int = 2
     """Attention layers over the input points, before the node shuffle."""
     heads: int = 4
     """Heads of the attention among input points."""
@@ -53,7 +53,7 @@ class ModelConfig:
     """Heads of the attention of children to their parent's neighbours."""
     position_hidden: int = 24
     """Hidden size of the MLP that encodes relative positions."""
-    num_refinements: int = 2
+    num_refinements: int = 1
     """How often each child looks at its parent's neighbours and moves; the weights are shared."""
     slots_per_ratio: float = 2.0
     """Candidates made for each output point; thinning keeps the most even ones."""

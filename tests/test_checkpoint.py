@@ -99,14 +99,16 @@ def test_a_truncated_file_is_refused_by_name_and_an_older_checkpoint_offered(
     path = save(tmp_path, 2)
     content = (path / name).read_bytes()
     (path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="step_2: can't be continued from.*write step_1"):
+    with pytest.raises(CheckpointError, match=r"step_2: can't be continued from.*write step_1"):
         load_checkpoint(path, *trained(), None)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (save(tmp_path, 2) / "optimizer.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"step_2: the checkpoint lacks optimizer\.pt.*step_1"):
+    with pytest.raises(
+        CheckpointError, match=r"step_2: the checkpoint lacks optimizer\.pt.*step_1"
+    ):
         latest_checkpoint(tmp_path)
 
 

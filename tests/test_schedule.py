@@ -15,7 +15,9 @@ from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:
     rates = [learning_rate_at(s, s / 100, 1.0, warmup_steps=4, final_fraction=0) for s in range(4)]
     cosine = [0.5 * (1 + math.cos(math.pi * s / 100)) for s in range(4)]
-    assert rates == pytest.approx([c * w for c, w in zip(cosine, (0.25, 0.5, 0.75, 1), strict=True)])
+    assert rates == pytest.approx(
+        [c * w for c, w in zip(cosine, (0.25, 0.5, 0.75, 1), strict=True)]
+    )
     assert learning_rate_at(50, 0.5, 1.0, 4, final_fraction=0) == pytest.approx(0.5)
     assert learning_rate_at(100, 1.0, 1.0, 4, final_fraction=0.02) == pytest.approx(0.02)
 
@@ -34,7 +36,7 @@ def test_scaling_grows_with_the_clouds_in_a_step() -> None:
 
 
 def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
-    assert length_in_steps(None, None, None, 7) == 120
+    assert length_in_steps(None, None, None, 7) == 200
     assert length_in_steps(50, None, None, 7) == 50
     assert length_in_steps(None, 2.5, None, 7) == 18
     assert length_in_steps(None, None, 3.0, 7) is None

@@ -47,7 +47,7 @@ class TrainConfig:
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
     steps: int | None = None
-    """Length of the run in optimizer steps (120 when neither epochs nor hours are given)."""
+    """Length of the run in optimizer steps (200 when neither epochs nor hours are given)."""
     epochs: float | None = None
     """Length of the run in passes over the data."""
     hours: float | None = None
@@ -66,7 +66,7 @@ class TrainConfig:
     """Largest ratio that is trained; pairs beyond it are upsampled by this much."""
     augment: bool = True
     """Rotate, mirror, scale and jitter the training pairs."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     """Peak learning rate of AdamW, for `reference_clouds` clouds a step."""
     lr_scaling: LrScaling = "none"
     """How the learning rate grows with the clouds in a step."""

@@ -47,7 +47,7 @@ class Progress:
 def length_in_steps(
     steps: int | None, epochs: float | None, hours: float | None, steps_per_epoch: int
 ) -> int | None:
-    """Length of a run in optimizer steps; None where it is given in hours, 120 by default."""
+    """Length of a run in optimizer steps; None where it is given in hours, 200 by default."""
     if epochs is not None:
         return max(1, math.ceil(epochs * steps_per_epoch))
-    return None if hours is not None else (steps or 120)
+    return None if hours is not None else (steps or 200)
