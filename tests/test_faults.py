@@ -144,7 +144,7 @@ def test_a_process_that_differs_is_named_with_what_differs(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"differ {what} 0 1") as process:
         assert process.wait(300) != 0
-    differs = {"options": "options: learning_rate 0.5, there 0.002", "points": "dataset: "}[what]
+    differs = {"options": "options: learning_rate 0.5, there 0.001", "points": "dataset: "}[what]
     told = output_of(run)
     assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told
     assert told.count("train.py: error:") == 1

@@ -150,6 +150,17 @@ def test_the_format_follows_the_name(tmp_path: Path, command: Callable[..., Resu
     assert len(made.points) == 1200 and np.asarray(made.synthetic).sum() == 900
 
 
+def test_a_las_file_holds_the_whole_extent_of_another_kind(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    cloud = PointCloud(np.concatenate([1e-3 * positions(30), 1e3 * positions(30, seed=1)]))
+    write_points(tmp_path / "in.npy", cloud)
+    assert command(tmp_path / "in.npy", "-o", tmp_path / "out.laz").status == 0
+    extent = np.ptp(cloud.positions)
+    made = laspy.read(tmp_path / "out.laz").xyz
+    assert np.abs(made[:60] - cloud.positions).max() < 1e-6 * extent
+
+
 def test_parts_can_be_left_out(tmp_path: Path, command: Callable[..., Result]) -> None:
     write_las(tmp_path / "in.las")
     for name, options in (("all", []), ("new", ["--only-new"]), ("model", ["--no-originals"])):
