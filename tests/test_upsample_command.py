@@ -159,6 +159,7 @@ def test_a_las_file_holds_the_whole_extent_of_another_kind(
     extent = np.ptp(cloud.positions)
     made = laspy.read(tmp_path / "out.laz").xyz
     assert np.abs(made[:60] - cloud.positions).max() < 1e-6 * extent
+    assert np.asarray(laspy.read(tmp_path / "out.laz").synthetic).sum() == 180
 
 
 def test_parts_can_be_left_out(tmp_path: Path, command: Callable[..., Result]) -> None:

@@ -9,14 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
+import numpy as np
+
 from pointup.apps.progress import ProgressBar
 from pointup.apps.shares import LaunchedShares
 from pointup.apps.window import Window
 from pointup.data.clouds import os_errors
-from pointup.data.files import PointCloud, copy_points, iter_points, open_writer
+from pointup.data.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_points, open_writer
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.model import Upsampler
-from pointup.upsampling.attributes import added_dimensions
+from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
 from pointup.upsampling.job import Upsampling
 from pointup.upsampling.running import run_upsampling
 from pointup.upsampling.store import CHUNK_SIZE, Store, build_store
@@ -67,7 +69,7 @@ def upsample_file(
                 made = upsampling.new_points()
                 keep = wishes.originals and not only_new
                 progress.begin("writing")
-                num_written = _write(source, target, made, keep, window, progress)
+                num_written = _write(source, target, store, made, keep, window, progress)
                 if picture and window:
                     window.draw(source, wishes.originals, picture)
     seconds = time.monotonic() - began
@@ -139,14 +141,21 @@ def _check_size(
 def _write(
     source: Path,
     target: Path,
+    store: Store,
     made: Iterator[PointCloud],
     with_originals: bool,
     window: Window | None,
     progress: ProgressBar,
 ) -> int:
     """The file as it was, then the points made; how many points that are."""
-    like = next(iter_points(source, CHUNK_SIZE))
-    with open_writer(target, like, added_dimensions(like)) as writer:
+    like = next(iter_points(source, 2))
+    # Scale and offset of a LAS file made of another kind hold the whole extent.
+    like.positions = store.anchor + np.array([np.zeros(3), store.high.max(axis=0)])
+    added = added_dimensions(like)
+    if target.suffix.lower() in LAS_EXTENSIONS:
+        # LAS has a flag for it.
+        added = [dimension for dimension in added if dimension.name != SYNTHETIC]
+    with open_writer(target, like, added) as writer:
         if with_originals:
             copy_points(source, writer, CHUNK_SIZE)
             progress.add(writer.num_points)
