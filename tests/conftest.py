@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,9 @@ from hypothesis import settings
 # Before torch is imported: small tensors, several processes, two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# A shell starts background jobs deaf to Ctrl-C, and their children inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: a machine with other work is slow, not wrong.
 settings.register_profile("pointup", deadline=None)
