@@ -67,7 +67,7 @@ class Upsampling:
     ) -> None:
         self.store, self.model, self.wishes, self.device = store, model, wishes, device
         on_cpu = device.type == "cpu"
-        budget = token_budget or (BLOCK_SIZE if on_cpu else 32 * BLOCK_SIZE)
+        budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # Small enough for a CPU's cache.
         self._children_per_call = _CHILDREN_PER_CALL if on_cpu else 4 * budget
         self._batches = split_boxes(

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 # The first radius holds so many candidates around one, in the median.
-_NUM_WITHIN = 10
+_NUM_WITHIN = 8
 _NUM_SAMPLED = 512
 _SHRINK = 0.87
 _NUM_LEVELS = 24
