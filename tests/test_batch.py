@@ -91,7 +91,7 @@ from pointup.data.pairs import PairDataset, open_pairs
 
 samples = PairDataset(open_pairs(sys.argv[1], "train"))
 batches = iter(make_loader(samples, [[(0, i)] for i in range(40)] * 10, num_workers=2))
-next(batches)
+# They have only just been forked: nothing has been heard of them yet.
 workers = [child.pid for child in active_children()]
 for worker in workers:
     os.kill(worker, signal.SIGTERM)

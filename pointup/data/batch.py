@@ -6,7 +6,7 @@ import atexit
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes
 
 MAX_OPEN_FILES = 65536
 SECONDS_TO_END = 5.0
+UNHEARD = (signal.SIGINT, signal.SIGTERM)
 
 
 def collate(samples: Sequence[Data]) -> Batch:
@@ -82,7 +83,7 @@ def make_loader(
         # Registering twice would run it twice.
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batch_sampler,
         collate_fn=collate,
@@ -94,9 +95,24 @@ def make_loader(
     )
 
 
+class _Loader(DataLoader[Data]):
+    """Starts workers with the signals held back that would end one before it is deaf to them."""
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return super().__iter__()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, UNHEARD)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _start_worker(worker_id: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in UNHEARD:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, UNHEARD)
     if hasattr(signal, "SIGUSR2"):
         # Ends between two bytecodes, never while a shared-memory file is being made.
         signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
