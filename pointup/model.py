@@ -123,7 +123,9 @@ class Upsampler(
     equivariant to translation and scale, and no cloud sees another. Coordinates are float32:
     centre a cloud (in float64) before casting it.
 
-    Keyword arguments are those of `ModelConfig`.
+    Keyword arguments are those of `ModelConfig`. The attribute `recompute` says whether the backward
+    pass computes intermediate values again instead of keeping them, at about a third more time and
+    with the same gradients; None decides by the number of children, see `children_kept`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -133,6 +135,7 @@ class Upsampler(
         except TypeError as error:
             raise ModelError(f"unknown model option: {error}") from None
         self.config = config
+        self.recompute: bool | None = None
         dim, hidden = config.feature_dim, config.position_hidden
 
         def block(heads: int, feed_forward: bool = True) -> AttentionBlock:
@@ -179,7 +182,9 @@ class Upsampler(
             pos, ptr, squared[:, :num_neighbors], neighbors[:, :num_neighbors]
         )
         slots_of_point = slots.repeat_interleave(sizes)
-        recompute = int(candidates_ptr[-1]) > children_kept(pos.device)
+        recompute = self.recompute
+        if recompute is None:
+            recompute = int(candidates_ptr[-1]) > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         pieces = []
         # Clouds with the same number of slots are expanded together, in the order of the input.
