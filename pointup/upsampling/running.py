@@ -102,9 +102,13 @@ def one_thread_an_operation() -> Iterator[int]:
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    # oneDNN keeps what it compiles for every shape, up to 100 MB for the shapes of many tiles; on
+    # one thread it is no faster than what torch does without it.
+    uses_onednn, *_ = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
     try:
         yield num_threads
     finally:
+        torch.backends.mkldnn.set_flags(uses_onednn, _fp32_precision=None)
         torch.set_num_threads(num_threads)
 
 
