@@ -28,6 +28,7 @@ from pointup.errors import PointupError
 from pointup.model import Upsampler
 from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
 from pointup.training.badsteps import BadSteps
+from pointup.training.budget import EVENTS_BEFORE_LOWERING, lower_budget, settle_token_budget
 from pointup.training.checkpoint import latest_checkpoint, load_checkpoint
 from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data
@@ -48,7 +49,7 @@ from pointup.training.progress import Progress, length_in_steps
 from pointup.training.reduction import StepReduction
 from pointup.training.saving import Saver
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
-from pointup.training.stopping import StopRequest
+from pointup.training.stopping import EXIT_INTERRUPTED, StopRequest
 from pointup.training.watchdog import Watchdog
 
 logger = logging.getLogger("pointup")
@@ -73,6 +74,8 @@ def main() -> int:
         logger.debug("the run ends with an error", exc_info=True)
         tell_error(f"train.py: error: {error}")
         return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # During the start: there is nothing to save.
     return 0
 
 
@@ -94,21 +97,36 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
     check_agreement(accelerator, facts_of_start(config))
-    claim_output_dir(config, accelerator)
     rank = accelerator.process_index, accelerator.num_processes
     with (
         RankLog(config.output_dir, *rank, is_verbose=config.debug),
         torch.autograd.set_detect_anomaly(config.debug),
     ):
+        claim_output_dir(config, accelerator)
         run(config, accelerator, stop_after)
 
 
 def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -> None:
     """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
+    torch.manual_seed(config.seed)
+    weights = Upsampler(**asdict(config.model))
+    weights.recompute = {"auto": None, "on": True, "off": False}[config.gradient_checkpointing]
+    optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
+    model, optimizer = accelerator.prepare(weights, optimizer)
+    reduction = StepReduction(accelerator, weights.parameters())
+
+    def propagate(batch: Batch) -> torch.Tensor:
+        with accelerator.no_sync(model):
+            losses = micro_batch_losses(model, batch, accelerator, config)
+            accelerator.backward(losses.sum())
+        return losses.detach()
+
+    token_budget = settle_token_budget(config, data.train, accelerator, propagate, reduction.forget)
+    data.validation.max_tokens = token_budget if config.crop else None
     sampler = TokenBudgetBatchSampler(
         data.train.full_sizes,
-        config.token_budget,
+        token_budget,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
         accumulation_steps=config.accumulation_steps,
@@ -117,8 +135,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
         names=data.train.names,
         crop=config.crop,
     )
-    loader = make_loader(data.train, sampler, config.num_workers, config.worker_timeout)
-    total_steps = length_in_steps(config.steps, config.epochs, config.hours, sampler.num_steps)
+    total_steps = length_in_steps(config, sampler.num_steps)
     quarter = math.ceil(total_steps / 4) if total_steps else 500
     eval_every, save_every = config.eval_every or quarter, config.save_every or quarter
     clouds_per_step = len(data.train) / sampler.num_steps
@@ -126,13 +143,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
         config.learning_rate, config.lr_scaling, clouds_per_step, config.reference_clouds
     )
 
-    torch.manual_seed(config.seed)
-    weights = Upsampler(**asdict(config.model))
-    optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
-    model, optimizer = accelerator.prepare(weights, optimizer)
-    reduction = StepReduction(accelerator, weights.parameters())
-    evaluation = Evaluation(data, accelerator, config)
-
+    evaluation = Evaluation(data, accelerator, config, token_budget)
     saver = Saver(
         accelerator, weights, optimizer, config.output_dir, config.keep_checkpoints,
         config.on_save_error,
@@ -141,13 +152,10 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
     progress = Progress()
     if checkpoint:
         state = load_checkpoint(checkpoint, weights, optimizer, accelerator.scaler)
-        sampler.load_state_dict(state.pop("sampler"))
+        sampler_state = state.pop("sampler")
         progress = Progress(**state)
-
-    def propagate(batch: Batch) -> torch.Tensor:
-        losses = micro_batch_losses(model, batch, accelerator, config)
-        accelerator.backward(losses.sum())
-        return losses.detach()
+        sampler.change_budget(progress.budget(token_budget))
+        sampler.load_state_dict(sampler_state)
 
     def evaluate() -> None:
         result = evaluation.run(model, goes_on=goes_on)
@@ -189,9 +197,9 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     "data": data.description,
                     "device": f"{accelerator.device}, precision {accelerator.mixed_precision}",
                     "weights": f"{reduction.num_weights:,}",
-                    "processes": f"{accelerator.num_processes}",
-                    "accumulation": f"{config.accumulation_steps} micro-batches",
-                    "token budget": f"{config.token_budget:,}, {plan.fill:.1%} used",
+                    "processes": f"{accelerator.num_processes}, of "
+                    f"{config.accumulation_steps} micro-batches a step",
+                    "token budget": f"{sampler.token_budget:,}, {plan.fill:.1%} used",
                     "clouds a step": f"{clouds_per_step:.1f}",
                     "steps": f"{total_steps or '?'}, {sampler.num_steps} an epoch",
                     "learning rate": f"{peak_rate:.3g}, scaling {config.lr_scaling}",
@@ -204,8 +212,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
             monitor.print(f"Continuing from {checkpoint}.")
         started = time.monotonic() - progress.elapsed_seconds
         batches: Iterator[Batch] | None = None
-        share_done = progress.share_done(total_steps, config.hours)
-
+        share_done = progress.share_done(config, sampler)
         watchdog.step = progress.step
         is_stopped = progress.evaluation_due and end_step(is_stopped=False)
 
@@ -215,6 +222,11 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     sampler.set_epoch(sampler.epoch + 1)
                 watchdog.at("comparing")
                 check_agreement(accelerator, facts_of_epoch(sampler, data.train, data.validation))
+                if batches is None:
+                    data.train.max_tokens = sampler.token_budget if config.crop else None
+                    loader = make_loader(
+                        data.train, sampler, config.num_workers, config.worker_timeout
+                    )
                 batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
             for group in optimizer.param_groups:
@@ -228,9 +240,9 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     batch = next(batches)
                 slot = micro_step * accelerator.num_processes + accelerator.process_index
                 watchdog.at("forward and backward")
-                with reduction.working(), accelerator.no_sync(model):
+                with reduction.working():
                     seed_micro_batch(config.seed, progress.step, slot)
-                    for piece, losses in in_pieces(batch, propagate, reduction.forget):
+                    for piece, losses in in_pieces(batch, propagate, reduction.forget_failure):
                         reduction.add(losses, num_tokens(piece), piece.name)
             watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
@@ -242,7 +254,8 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
             progress.step += 1
             watchdog.step = progress.step
             progress.elapsed_seconds = totals.elapsed_seconds
-            share_done = progress.share_done(total_steps, config.hours)
+            progress.out_of_memory += totals.out_of_memory
+            share_done = progress.share_done(config, sampler)
             progress.finished = share_done >= 1.0
             progress.evaluation_due = progress.step % eval_every == 0 or progress.finished
 
@@ -261,8 +274,13 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     data_wait_seconds=max(totals.data_wait_seconds),
                     idle_fraction=totals.idle_fraction,
                     peak_memory_bytes=peak_memory_bytes(accelerator.device),
+                    fill=totals.num_tokens / (sampler.token_budget * sampler.slots),
+                    out_of_memory=totals.out_of_memory,
                 )
             monitor.progress(progress.step, total_steps, totals.loss, totals.num_tokens, share_done)
+            if progress.out_of_memory >= EVENTS_BEFORE_LOWERING:
+                lower_budget(sampler, progress, token_budget)
+                batches = None
             is_stopped = end_step(totals.stop)
 
 

@@ -54,7 +54,7 @@ def train(monitor: Monitor, step: int, loss: float = 0.5) -> None:
     monitor.train(
         step=step, epoch=0, loss=loss, learning_rate=1e-3, grad_norm=1.0, num_clouds=16,
         num_tokens=4096, tokens_per_second=8192.0, step_seconds=0.5, data_wait_seconds=0.01,
-        idle_fraction=0.02, peak_memory_bytes=2**31,
+        idle_fraction=0.02, peak_memory_bytes=2**31, fill=0.5, out_of_memory=0,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         assert lines(config)[0].keys() == {
             "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
             "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
-            "peak_memory_bytes",
+            "peak_memory_bytes", "out_of_memory",
         }  # fmt: skip
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]

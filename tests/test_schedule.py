@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.training.config import TrainConfig
 from pointup.training.progress import Progress, length_in_steps
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
@@ -36,13 +38,36 @@ def test_scaling_grows_with_the_clouds_in_a_step() -> None:
 
 
 def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
-    assert length_in_steps(None, None, None, 7) == 200
-    assert length_in_steps(50, None, None, 7) == 50
-    assert length_in_steps(None, 2.5, None, 7) == 18
-    assert length_in_steps(None, None, 3.0, 7) is None
-    assert Progress(step=25).share_done(50, None) == 0.5
-    assert Progress(elapsed_seconds=1800).share_done(None, 1.0) == 0.5
-    assert Progress(step=60).share_done(50, None) == 1.0
+    assert length_in_steps(TrainConfig(), 7) == 200
+    assert length_in_steps(TrainConfig(steps=50), 7) == 50
+    assert length_in_steps(TrainConfig(epochs=2.5), 7) == 18
+    assert length_in_steps(TrainConfig(hours=3.0), 7) is None
+    sampler = TokenBudgetBatchSampler([10] * 40, 40)
+    assert Progress(step=25).share_done(TrainConfig(steps=50), sampler) == 0.5
+    assert Progress(elapsed_seconds=1800).share_done(TrainConfig(hours=1.0), sampler) == 0.5
+    assert Progress(step=60).share_done(TrainConfig(steps=50), sampler) == 1.0
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1.0, 2.1, 3.0])
+def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs: float) -> None:
+    sampler, config = TokenBudgetBatchSampler([10] * 40, 40), TrainConfig(epochs=epochs)
+    shares, num_seen, progress = [0.0], 0, Progress()
+    while shares[-1] < 1.0:
+        if not len(sampler):
+            sampler.set_epoch(sampler.epoch + 1)
+        num_seen += len(next(iter(sampler)))
+        sampler.advance()
+        if sampler.epoch == 0 and sampler.steps_done == 3:
+            sampler.change_budget(20)
+        shares.append(progress.share_done(config, sampler))
+    assert shares == sorted(shares) and 0 <= num_seen - 40 * epochs < 4
+
+
+def test_a_lowered_budget_holds_until_another_one_is_asked_for() -> None:
+    progress = Progress(budget_at_start=1000, lowered_budget=800)
+    assert progress.budget(1000) == 800
+    assert progress.budget(2000) == 2000
+    assert Progress().budget(1000) == 1000
 
 
 def test_a_run_ends_after_patience_evaluations_without_a_better_one() -> None:

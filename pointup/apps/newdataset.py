@@ -155,7 +155,7 @@ class Making:
         import datasets
         import numpy as np
 
-        from pointup.training.config import TrainConfig
+        from pointup.training.config import DEFAULT_TOKEN_BUDGET
 
         output, seconds = self.options.output, time.monotonic() - self.started
         splits = datasets.load_from_disk(str(output))
@@ -166,8 +166,12 @@ class Making:
         print(
             f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s"
         )
-        largest, budget = int(sizes.sum(axis=1).max()), TrainConfig.token_budget
-        enough = "" if largest <= budget else f" --token-budget {-(-largest // 1024) * 1024}"
+        largest = int(sizes.sum(axis=1).max())
+        enough = (
+            ""
+            if largest <= DEFAULT_TOKEN_BUDGET
+            else f" --token-budget {-(-largest // 1024) * 1024}"
+        )
         print(f"next: accelerate launch train.py --data {output}{enough}")
         if np.median(sizes[:, 0]) < FEW_POINTS:
             note(f"the median pair has {np.median(sizes[:, 0]):.0f} source points, which is little")

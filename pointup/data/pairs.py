@@ -244,6 +244,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     Attributes:
         sizes: (n,) int64, tokens of each sample, source and target points together, after cropping.
         full_sizes: (n,) int64, the same before cropping.
+        num_source: (n,) int64, source points of each sample, before cropping.
         names: (n,) names.
     """
 
@@ -263,6 +264,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         table = dataset.with_format("arrow")
         num_points = [np.asarray(table[c][:]) for c in ("num_source", "num_target")]
         self.full_sizes = np.add(*num_points, dtype=np.int64)[self.rows]
+        self.num_source = num_points[0].astype(np.int64)[self.rows]
         self.max_tokens = max_tokens
         self.sizes = np.minimum(
             self.full_sizes, self.full_sizes if max_tokens is None else max_tokens

@@ -91,6 +91,7 @@ class TokenBudgetBatchSampler:
         self.seed = seed
         self.max_clouds = max_clouds
         self.shuffle = shuffle
+        self.crop = crop
         self.epoch = 0
         self._step = 0
         # Parts of this epoch that were run with other slots, budgets or limits.
@@ -124,6 +125,11 @@ class TokenBudgetBatchSampler:
         """The position: optimizer steps of this epoch that `advance` has counted."""
         return self._steps_past() + self._step
 
+    @property
+    def num_left(self) -> int:
+        """Samples of this epoch that are in no optimizer step done."""
+        return len(self.plan.samples) - int(self.plan.ptr[self._step * self.slots])
+
     def __len__(self) -> int:
         """Batches that this process has still to get in this epoch."""
         return (self.plan.num_steps - self._step) * self.accumulation_steps
@@ -152,6 +158,17 @@ class TokenBudgetBatchSampler:
             if self.shuffle or self._past:
                 self._plan = None
             self._past = []
+
+    def change_budget(self, token_budget: int) -> None:
+        """Goes on from the position with another budget; what is left of the epoch is planned anew.
+
+        Raises ConfigError when a sample is larger.
+        """
+        if not self.crop:
+            _check_budget(self.sizes, token_budget, None)
+        state = self.state_dict()
+        self.token_budget = token_budget
+        self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the epoch, as JSON takes it; the same on every process.

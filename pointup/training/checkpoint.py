@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from pointup.errors import PointupError
 from pointup.model import Upsampler
 
 LATEST = "LATEST"
-FILES = ("state.json", "model.safetensors", "optimizer.pt")
+FORMAT = 1
+"""Version of the layout of checkpoints; one of another version is refused."""
+DATA_FILES = ("model.safetensors", "optimizer.pt")
+FILES = ("state.json", *DATA_FILES)
 LOAD_ERRORS = (
     OSError,
     ValueError,
@@ -55,12 +59,11 @@ def save_checkpoint(
     """
     final = directory / f"step_{state['step']}"
     temporary = final.with_suffix(".tmp")
-    text = json.dumps(state, indent=1)
     marker = directory / LATEST
     try:
         if marker.exists() and directory / marker.read_text().strip() == final:
             # The same weights; what else is known may have grown, by an evaluation.
-            write_whole(final / "state.json", text)
+            write_whole(final / "state.json", with_checksums(state, final))
             return final
         if temporary.exists():
             shutil.rmtree(temporary)
@@ -74,14 +77,16 @@ def save_checkpoint(
             },
             temporary / "optimizer.pt",
         )
-        (temporary / "state.json").write_text(text)
+        (temporary / "state.json").write_text(with_checksums(state, temporary))
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
         if final.exists():
             shutil.rmtree(final)
         temporary.rename(final)
         write_whole(marker, final.name)
-        for old in whole_checkpoints(directory)[:-keep]:
+        # Those of later steps were left behind by going back to an earlier one.
+        earlier = [p for p in whole_checkpoints(directory) if step_of(p) <= state["step"]]
+        for old in earlier[:-keep]:
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:
         # Half a checkpoint would only keep the disk full.
@@ -131,14 +136,48 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
+def with_checksums(state: dict[str, Any], path: Path) -> str:
+    """The text of a checkpoint's state.json: `state`, and what its other files must be."""
+    files = {
+        name: {"bytes": (path / name).stat().st_size, "crc32": checksum(path / name)}
+        for name in DATA_FILES
+    }
+    return json.dumps({"format": FORMAT, "files": files, **state}, indent=1)
+
+
+def checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def step_of(path: Path) -> int:
+    return int(path.name[5:])
+
+
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """Checkpoints with all their files, oldest step first."""
-    found = [
-        path
-        for path in directory.glob("step_*")
-        if path.name[5:].isdigit() and all((path / name).is_file() for name in FILES)
-    ]
-    return sorted(found, key=lambda path: int(path.name[5:]))
+    """Checkpoints whose files are all there at full length, oldest step first."""
+    found = [path for path in directory.glob("step_*") if path.name[5:].isdigit()]
+    return sorted((path for path in found if not fault_of(path)), key=step_of)
+
+
+def fault_of(path: Path) -> str:
+    """What keeps a checkpoint from being whole, seen without reading all of it; "" for nothing."""
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    try:
+        state = json.loads((path / "state.json").read_text())
+    except (OSError, ValueError):
+        return "has a state.json that can't be read"
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        return "was written by another version of pointup"
+    for name, known in state["files"].items():
+        if (path / name).stat().st_size != known["bytes"]:
+            return f"has a {name} that was cut short"
+    return ""
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
@@ -150,16 +189,18 @@ def latest_checkpoint(directory: Path) -> Path | None:
     if not marker.exists():
         return None
     path = directory / marker.read_text().strip()
-    whole = whole_checkpoints(directory)
-    if path in whole:
-        return path
-    offer = (
-        f"write {whole[-1].name} into {marker} to continue from the newest whole one"
-        if whole
-        else f"remove {directory} to start again"
-    )
-    missing = [name for name in FILES if not (path / name).is_file()]
-    raise CheckpointError(f"{path}: the checkpoint lacks {', '.join(missing)}; {offer}")
+    fault = fault_of(path)
+    if fault:
+        raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
+    return path
+
+
+def offer_instead_of(path: Path) -> str:
+    whole = [other for other in whole_checkpoints(path.parent) if other != path]
+    if not whole:
+        return f"remove {path.parent} to start again"
+    marker = path.parent / LATEST
+    return f"write {whole[-1].name} into {marker} to continue from the newest whole one"
 
 
 def load_checkpoint(
@@ -171,22 +212,23 @@ def load_checkpoint(
     Raises CheckpointError, naming the file, when one is truncated or of another model.
     """
     try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        for name, known in state.pop("files").items():
+            if checksum(path / name) != known["crc32"]:
+                raise ValueError(f"{name} is damaged")
+        del state["format"]
         weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
         model.load_state_dict(weights)
         saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
         optimizer.load_state_dict(saved["optimizer"])
         if scaler is not None and saved["scaler"] is not None:
             scaler.load_state_dict(saved["scaler"])
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
     except LOAD_ERRORS as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        older = [p.name for p in whole_checkpoints(path.parent) if p != path]
-        offer = (
-            f"write {older[-1]} into {path.parent / LATEST} to continue from that one"
-            if older
-            else f"remove {path.parent} to start again"
-        )
-        raise CheckpointError(f"{path}: can't be continued from ({reason}); {offer}") from error
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        reason = " ".join(lines[:2])[:200]
+        raise CheckpointError(
+            f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}"
+        ) from error
     return state
 
 

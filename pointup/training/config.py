@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import Accelerator
 
@@ -20,12 +20,15 @@ from pointup.training.schedule import LrScaling
 
 logger = logging.getLogger(__name__)
 
+GradientCheckpointing = Literal["auto", "on", "off"]
+DEFAULT_TOKEN_BUDGET = 20480
+
 MAY_CHANGE = frozenset(
     {
         "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
         "keep_checkpoints", "log_with", "num_pictures", "patience", "target_chamfer",
         "collective_timeout", "hang_timeout", "on_save_error", "accumulation_steps", "debug",
-        "quick",
+        "quick", "gradient_checkpointing", "found_token_budget",
     }
 )  # fmt: skip
 """Fields that a continued run may change freely: they don't alter what is learned.
@@ -52,8 +55,9 @@ class TrainConfig:
     """Length of the run in passes over the data."""
     hours: float | None = None
     """Length of the run in hours of training."""
-    token_budget: int = 20480
-    """Most points (source and target) that a process holds at a time."""
+    token_budget: int | Literal["auto"] = DEFAULT_TOKEN_BUDGET
+    """Most points (source and target) that a process holds at a time; "auto" tries out, before the
+    first step, how many fit into the memory, and keeps that number for the run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
@@ -78,6 +82,9 @@ class TrainConfig:
     """Weight decay of AdamW."""
     clip_norm: float = 1.0
     """Largest norm of a step's gradient; larger ones are scaled down to it."""
+    gradient_checkpointing: GradientCheckpointing = "auto"
+    """Compute intermediate values again in the backward pass instead of keeping them: less memory
+    and more time, the same gradients. "auto" does so for batches with many children."""
     seed: int = 0
     """Everything random follows from it: weights, order, augmentation, dropout."""
     num_workers: int = 1
@@ -126,7 +133,7 @@ class TrainConfig:
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and value != "auto" and not value > 0:
                 raise ConfigError(f"{option(name)} is {value}; it must be greater than 0")
         for name in ("warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed"):
             if getattr(self, name) < 0:
@@ -170,20 +177,37 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
     now = {**as_dict(config), "slots": slots, "mixed_precision": accelerator.mixed_precision}
     if path.exists():
         try:
-            check_same_run(json.loads(path.read_text()), now, path)
+            saved = json.loads(path.read_text())
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}: not valid JSON ({error}); remove it") from error
+        check_same_run(saved, now, path)
+        if config.token_budget == "auto" and "found_token_budget" in saved:
+            now["found_token_budget"] = saved["found_token_budget"]
     elif config.output_dir.exists() and any(config.output_dir.glob("checkpoints/*")):
         raise ConfigError(
             f"{config.output_dir}: has checkpoints but no config.json; give another --output-dir"
         )
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(now, indent=2) + "\n")
-        temporary.replace(path)
+        write_config(path, now)
     accelerator.wait_for_everyone()
+
+
+def write_config(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a run's config.json, which holds the old values or the new ones at any moment.
+
+    Raises ConfigError, naming it, when the disk is full or read-only.
+    """
+    temporary = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(values, indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: can't be written ({error.strerror}); free the disk, or give another "
+            "--output-dir"
+        ) from error
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:

@@ -56,7 +56,6 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
                 seed=config.seed,
                 augment=config.augment and split == "train",
                 keep=keep,
-                max_tokens=config.token_budget if config.crop else None,
             )
         )
     train, validation = parts

@@ -49,13 +49,19 @@ class Evaluation:
     number of processes. What doesn't depend on the model is computed the first time only.
     """
 
-    def __init__(self, data: TrainingData, accelerator: Accelerator, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        data: TrainingData,
+        accelerator: Accelerator,
+        config: TrainConfig,
+        token_budget: int,
+    ) -> None:
         self.data, self.accelerator, self.config = data, accelerator, config
         dataset = data.validation
         plan = list(
             TokenBudgetBatchSampler(
                 dataset.full_sizes,
-                config.token_budget,
+                token_budget,
                 max_clouds=config.max_clouds,
                 names=dataset.names,
                 shuffle=False,

@@ -21,10 +21,10 @@ def in_pieces(
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Do `work`, forward and backward, on a batch; yields what was done and its losses.
 
-    What runs out of memory is forgotten, by `forget`, and done again in two halves, and these in
-    halves where need be. The losses of single clouds are summed, so the gradient is the same, and
-    no other process needs to know. Raises TrainingError, naming it, for a cloud that is too large
-    by itself.
+    What runs out of memory is forgotten, by `forget`, called once each time, and done again in two
+    halves, and these in halves where need be. The losses of single clouds are summed, so the
+    gradient is the same, and no other process needs to know. Raises TrainingError, naming it, for
+    a cloud that is too large by itself.
     """
     pieces = [batch]
     while pieces:

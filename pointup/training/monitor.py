@@ -42,6 +42,7 @@ TRACKED = {
     "data_wait_seconds": "speed/data_wait_seconds",
     "idle_fraction": "speed/idle_fraction",
     "peak_memory_gib": "memory/peak_gib",
+    "out_of_memory": "memory/out_of_memory",
 }
 """Grouped names in trackers."""
 
@@ -112,12 +113,15 @@ class Monitor:
         data_wait_seconds: float,
         idle_fraction: float,
         peak_memory_bytes: int,
+        fill: float,
+        out_of_memory: int,
     ) -> None:
         """Record a training step: a line of metrics.jsonl, and curves.
 
         Counts, loss and speed are those of all processes together; `data_wait_seconds` is the
         longest wait among them, `idle_fraction` the share of their time spent waiting for another,
-        `peak_memory_bytes` that of the main process.
+        `peak_memory_bytes` that of the main process, `fill` the share of the token budget in use,
+        `out_of_memory` how often memory ran out in this step.
         """
         if self.metrics is None:
             return
@@ -134,10 +138,10 @@ class Monitor:
             "data_wait_seconds": data_wait_seconds,
             "idle_fraction": idle_fraction,
             "peak_memory_bytes": peak_memory_bytes,
+            "out_of_memory": out_of_memory,
         }
         self.metrics.write({"step": step, **values})
-        budget = self.config.token_budget * self.config.accumulation_steps
-        values["fill"] = num_tokens / (budget * self.accelerator.num_processes)
+        values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
         self.accelerator.log({TRACKED[name]: value for name, value in values.items()}, step=step)
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.training.config import TrainConfig
+
+DEFAULT_STEPS = 200
+
 
 @dataclass
 class Progress:
@@ -23,13 +28,31 @@ class Progress:
     evaluation_due: bool = False
     """Whether this step's evaluation is still to be made: a stop came before its end."""
     finished: bool = False
+    out_of_memory: int = 0
+    """Times out of memory since the token budget was last changed."""
+    budget_at_start: int | None = None
+    """The token budget that the run was started with last, where it has been lowered since."""
+    lowered_budget: int | None = None
 
-    def share_done(self, total_steps: int | None, hours: float | None) -> float:
-        """Share of the run that is done, from 0 to 1, by steps or by time."""
-        if total_steps is not None:
-            return min(self.step / total_steps, 1.0)
-        assert hours is not None
-        return min(self.elapsed_seconds / (3600 * hours), 1.0)
+    def share_done(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> float:
+        """Share of the run that is done, from 0 to 1, by time, by passes over the data or steps.
+
+        A pass counts by its clouds, since its number of steps may change on the way.
+        """
+        if config.hours is not None:
+            share = self.elapsed_seconds / (3600 * config.hours)
+        elif config.epochs is not None:
+            passes = sampler.epoch + 1 - sampler.num_left / len(sampler.sizes)
+            share = round(passes / config.epochs, 9)
+        else:
+            share = self.step / (config.steps or DEFAULT_STEPS)
+        return min(share, 1.0)
+
+    def budget(self, settled: int) -> int:
+        """The token budget in force: as settled, unless that very number has been lowered since."""
+        if self.lowered_budget is not None and self.budget_at_start == settled:
+            return self.lowered_budget
+        return settled
 
     def judge(self, score: float, patience: int | None, target: float | None) -> bool:
         """Take in an evaluation's score; returns whether it is the best so far.
@@ -44,10 +67,8 @@ class Progress:
         return is_best
 
 
-def length_in_steps(
-    steps: int | None, epochs: float | None, hours: float | None, steps_per_epoch: int
-) -> int | None:
-    """Length of a run in optimizer steps; None where it is given in hours, 200 by default."""
-    if epochs is not None:
-        return max(1, math.ceil(epochs * steps_per_epoch))
-    return None if hours is not None else (steps or 200)
+def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
+    """Length of a run in optimizer steps, about, where given in epochs; None for one in hours."""
+    if config.epochs is not None:
+        return max(1, math.ceil(config.epochs * steps_per_epoch))
+    return None if config.hours is not None else (config.steps or DEFAULT_STEPS)

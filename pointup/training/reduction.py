@@ -29,6 +29,8 @@ class StepTotals:
     """Time each process spent on its own micro-batches."""
     data_wait_seconds: tuple[float, ...]
     """Time each process waited for its data."""
+    out_of_memory: int
+    """How often memory ran out in this step, on all processes together."""
 
     @property
     def idle_fraction(self) -> float:
@@ -54,11 +56,13 @@ class StepReduction:
         self.num_weights = sum(p.numel() for p in self.parameters)
         dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
         num_processes = accelerator.num_processes
-        # Behind the gradients: clouds, tokens, sum of losses, stop, elapsed, two times a process.
+        # Behind the gradients: clouds, tokens, sum of losses, stop, elapsed, times out of memory,
+        # two times a process.
         self.buffer = torch.zeros(
-            self.num_weights + 5 + 2 * num_processes, dtype=dtype, device=accelerator.device
+            self.num_weights + 6 + 2 * num_processes, dtype=dtype, device=accelerator.device
         )
         self.busy_seconds = self.data_wait_seconds = 0.0
+        self.out_of_memory = 0
         # Of each micro-batch: names, losses, and whether the sums are finite with it.
         self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
 
@@ -68,6 +72,12 @@ class StepReduction:
         self.micro_batches = []
         self.forget()
         self.busy_seconds = self.data_wait_seconds = 0.0
+        self.out_of_memory = 0
+
+    def forget_failure(self) -> None:
+        """Take away the gradients of an attempt that ran out of memory, and count it."""
+        self.forget()
+        self.out_of_memory += 1
 
     def forget(self) -> None:
         """Take away the gradients in the parameters, without adding them."""
@@ -135,8 +145,9 @@ class StepReduction:
         tail = self.buffer[self.num_weights :]
         tail[3] = float(stop)
         tail[4] = elapsed_seconds if rank == 0 else 0.0
-        tail[5 + rank] = self.busy_seconds
-        tail[5 + num_processes + rank] = self.data_wait_seconds
+        tail[5] = self.out_of_memory
+        tail[6 + rank] = self.busy_seconds
+        tail[6 + num_processes + rank] = self.data_wait_seconds
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
         totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])
@@ -153,6 +164,7 @@ class StepReduction:
             loss=totals[2] / max(num_clouds, 1),
             stop=totals[3] > 0,
             elapsed_seconds=totals[4],
-            busy_seconds=tuple(totals[5 : 5 + num_processes]),
-            data_wait_seconds=tuple(totals[5 + num_processes :]),
+            busy_seconds=tuple(totals[6 : 6 + num_processes]),
+            data_wait_seconds=tuple(totals[6 + num_processes :]),
+            out_of_memory=round(totals[5]),
         )

@@ -12,11 +12,16 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+import psutil
+
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
 ECHO_SECONDS = 0.7
 """Time within which a second SIGINT is the first one again: a Ctrl-C reaches a process both from
 its terminal and from its launcher."""
 EXIT_INTERRUPTED = 130
+LAUNCHER = os.getppid()
+"""Process that started this one, as of the import of this module, early in the start."""
+FOSTER_PARENTS = ("systemd", "init", "tini", "docker-init", "dumb-init")
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """Variables that tell a process that a launcher started it."""
 
@@ -94,13 +99,20 @@ class StopRequest:
         self.asked_by, self.asked_at = name, now
 
     def watch_launcher(self) -> None:
-        launcher = os.getppid()
         while not self.over.wait(1.0):
-            if os.getppid() != launcher:
+            if launcher_is_gone():
                 self.note("the launcher's death")
                 if not self.over.wait(self.grace_seconds):
                     end_at_once(1, "the launcher is gone, and no step was ended since")
                 return
+
+
+def launcher_is_gone() -> bool:
+    """Whether the process that started this one has ended, be it before this one could look."""
+    parent = os.getppid()
+    if parent != LAUNCHER:
+        return True
+    return parent == 1 and psutil.Process(parent).name() in FOSTER_PARENTS
 
 
 def ignore_here(number: int, frame: FrameType | None) -> None:
