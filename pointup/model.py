@@ -123,9 +123,9 @@ class Upsampler(
     equivariant to translation and scale, and no cloud sees another. Coordinates are float32:
     centre a cloud (in float64) before casting it.
 
-    Keyword arguments are those of `ModelConfig`. The attribute `recompute` says whether the backward
-    pass computes intermediate values again instead of keeping them, at about a third more time and
-    with the same gradients; None decides by the number of children, see `children_kept`.
+    Keyword arguments are those of `ModelConfig`. The attribute `recompute` says whether the
+    backward pass computes intermediate values again instead of keeping them: more time, less
+    memory, the same gradients. None decides by the number of children, see `children_kept`.
     """
 
     def __init__(self, **options: Any) -> None:
