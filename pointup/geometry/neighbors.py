@@ -1,9 +1,9 @@
 """Nearest neighbours within packed clouds: one interface, one search function per kind of device.
 
-CPU: a scipy k-d tree per cloud, in threads. Other devices: exact differences in chunks. A search
-takes (query, query_bounds, pos, bounds, k) and returns squared distances and flat indices (Q, k),
-nearest first, filled up with inf and -1; a further backend is one more such function and one more
-line in `_search`.
+CPU: a scipy k-d tree per cloud, in threads. CUDA: Triton kernels. Other devices, and what the
+kernels don't take: exact differences in chunks. A search takes (query, query_ptr, pos, ptr, k) and
+returns squared distances and flat indices (Q, k), nearest first, filled up with inf and -1; a
+further backend is one more such function and one more line in `_search`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pointup.geometry.packed import at_least_float32, batch_from_ptr
+from pointup.geometry import kernels
+from pointup.geometry.packed import at_least_float32
+from pointup.geometry.validity import check_clouds
 
 # Queries per task on the CPU: small enough to share one large cloud out among the threads.
 _QUERIES_PER_TASK = 16_384
@@ -65,39 +67,69 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
     """The nearest point of the same cloud in `pos`, for every query point.
 
     Shapes: query (Q, 3), pos (N, 3) -> squared_distance (Q,), index (Q,) int64 into `pos`; inf and
-    -1 where the cloud of `pos` is empty. Squared distances are float32 (float64 for float64
-    points) whatever the autocast, and differentiable in `query` and `pos`; the choice of the
-    neighbour is not. Raises ValueError as `knn` does.
+    -1 where the cloud of `pos` is empty, NaN where the square overflows. Squared distances are
+    float32 (float64 for float64 points) whatever the autocast, and differentiable in `query` and
+    `pos`; the choice of the neighbour is not. Raises ValueError as `knn` does.
     """
     with torch.no_grad():
         index = _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
+    return _squared_distance(query, pos, index), index
+
+
+def nearest_both(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """`nearest` from `pos` into `target`, and from `target` into `pos`; on CUDA in one launch."""
+    if not kernels.take(pos, 1):
+        return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
+    from pointup.geometry.kernels.nearest import nearest_index_both
+
+    check_clouds((pos, ptr), (target, target_ptr))
+    with torch.no_grad():
+        points, targets = _of_one_dtype(pos, target)
+        to_target, to_pos = nearest_index_both(points, ptr, targets, target_ptr)
+    return (
+        (_squared_distance(pos, target, to_target), to_target),
+        (_squared_distance(target, pos, to_pos), to_pos),
+    )
+
+
+def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
+    """Squared distance (Q,) from each query point to the point named by `index`; inf for -1."""
     # Any finite point serves where there is no neighbour: its distance is replaced.
     neighbor = at_least_float32(pos)[index.clamp(min=0)] if len(pos) else query.detach()
     # Differences, never |a|2 + |b|2 - 2ab: the expansion cancels far from the origin.
     squared_distance = (at_least_float32(query) - neighbor).square().sum(1)
-    return squared_distance.masked_fill(index < 0, torch.inf), index
+    # An overflow must not pass for a point without neighbour.
+    squared_distance = squared_distance.masked_fill(squared_distance == torch.inf, torch.nan)
+    return squared_distance.masked_fill(index < 0, torch.inf)
 
 
 def _search(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    query_bounds, bounds = checked_bounds(query, query_ptr), checked_bounds(pos, ptr)
-    if len(query_bounds) != len(bounds):
-        raise ValueError(
-            f"{len(query_bounds) - 1} clouds of queries for {len(bounds) - 1} clouds of points; "
-            "give one query cloud, empty if need be, for every cloud"
-        )
-    search = _search_trees if pos.device.type == "cpu" else _search_chunks
-    query, pos = at_least_float32(query), at_least_float32(pos)
-    dtype = torch.promote_types(query.dtype, pos.dtype)
-    return search(query.to(dtype), query_bounds, pos.to(dtype), bounds, k)
+    check_clouds((query, query_ptr), (pos, ptr))
+    if pos.device.type == "cpu":
+        search = _search_trees
+    else:
+        search = _search_kernels if kernels.take(pos, k) else _search_chunks
+    query, pos = _of_one_dtype(query, pos)
+    return search(query, query_ptr, pos, ptr, k)
+
+
+def _of_one_dtype(query: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
+    """Both detached, in the wider of their dtypes, at least float32; one and the same stays so."""
+    dtype = torch.promote_types(torch.promote_types(query.dtype, pos.dtype), torch.float32)
+    points = pos.detach().to(dtype)
+    return (points if query is pos else query.detach().to(dtype)), points
 
 
 def _search_trees(
-    query: Tensor, query_bounds: list[int], pos: Tensor, bounds: list[int], k: int
+    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """CPU: float64 inside, so far-off queries and large offsets cost no precision."""
-    queries, points = query.detach().numpy(), pos.detach().numpy()
+    queries, points = query.numpy(), pos.numpy()
+    query_bounds, bounds = query_ptr.tolist(), ptr.tolist()
     squared_distance = np.full((len(queries), k), np.inf, dtype=queries.dtype)
     index = np.full((len(queries), k), -1, dtype=np.int64)
 
@@ -159,10 +191,21 @@ def has_copies(points: np.ndarray, num_copies: int) -> bool:
     return bool((key[num_copies:] == key[:-num_copies]).any())
 
 
+def _search_kernels(
+    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """CUDA: all pairs for one neighbour where they are few, sorted tiles of points elsewhere."""
+    from pointup.geometry.kernels.nearest import nearest_index
+
+    index = nearest_index(query, query_ptr, pos, ptr)
+    return _squared_distance(query, pos, index)[:, None], index[:, None]
+
+
 def _search_chunks(
-    query: Tensor, query_bounds: list[int], pos: Tensor, bounds: list[int], k: int
+    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """Any device: all differences of a cloud, in chunks of queries that bound the memory."""
+    query_bounds, bounds = query_ptr.tolist(), ptr.tolist()
     squared_distance = query.new_full((len(query), k), torch.inf)
     index = torch.full((len(query), k), -1, dtype=torch.int64, device=query.device)
     for cloud in range(len(bounds) - 1):
@@ -198,17 +241,3 @@ def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any
         return [function(task) for task in tasks]
     with ThreadPoolExecutor(num_threads) as pool:
         return list(pool.map(function, tasks))
-
-
-def checked_bounds(pos: Tensor, ptr: Tensor) -> list[int]:
-    bounds: list[int] = ptr.tolist()
-    if bounds[0] != 0 or bounds[-1] != len(pos) or pos.dim() != 2:
-        raise ValueError(
-            f"ptr runs from {bounds[0]} to {bounds[-1]} for points of shape {tuple(pos.shape)}; "
-            "expected (N, 3) points and a ptr from 0 to N"
-        )
-    finite = torch.isfinite(pos).all(1)
-    if not finite.all():
-        cloud = int(batch_from_ptr(ptr, len(pos))[~finite][0])
-        raise ValueError(f"cloud {cloud} has coordinates that are not finite; drop those points")
-    return bounds

@@ -8,8 +8,9 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pointup.geometry.neighbors import checked_bounds, has_copies, in_threads
+from pointup.geometry.neighbors import has_copies, in_threads
 from pointup.geometry.packed import at_least_float32, batch_from_ptr
+from pointup.geometry.validity import check_clouds
 
 
 @torch.no_grad()
@@ -25,7 +26,8 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
     than asked for, and for coordinates that are not finite.
     """
     pos = pos.detach()
-    bounds, counts = checked_bounds(pos, ptr), num_samples.tolist()
+    check_clouds((pos, ptr))
+    bounds, counts = ptr.tolist(), num_samples.tolist()
     for cloud, count in enumerate(counts):
         size = bounds[cloud + 1] - bounds[cloud]
         if not 0 <= count <= size:

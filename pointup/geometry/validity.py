@@ -1,0 +1,65 @@
+"""Whether packed clouds are fit to be searched: bounds that fit, coordinates that are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from pointup.geometry.packed import batch_from_ptr
+
+_is_assumed = ContextVar("validity is assumed", default=False)
+
+
+@contextmanager
+def assume_valid() -> Iterator[None]:
+    """Inside, searches on devices other than the CPU trust their input and don't look at it.
+
+    A look waits for the device, once a search. Without it a point that is not finite has no
+    neighbours among `knn`'s, and a distance that is not a number to its `nearest`; bounds that do
+    not fit the points read memory of others.
+    """
+    token = _is_assumed.set(True)
+    try:
+        yield
+    finally:
+        _is_assumed.reset(token)
+
+
+def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
+    """Check each pair of points (N, 3) and ptr (B + 1,); one read from the device for all.
+
+    Raises ValueError for points that are not finite (naming the cloud), for bounds that do not
+    fit the points, and for sets of different numbers of clouds.
+    """
+    (_, query_ptr), (pos, ptr) = clouds[0], clouds[-1]
+    if len(query_ptr) != len(ptr):
+        raise ValueError(
+            f"{len(query_ptr) - 1} clouds of queries for {len(ptr) - 1} clouds of points; "
+            "give one query cloud, empty if need be, for every cloud"
+        )
+    if _is_assumed.get() and pos.device.type != "cpu":
+        return
+    # The points are often their own queries.
+    distinct = clouds[:1] if clouds[0][0] is pos else clouds
+    answers = [
+        torch.stack([ptr[0], ptr[-1], torch.isfinite(pos).all().to(ptr.dtype)])
+        for pos, ptr in distinct
+    ]
+    for (pos, ptr), (first, last, is_finite) in zip(
+        distinct, torch.stack(answers).tolist(), strict=True
+    ):
+        if first != 0 or last != len(pos) or pos.dim() != 2:
+            raise ValueError(
+                f"ptr runs from {first} to {last} for points of shape {tuple(pos.shape)}; "
+                "expected (N, 3) points and a ptr from 0 to N"
+            )
+        if not is_finite:
+            bad = ~torch.isfinite(pos).all(1)
+            cloud = int(batch_from_ptr(ptr, len(pos))[bad][0])
+            raise ValueError(
+                f"cloud {cloud} has coordinates that are not finite; drop those points"
+            )

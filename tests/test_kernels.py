@@ -1,0 +1,193 @@
+"""The contract of the searches and of thinning, kept by the Triton kernels.
+
+`pytest tests/test_kernels.py` runs these tests on a CUDA GPU where there is one, and in any case
+once more in Triton's interpreter, on the CPU, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy.spatial import cKDTree
+from test_neighbors import squared_distances, two_packed_sets
+from torch import Tensor
+
+from pointup.geometry import kernels, neighbors
+from pointup.geometry.neighbors import nearest, nearest_both
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.geometry.validity import assume_valid
+
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cpu" if IS_INTERPRETED else "cuda"
+Sets = tuple[Tensor, Tensor, Tensor, Tensor]
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+needs_gpu = pytest.mark.skipif(IS_INTERPRETED or not HAS_GPU, reason="needs a CUDA GPU")
+needs_device = pytest.mark.skipif(
+    not (IS_INTERPRETED or HAS_GPU), reason="needs a CUDA GPU; run in the interpreter instead"
+)
+few = settings(deadline=None, max_examples=12 if IS_INTERPRETED else 60)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="this is the interpreter")
+@needs_triton
+def test_the_contract_is_kept_in_the_interpreter() -> None:
+    import triton
+
+    version = tuple(int(number) for number in triton.__version__.split(".")[:2])
+    if version < (3, 8) and np.__version__ >= "2.4":
+        pytest.skip(f"the interpreter of triton {triton.__version__} doesn't know numpy 2.4")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        # The interpreter works on numpy arrays, most of them tiny.
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.fixture
+def on_kernels() -> Iterator[None]:
+    """CUDA tensors are searched by the kernels anyway; the interpreter takes those of the CPU."""
+    if not IS_INTERPRETED:
+        yield
+        return
+    with (
+        mock.patch.object(neighbors, "_search_trees", neighbors._search_kernels),
+        mock.patch.object(kernels, "take", lambda pos, k: True),
+    ):
+        yield
+
+
+# One fixture serves all the examples of a test.
+pytestmark = [needs_triton, pytest.mark.usefixtures("on_kernels")]
+
+
+def ragged(sizes: list[tuple[int, int]], seed: int = 0, offset: float = 0.0) -> Sets:
+    """Two packed sets of clouds of these sizes, on the device, float32."""
+    rng = np.random.default_rng(seed)
+    sets: list[Tensor] = []
+    for side in range(2):
+        ptr = ptr_from_sizes(torch.tensor([pair[side] for pair in sizes]))
+        pos = rng.normal(size=(int(ptr[-1]), 3)) + offset
+        sets += [torch.tensor(pos, dtype=torch.float32, device=DEVICE), ptr.to(DEVICE)]
+    return sets[0], sets[1], sets[2], sets[3]
+
+
+def expect_nearest(sets: Sets, squared: Tensor, index: Tensor, rtol: float = 1e-5) -> None:
+    pairs = torch.nn.functional.pad(squared_distances(*sets), (0, 1), value=torch.inf)
+    torch.testing.assert_close(squared.double(), pairs.amin(1), rtol=rtol, atol=1e-12)
+    assert index.dtype == torch.int64 and torch.equal(index < 0, squared == torch.inf)
+    chosen = pairs.gather(1, torch.where(index < 0, pairs.shape[1] - 1, index)[:, None])[:, 0]
+    torch.testing.assert_close(chosen, pairs.amin(1), rtol=rtol, atol=1e-12)
+
+
+# Blocks of queries within a cloud and across several, groups of points full and not, empty clouds.
+SIZES = [(70, 530), (0, 3), (1, 1), (40, 0), (3, 600), (0, 0), (90, 40)]
+
+
+@needs_device
+@few
+@given(sets=two_packed_sets())
+def test_nearest_finds_what_brute_force_finds(sets: Sets) -> None:
+    sets = tuple(tensor.to(DEVICE) for tensor in sets)
+    expect_nearest(sets, *nearest(*sets))
+
+
+@needs_device
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_nearest_of_ragged_clouds_of_several_blocks(offset: float) -> None:
+    sets = ragged(SIZES, offset=offset)
+    expect_nearest(sets, *nearest(*sets))
+
+
+@needs_device
+def test_both_directions_are_those_of_two_calls() -> None:
+    sets = ragged(SIZES)
+    (to_target, there), (to_pos, back) = nearest_both(*sets)
+    for ours, theirs in zip((to_target, there), nearest(*sets), strict=True):
+        assert torch.equal(ours, theirs)
+    for ours, theirs in zip((to_pos, back), nearest(*sets[2:], *sets[:2]), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@needs_device
+def test_both_directions_have_the_gradients_of_brute_force() -> None:
+    pos, ptr, target, target_ptr = ragged([(30, 70), (5, 0), (20, 90)])
+    pos, target = pos.double().requires_grad_(), target.double().requires_grad_()
+    (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
+    pairs = squared_distances(pos, ptr, target, target_ptr)
+    for squared, axis in ((to_target, 1), (to_pos, 0)):
+        found = squared.masked_fill(squared == torch.inf, 0.0).sum()
+        ours = torch.autograd.grad(found, (pos, target), retain_graph=True)
+        theirs = torch.autograd.grad(finite_sum(pairs, axis), (pos, target), retain_graph=True)
+        torch.testing.assert_close(ours, theirs)
+
+
+def finite_sum(pairs: Tensor, axis: int) -> Tensor:
+    least = pairs.amin(axis)
+    return least.masked_fill(least == torch.inf, 0.0).sum()
+
+
+@needs_device
+def test_float64_points_with_map_coordinates_keep_their_precision() -> None:
+    sets = ragged([(50, 70), (30, 600)])
+    offset = torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64, device=DEVICE)
+    sets = (sets[0].double() + offset, sets[1], sets[2].double() + offset, sets[3])
+    squared, index = nearest(*sets)
+    assert squared.dtype == torch.float64
+    expect_nearest(sets, squared, index, rtol=1e-12)
+
+
+@needs_device
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_points_that_are_not_finite_are_refused_or_spoil_their_distance(bad: float) -> None:
+    pos, ptr, target, target_ptr = ragged([(3, 4), (5, 6)])
+    pos[5, 1] = bad
+    with pytest.raises(ValueError, match="cloud 1"):
+        nearest(pos, ptr, target, target_ptr)
+    with pytest.raises(ValueError, match="cloud 1"):
+        nearest_both(target, target_ptr, pos, ptr)
+    with mock.patch.object(neighbors, "check_clouds"):
+        squared, _ = nearest(pos, ptr, target, target_ptr)
+    assert torch.isnan(squared[5]) and torch.isfinite(squared[[0, 1, 2, 3, 4, 6, 7]]).all()
+
+
+@needs_gpu
+def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
+    sets = ragged(SIZES)
+    nearest_both(*sets)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with assume_valid():
+            nearest(*sets)
+            nearest_both(*sets)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_nearest_of_large_clouds_is_that_of_trees() -> None:
+    sets = ragged([(20_000, 100_000), (0, 10), (50_000, 30_000)], offset=100.0)
+    squared, _ = nearest(*sets)
+    query, query_ptr, pos, ptr = (tensor.cpu().numpy() for tensor in sets)
+    for i in (0, 2):
+        tree = cKDTree(pos[ptr[i] : ptr[i + 1]])
+        expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]])[0] ** 2
+        result = squared[query_ptr[i] : query_ptr[i + 1]].cpu().numpy()
+        np.testing.assert_allclose(result, expected, rtol=1e-5)

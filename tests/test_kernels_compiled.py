@@ -1,0 +1,69 @@
+"""Every kernel is compiled for sm_90 (H100, H200), which needs no GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter doesn't compile", allow_module_level=True)
+
+FLOATS = ("fp32", "fp64")
+
+
+def compile_kernel(
+    name: str, floats: str, types: dict[str, str], constants: dict[str, int], **options: Any
+) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, kernel = name.split(".")
+    function = getattr(importlib.import_module(f"pointup.geometry.kernels.{module}"), kernel)
+    signature = dict.fromkeys(function.arg_names, f"*{floats}")
+    signature |= types | dict.fromkeys(constants, "constexpr")
+    assert list(signature) == function.arg_names
+    source = ASTSource(function, signature, constants)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def spilled_bytes(compiled: Any, tmp_path: Path) -> int:
+    """Bytes a thread that don't fit the registers."""
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    report = subprocess.run(
+        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"STACK:(\d+)", report.stdout)
+    assert found, report.stdout
+    return int(found[1])
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("floats", FLOATS)
+def test_nearest_compiles(floats: str, tmp_path: Path) -> None:
+    from pointup.geometry.kernels import nearest
+
+    compiled = compile_kernel(
+        "nearest.nearest_kernel",
+        floats,
+        {
+            "query_cloud": "*i32", "num_queries": "i32",
+            "cloud_start": "*i64", "cloud_stop": "*i64", "index": "*i64",
+        },
+        {"BLOCK_Q": nearest.BLOCK_Q, "BLOCK_K": nearest.BLOCK_K, "GROUP": nearest.GROUP},
+        num_warps=nearest.NUM_WARPS,
+        maxnreg=nearest.MAX_REGISTERS if floats == "fp32" else None,
+    )  # fmt: skip
+    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) == 0
