@@ -24,6 +24,7 @@ ORDER = (
     "upsampling",
     "evaluation",
     "training",
+    "bench",
     "apps",
 )
 MODULES = sorted((ROOT / "pointup").rglob("*.py"))

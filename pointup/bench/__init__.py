@@ -1,0 +1,1 @@
+"""How fast this machine plans, reads, searches, trains and upsamples."""

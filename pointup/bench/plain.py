@@ -1,0 +1,163 @@
+"""The same work written plainly: what the speed of the package is measured against.
+
+One cloud at a time, everything between input and output as one tensor over all neighbours of all
+children, derivatives by autograd, neighbours by brute force. Same weights, same output.
+
+Legend of shape suffixes: as in `pointup.model`, with H heads and D channels a head.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from pointup.attention import AttentionBlock
+from pointup.bench.clouds import one_cloud
+from pointup.geometry.local import (
+    LocalGeometry,
+    describe_neighbors,
+    describe_neighbors_of_children,
+    local_geometry,
+    surface_offsets,
+)
+from pointup.geometry.midpoints import output_sizes, slots_for_ratio
+from pointup.geometry.thinning import farthest_point_sample
+from pointup.model import Upsampler
+
+ROWS = 4096
+"""Rows of the matrix of distances that are held at a time."""
+
+
+def distances(query: Tensor, pos: Tensor) -> Tensor:
+    """All distances, (Q, N). By differences: what torch takes for large clouds is no faster here,
+    and finds wrong neighbours."""
+    return torch.cdist(query, pos, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+@torch.no_grad()
+def plain_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Squared distances and indices (N, k) of the nearest points, the point itself first."""
+    found = [distances(rows, pos).topk(min(k, len(pos)), largest=False) for rows in pos.split(ROWS)]
+    distance, index = (torch.cat(parts) for parts in zip(*found, strict=True))
+    missing = k - index.shape[1]
+    distance = nn.functional.pad(distance, (0, missing), value=torch.inf)
+    return distance.square(), nn.functional.pad(index, (0, missing), value=-1)
+
+
+def plain_chamfer_distance(pos: Tensor, target: Tensor) -> Tensor:
+    """Mean distance to the nearest of the other cloud, both ways, of a single pair."""
+    total = pos.new_zeros(())
+    for query, others in ((pos, target), (target, pos)):
+        for rows in query.split(ROWS):
+            total = total + distances(rows, others).min(1).values.sum() / len(query)
+    return total
+
+
+def plain_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
+    """Indices (num_samples,) of farthest points, a pick at a time."""
+    distance = torch.full((len(pos),), torch.inf, device=pos.device)
+    picks = torch.zeros(num_samples, dtype=torch.int64, device=pos.device)
+    for step in range(1, num_samples):
+        distance = torch.minimum(distance, (pos - pos[picks[step - 1]]).square().sum(1))
+        picks[step] = distance.argmax()
+    return picks
+
+
+def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+    """What `model` makes of one cloud (N, 3): the points kept, (M, 3), and all children.
+
+    Thinned by the package's own function, so that the output is the same point for point.
+    """
+    config = model.config
+    ptr = one_cloud(pos)
+    num_slots = int(slots_for_ratio(ratio, config.slots_per_ratio))
+    squared, neighbors = plain_knn(pos, max(config.k + 1, num_slots))
+    geometry = local_geometry(pos, ptr, squared[:, : config.k + 1], neighbors[:, : config.k + 1])
+    own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
+    slot_neighbor = neighbors[:, :num_slots]
+    slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
+    to_slot = (pos[slot_neighbor] - pos.unsqueeze(1)) / geometry.spacing.unsqueeze(1)
+
+    features, g = plain_encode(model, geometry)
+    described = describe_neighbors(
+        geometry, to_slot, geometry.spacing[slot_neighbor], geometry.normal[slot_neighbor]
+    )
+    x_NRC = model.slot(
+        torch.cat(
+            [
+                features.unsqueeze(1).expand(-1, num_slots, -1),
+                features[slot_neighbor],
+                model.neighbor_position(described),
+            ],
+            dim=-1,
+        )
+    )
+    x_NRC = plain_block(model.shuffle, x_NRC, features, g.unsqueeze(1), geometry)
+
+    spacing_there = geometry.spacing[slot_neighbor] / geometry.spacing.unsqueeze(1)
+    surface = surface_offsets(
+        geometry, to_slot, geometry.mean[slot_neighbor] * spacing_there,
+        geometry.normal[slot_neighbor],
+    )  # fmt: skip
+    offset = torch.zeros_like(to_slot)
+    for _ in range(config.num_refinements):
+        from_parent = 0.5 * to_slot + offset
+        described = describe_neighbors_of_children(geometry, from_parent, to_slot)
+        g_NRKP = model.child_position(described[:-1].permute(1, 2, 3, 0))
+        x_NRC = plain_block(model.refine, x_NRC, features, g_NRKP, geometry)
+        x_normed_NRC = model.pull_norm(x_NRC)
+        pull_NRK = (model.pull(x_normed_NRC).unsqueeze(2) * g_NRKP).sum(-1)
+        pull_NRK = pull_NRK.masked_fill(geometry.missing.unsqueeze(1), 0.0)
+        to_neighbors = geometry.relative.unsqueeze(1) - from_parent.unsqueeze(2)
+        offset = offset + (pull_NRK.unsqueeze(3) * to_neighbors).mean(2)
+        for share, way in zip(model.surface(x_normed_NRC).split(1, dim=-1), surface, strict=True):
+            offset = offset + share * way
+    children = (pos.unsqueeze(1) + pos[slot_neighbor]) * 0.5
+    children = (children + offset * geometry.spacing.unsqueeze(1)).flatten(0, 1)
+    picked = farthest_point_sample(children.detach(), one_cloud(children), output_sizes(ptr, ratio))
+    return children[picked], children
+
+
+def plain_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
+    """Features (N, C) of the points and encoded positions (N, K, P) of their neighbours."""
+    index = geometry.index
+    described = describe_neighbors(
+        geometry, geometry.relative, geometry.spacing[index], geometry.normal[index]
+    )
+    g = model.neighbor_position(described)
+    missing = geometry.missing.unsqueeze(-1)
+    mean = g.masked_fill(missing, 0.0).sum(1) / (~missing).sum(1)
+    highest = g.masked_fill(missing, float("-inf")).amax(1)
+    features = model.embed(torch.cat([mean, highest], dim=-1))
+    for layer in model.layers:
+        block = cast(AttentionBlock, layer)
+        x_NRC = plain_block(block, features.unsqueeze(1), features, g.unsqueeze(1), geometry)
+        features = x_NRC.squeeze(1)
+    return features, g
+
+
+def plain_block(
+    block: AttentionBlock, x_NRC: Tensor, features_NC: Tensor, g: Tensor, geometry: LocalGeometry
+) -> Tensor:
+    """Attention of R queries a point to its neighbours, at positions g (N, R or 1, K, P)."""
+    attention = block.attention
+    heads = (attention.heads, attention.head_dim)
+    normed_NRC = block.query_norm(x_NRC)
+    q_NRHD = attention.query(normed_NRC).unflatten(-1, heads)
+    kv_NK2C = attention.key_value(block.feature_norm(features_NC))[geometry.index]
+    k_NKHD, v_NKHD = (half.unflatten(-1, heads) for half in kv_NK2C.chunk(2, dim=-1))
+    k_NRKHD = k_NKHD.unsqueeze(1) + torch.einsum("nrkp,hdp->nrkhd", g, attention.position_key)
+    v_NRKHD = v_NKHD.unsqueeze(1) + torch.einsum("nrkp,hpd->nrkhd", g, attention.position_value)
+    logits_NRKH = (q_NRHD.unsqueeze(2) * k_NRKHD).sum(-1) * attention.head_dim**-0.5
+    logits_NRKH = logits_NRKH.masked_fill(geometry.missing[:, None, :, None], float("-inf"))
+    weights_NRKH = nn.functional.dropout(
+        logits_NRKH.softmax(2), attention.dropout, training=attention.training
+    )
+    out_NRHD = (weights_NRKH.unsqueeze(-1) * v_NRKHD).sum(2)
+    out = attention.out(out_NRHD.flatten(2) if attention.concat else out_NRHD.mean(2))
+    if attention.gate is not None:
+        out = out * torch.sigmoid(attention.gate(torch.cat([normed_NRC, out], dim=-1)))
+    x_NRC = x_NRC + out
+    return x_NRC if block.feed_forward is None else x_NRC + block.feed_forward(x_NRC)

@@ -1,0 +1,156 @@
+"""Training over several processes against one, and how long they wait for each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from pointup.bench.clouds import RATIO, training_batch
+from pointup.bench.steps import token_budget
+from pointup.bench.tables import Column, Row, Section
+from pointup.bench.timing import Effort
+from pointup.bench.work import Alone, TrainingWork
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.training.launch import make_accelerator
+from pointup.training.memory import num_tokens
+
+MOST_PROCESSES = 8
+SAMPLES = 2000
+
+
+def measure(effort: Effort) -> Iterator[Row]:
+    """One row for 2, 4, ... processes, on GPUs where there are several, else on CPU cores."""
+    on_gpus = effort.device.type == "cuda" and torch.cuda.device_count() > 1
+    most = torch.cuda.device_count() if on_gpus else psutil.cpu_count(logical=False) or 1
+    num_processes = 2
+    if most < num_processes:
+        yield {"processes": 2, "left_out": "this machine has one core"}
+    while num_processes <= min(most, MOST_PROCESSES):
+        steps, rounds = (3, 1) if effort.quick else (8, 3)
+        budget = token_budget(effort.device)
+        yield summary(run_group(num_processes, on_gpus, budget, steps, rounds))
+        num_processes *= 2
+
+
+def run_group(
+    num_processes: int, on_gpus: bool, budget: int, steps: int, rounds: int
+) -> list[dict[str, Any]]:
+    """What each process measured."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with TemporaryDirectory(prefix="pointup_") as directory:
+        torch.multiprocessing.spawn(
+            work_in_group,
+            (num_processes, port, directory, on_gpus, budget, steps, rounds),
+            nprocs=num_processes,
+        )
+        files = [Path(directory) / f"{rank}.json" for rank in range(num_processes)]
+        return [json.loads(file.read_text()) for file in files]
+
+
+def work_in_group(
+    rank: int,
+    num_processes: int,
+    port: int,
+    directory: str,
+    on_gpus: bool,
+    budget: int,
+    steps: int,
+    rounds: int,
+) -> None:
+    """A process of the group: rounds of some steps of the first process alone, while the others
+    wait, and of as many steps of all of them."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes),
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": str(not on_gpus).lower(),
+    }  # fmt: skip
+    accelerator = make_accelerator(Path(directory))
+    device = accelerator.device
+    alone, together = TrainingWork(Alone(device)), TrainingWork(accelerator)
+    sizes = np.exp(np.random.default_rng(0).normal(6.5, 0.7, SAMPLES)) + 50
+    sizes = np.minimum(sizes, budget / (2 * (1 + RATIO))).astype(np.int64)
+    tokens = sizes + np.round(RATIO * sizes).astype(np.int64)
+
+    def batches(slots: int, slot: int) -> list[Any]:
+        plan = TokenBudgetBatchSampler(tokens, budget, num_processes=slots).plan
+        return [
+            training_batch(sizes[plan.batch(step, slot)].tolist(), seed=1000 * slot + step)
+            for step in range(steps)
+        ]
+
+    of_one, of_all = batches(1, 0), batches(num_processes, rank)
+    work = [(alone, of_one)] if rank == 0 else []
+    measured: dict[str, Any] = {"tokens_alone": sum(map(num_tokens, of_one))}
+    measured |= {"alone": [], "together": [], "busy": [], "cpu": [], "tokens": []}
+    together.step(of_all[0])
+    for trainer, own in work:
+        trainer.step(own[0])
+    for _ in range(rounds):
+        dist.barrier()
+        for trainer, own in work:
+            start = time.perf_counter()
+            for batch in own:
+                trainer.step(batch)
+            measured["alone"].append(time.perf_counter() - start)
+        dist.barrier()
+        start = time.perf_counter()
+        for batch in of_all:
+            cpu = time.process_time()
+            totals = together.step(batch)
+            measured["cpu"].append(time.process_time() - cpu)
+            measured["busy"].append(totals.busy_seconds)
+            measured["tokens"].append(totals.num_tokens)
+        measured["together"].append(time.perf_counter() - start)
+    (Path(directory) / f"{rank}.json").write_text(json.dumps(measured))
+    dist.destroy_process_group()
+
+
+def summary(measured: list[dict[str, Any]]) -> Row:
+    first = measured[0]
+    rounds = len(first["together"])
+    alone = first["tokens_alone"] / np.median(first["alone"])
+    together = sum(first["tokens"]) / rounds / np.median(first["together"])
+    return {
+        "processes": len(measured),
+        "alone": float(alone),
+        "together": float(together),
+        "speedup": float(together / alone),
+        "idle": idle(np.array(first["busy"])),
+        "idle_cpu": idle(np.array([process["cpu"] for process in measured]).T),
+    }
+
+
+def idle(seconds: np.ndarray) -> float:
+    """Share of the time (steps, processes) spent waiting for the slowest of each step."""
+    return float(1 - seconds.sum() / (seconds.max(1).sum() * seconds.shape[1]))
+
+
+SECTION = Section(
+    "scaling",
+    "Training over processes of one thread, tokens/s",
+    (
+        Column("processes", "processes", is_key=True),
+        Column("alone", "one of them", ",.0f", "higher"),
+        Column("together", "together", ",.0f", "higher"),
+        Column("speedup", "times as fast", ".2f", "higher"),
+        Column("idle", "idle, measured", ".2%", "lower"),
+        Column("idle_cpu", "idle by CPU time", ".2%", "lower"),
+    ),
+    measure,
+    note="Alone and together in turns, in the same processes. Idle: share of the time spent\n"
+    "waiting for the slowest; by CPU time other programs on the machine don't count.",
+)

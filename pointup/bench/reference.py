@@ -1,0 +1,113 @@
+"""Training against the same work written plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import psutil
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.bench.clouds import RATIO, training_batch
+from pointup.bench.memory import PeakMemory
+from pointup.bench.plain import plain_chamfer_distance, plain_upsample
+from pointup.bench.steps import token_budget
+from pointup.bench.tables import Column, Row, Section
+from pointup.bench.timing import Effort, compare
+from pointup.bench.work import Alone, TrainingWork
+from pointup.model import Upsampler
+
+QUICK_SIZES = (500, 2000)
+SIZES = (500, 2000, 5000, 20_000)
+SHARE_OF_MEMORY = 0.8
+LONGEST = 15.0
+"""Seconds for the rounds of one size, if a single one doesn't take longer."""
+
+
+class PlainWork:
+    """Steps of one cloud, plainly: the default model with its optimizer."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.model = Upsampler().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self, pos: Tensor, target: Tensor) -> None:
+        output, _ = plain_upsample(self.model, pos, RATIO)
+        self.optimizer.zero_grad()
+        plain_chamfer_distance(output, target).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+
+def measure(effort: Effort) -> Iterator[Row]:
+    bound = effort.bound()
+    device = effort.device
+    work, plain = TrainingWork(Alone(device)), PlainWork(device)
+    seconds = bytes_per_token = 0.0
+    measured = 1
+    for size in QUICK_SIZES if effort.quick else SIZES:
+        tokens = round((1 + RATIO) * size)
+        row: Row = {"size": size}
+        # Brute force grows with the square of the size.
+        expected = seconds * (size / measured) ** 2
+        if refusal := bound.refusal(expected):
+            yield row | {"left_out": refusal}
+            continue
+        if bytes_per_token * tokens > SHARE_OF_MEMORY * free_memory(device):
+            needed = bytes_per_token * tokens / 1e9
+            yield row | {"left_out": f"the plain step would need {needed:.0f} GB"}
+            continue
+        num_clouds = max(1, token_budget(device) // (2 if effort.quick else 1) // tokens)
+        batch = training_batch([size] * num_clouds).to(device)
+        single = training_batch([size]).to(device)
+        with PeakMemory(device) as memory:
+            work.step(batch)
+        plain_peaks: list[int] = []
+        ours, theirs = compare(
+            partial(work.step, batch),
+            partial(step_with_peak, plain, single, plain_peaks),
+            min(bound.left, LONGEST),
+            device,
+        )
+        seconds, measured = theirs, size
+        bytes_per_token = max(plain_peaks) / tokens
+        rate, plain_rate = num_clouds * tokens / ours, tokens / theirs
+        yield row | {
+            "step": rate,
+            "plain": plain_rate,
+            "ratio": rate / plain_rate,
+            "memory": memory.bytes / (num_clouds * tokens),
+            "plain_memory": bytes_per_token,
+        }
+
+
+def step_with_peak(plain: PlainWork, single: Batch, peaks: list[int]) -> None:
+    with PeakMemory(single.pos.device) as memory:
+        plain.step(single.pos, single.target)
+    peaks.append(memory.bytes)
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+SECTION = Section(
+    "reference",
+    "Training steps against plain PyTorch, tokens/s",
+    (
+        Column("size", "points", ",", is_key=True),
+        Column("step", "pointup", ",.0f", "higher"),
+        Column("plain", "plain", ",.0f"),
+        Column("ratio", "times as fast", ".1f", "higher"),
+        Column("memory", "bytes/token", ",.0f", "lower"),
+        Column("plain_memory", "plain bytes/token", ",.0f"),
+    ),
+    measure,
+    note="plain: the same network on one cloud a step, every tensor whole, derivatives by\n"
+    "autograd, Chamfer distance and neighbours by torch.cdist in chunks; the same thinning.",
+)
