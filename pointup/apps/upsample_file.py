@@ -19,8 +19,7 @@ from pointup.data.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_poi
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
-from pointup.upsampling.job import Upsampling
-from pointup.upsampling.running import run_upsampling
+from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store import CHUNK_SIZE, Store, build_store
 from pointup.upsampling.wishes import Wishes
 
@@ -57,16 +56,21 @@ def upsample_file(
         with shares.together():
             store = _open_store(directory)
             _check_size(source, target, len(store), wishes, model, force)
-            upsampling = Upsampling(store, model, wishes, shares.device, token_budget)
-        progress.begin("upsampling", len(store))
-        # The others are about as far as this process.
-        run_upsampling(
-            upsampling, shares, tile, lambda points: progress.add(points * shares.num_processes)
+        made = run_passes(
+            store,
+            model,
+            wishes,
+            shares,
+            shares.device,
+            token_budget=token_budget,
+            tile=tile,
+            begin=progress.begin,
+            # The others are about as far as this process.
+            report=lambda points: progress.add(points * shares.num_processes),
         )
         with shares.together():
             if shares.is_main:
                 window = Window(store) if picture else None
-                made = upsampling.new_points()
                 keep = wishes.originals and not only_new
                 progress.begin("writing")
                 num_written = _write(source, target, store, made, keep, window, progress)

@@ -12,9 +12,9 @@ import torch
 from pointup.data.clouds import PointCloud, check_positions
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import added_dimensions
-from pointup.upsampling.job import Upsampling
 from pointup.upsampling.models import load_model
-from pointup.upsampling.running import Alone, run_upsampling
+from pointup.upsampling.passes import run_passes
+from pointup.upsampling.running import Alone
 from pointup.upsampling.store import build_store
 from pointup.upsampling.wishes import Wishes
 
@@ -67,9 +67,8 @@ def upsample(
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
-        upsampling = Upsampling(build_store([cloud], Path(directory)), loaded, wishes, place)
-        run_upsampling(upsampling, Alone())
-        parts: list[PointCloud] = list(upsampling.new_points())
+        store = build_store([cloud], Path(directory))
+        parts: list[PointCloud] = list(run_passes(store, loaded, wishes, Alone(), place))
     if originals and not only_new:
         defaults = {
             dimension.name: np.arange(len(cloud), dtype=dimension.dtype)

@@ -1,4 +1,4 @@
-"""Upsampling of a stored cloud, part by part: candidates by the model, then thinning.
+"""One pass over a stored cloud, part by part: candidates by the model, then thinning.
 
 The parts are nested boxes, made by halving. A cell has a quota of new points; a block is thinned at
 once; a batch goes through the model at once; a tile is read at once and worked on by one thread.
@@ -35,10 +35,12 @@ from pointup.upsampling.halving import split_boxes
 from pointup.upsampling.region import Region
 from pointup.upsampling.selection import first_radius, select_evenly
 from pointup.upsampling.store import BLOCK_SIZE, Store
-from pointup.upsampling.wishes import MAX_LOCAL_RATIO, Wishes
+from pointup.upsampling.wishes import MAX_LOCAL_RATIO, MAX_PASS_RATIO, PASS_RATIO, Wishes
 
 CELL_SIZE = 256
 """Most points of a cell, in which the number of new points is exact."""
+WANTED = "wanted"
+"""Attribute of points between two passes: how many each of them is still to become."""
 _CHILDREN_PER_CALL = 16_384
 
 
@@ -55,6 +57,11 @@ class Upsampling:
     """One cloud being upsampled: first `make_candidates` of every tile, then `thin` every block.
 
     Results of both go to files in the store's directory, where the other processes find them.
+
+    `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
+    is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
+    `PARENT`, the number of the measured point that each point came from, and `WANTED`, the ratio
+    that is left to reach.
     """
 
     def __init__(
@@ -64,8 +71,12 @@ class Upsampling:
         wishes: Wishes,
         device: torch.device,
         token_budget: int | None = None,
+        *,
+        ratio: float | None,
+        measured: Store | None = None,
     ) -> None:
         self.store, self.model, self.wishes, self.device = store, model, wishes, device
+        self.ratio, self.measured = ratio, measured
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # Small enough for a CPU's cache.
@@ -103,7 +114,7 @@ class Upsampling:
         region = Region(self.store, tile.start, tile.stop)
         for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
             blocks = range(start, stop)
-            ratios = [self._ratio(block) for block in blocks]
+            ratios, later = zip(*(self._ratios(block) for block in blocks), strict=True)
             core = np.concatenate([region.places(block) for block in blocks])
             candidates = make_candidates(
                 self.model,
@@ -115,10 +126,10 @@ class Upsampling:
                 self._device_turn,
             )
             row = 0
-            for block, ratio in zip(blocks, ratios, strict=True):
+            for block, ratio, wanted in zip(blocks, ratios, later, strict=True):
                 part = candidates.rows(row, row + len(ratio))
                 row += len(ratio)
-                self._save_candidates(block, part, ratio)
+                self._save_candidates(block, part, ratio, wanted)
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
@@ -135,6 +146,7 @@ class Upsampling:
         with self._load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, quota, radius = saved["cell"], saved["quota"], float(saved["radius"])
+            wanted = saved["wanted"]
         self._path(block, "candidates").unlink()
         region = Region(self.store, block, block + 1)
         core = region.places(block)
@@ -151,45 +163,93 @@ class Upsampling:
                 if len(kept) and len(points):
                     gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
                     distance = np.minimum(distance, gap / scale)
-        if self.wishes.max_distance is not None:
-            distance[found.distance > self.wishes.max_distance] = -1.0
+        if self.wishes.max_distance is not None and len(points):
+            away = found.distance
+            if self.measured is not None:
+                away = self._from_measured(region, points, 1)[1][:, 0]
+            distance[away > self.wishes.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
         priority = _shuffled(self.wishes.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
         if len(points):
             picked = select_evenly(points, scale, distance, cell[parent], quota, priority, radius)
-        points = points[picked]
-        gaps, nearest = region.neighbors(points, NUM_NEIGHBORS)
+        points, row = points[picked], parent[picked]
+        measured, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
+        attributes = region.rows["attributes"][core]
         self._save(
             block,
             "points",
             position=points,
-            parent=region.rows["index"][core[parent[picked]]],
+            row=row,
+            wanted=wanted,
+            parent=region.rows["index"][core[row]]
+            if self.measured is None
+            else attributes[PARENT][row],
             distance=gaps[:, 0].astype(np.float32),
-            attributes=attributes_between(region.rows["attributes"], gaps, nearest),
+            attributes=attributes_between(measured["attributes"], gaps, nearest),
         )
 
     def new_points(self) -> Iterator[PointCloud]:
         """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`."""
+        anchor = self.store.anchor
+        if self.measured is not None:
+            anchor = self.measured.anchor + anchor
         for block in range(len(self)):
             with self._load(block, "points") as saved:
                 rows = saved["attributes"]
                 attributes = {name: rows[name] for name in rows.dtype.names or ()}
                 attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
                 attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-                cloud = PointCloud(saved["position"] + self.store.anchor, attributes)
+                cloud = PointCloud(saved["position"] + anchor, attributes)
             self._path(block, "points").unlink()
             if len(cloud):
                 yield cloud
 
+    def has_more_to_make(self) -> bool:
+        """Whether there are points that a further pass makes more of."""
+        num_points, wanted = 0, 1.0
+        for block in range(len(self)):
+            with self._load(block, "points") as saved:
+                num_points += len(saved["wanted"]) * self.wishes.originals + len(saved["row"])
+                wanted = max(wanted, saved["wanted"].max())
+        return num_points > 1 and (self.ratio is not None or wanted > 1)
+
+    def for_next_pass(self) -> Iterator[PointCloud]:
+        """The cloud as it is after this pass, in the coordinates of the measured one's store.
+
+        With the attributes `PARENT` and `WANTED`.
+        """
+        anchor = np.zeros(3) if self.measured is None else self.store.anchor
+        for block in range(len(self)):
+            rows = self.store.read_block(block)
+            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
+            with self._load(block, "points") as saved:
+                position, row, wanted = saved["position"], saved["row"], saved["wanted"]
+            if self.wishes.originals:
+                position = np.concatenate([rows["position"], position])
+                row = np.append(np.arange(len(rows)), row)
+            if len(position):
+                attributes = {PARENT: parent[row], WANTED: wanted[row]}
+                yield PointCloud(position + anchor, attributes)
+
     def __len__(self) -> int:
         return self.store.num_blocks
 
-    def _ratio(self, block: int) -> np.ndarray:
-        """Points wanted for each point of a block."""
+    def _ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Points wanted for each point of a block, and later for each of those."""
         size = int(self.store.block_ptr[block + 1] - self.store.block_ptr[block])
-        if self.wishes.density is None:
-            return np.full(size, self.wishes.ratio)
+        if self.ratio is not None:
+            return np.full(size, self.ratio), np.ones(size)
+        if self.measured is not None:
+            wanted = self.store.read_block(block)["attributes"][WANTED]
+        else:
+            wanted = self._wanted(block)
+        ratio = np.where(wanted > MAX_PASS_RATIO, PASS_RATIO, wanted)
+        return ratio, wanted / ratio
+
+    def _wanted(self, block: int) -> np.ndarray:
+        """The ratio that reaches the density wanted, for each point of a block."""
+        assert self.wishes.density is not None
         region = Region(self.store, block, block + 1, dims=2)
         places = region.places(block)
         distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(self.store)))
@@ -197,11 +257,26 @@ class Upsampling:
         density = ground_density(positions[places], distance, positions[near])
         return (self.wishes.density / density).clip(1.0, MAX_LOCAL_RATIO)
 
+    def _from_measured(
+        self, region: Region, points: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The k nearest measured points of points (Q, 3) in the coordinates of the store.
+
+        Rows of the measured cloud's store, distances (Q, k) and the places (Q, k) in these rows.
+        """
+        if self.measured is not None and len(points):
+            points = points + self.store.anchor
+            region = Region.around(self.measured, points)
+        gaps, nearest = region.neighbors(points, k)
+        return region.rows, gaps, nearest
+
     def _num_slots(self, ratio: np.ndarray) -> np.ndarray:
         slots = slots_for_ratio(torch.from_numpy(ratio), self.model.config.slots_per_ratio).numpy()
         return np.where(ratio > 1, slots, 0) if self.wishes.originals else slots
 
-    def _save_candidates(self, block: int, found: Candidates, ratio: np.ndarray) -> None:
+    def _save_candidates(
+        self, block: int, found: Candidates, ratio: np.ndarray, wanted: np.ndarray
+    ) -> None:
         rows = self.store.read_block(block)
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
@@ -215,6 +290,7 @@ class Upsampling:
             "candidates",
             **vars(found),
             cell=cell,
+            wanted=wanted,
             quota=self._quota(block, ratio, np.append(first, len(rows))),
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
@@ -222,10 +298,10 @@ class Upsampling:
 
     def _quota(self, block: int, ratio: np.ndarray, cell_ptr: np.ndarray) -> np.ndarray:
         """New points wanted in each cell; the fractions add up from cell to cell."""
-        if self.wishes.density is None:
+        if self.ratio is not None:
             # From the beginning of the cloud, so that the whole has exactly round(ratio * N).
             rows = cell_ptr + int(self.store.block_ptr[block])
-            wanted = np.rint(self.wishes.ratio * rows)
+            wanted = np.rint(self.ratio * rows)
         else:
             rows = cell_ptr
             wanted = np.rint(np.append(0.0, np.cumsum(ratio))[cell_ptr])

@@ -31,6 +31,14 @@ class Region:
         self._bounds = self._low[start:stop].min(axis=0), self._high[start:stop].max(axis=0)
         self._load(np.arange(start, stop))
 
+    @classmethod
+    def around(cls, store: Store, positions: np.ndarray) -> Region:
+        """A region that begins with the block nearest to the middle of positions (Q, 3), Q > 0."""
+        middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
+        gaps = np.maximum(store.low - middle, middle - store.high).clip(min=0)
+        nearest = int(np.square(gaps).sum(axis=1).argmin())
+        return cls(store, nearest, nearest + 1)
+
     def __len__(self) -> int:
         return len(self.rows)
 

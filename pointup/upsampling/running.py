@@ -1,4 +1,4 @@
-"""The phases of an upsampling, on the threads of one process or shared among several."""
+"""The phases of a pass, on the threads of one process or shared among several."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Shares(Protocol):
     """Processes that work on the same cloud. What one of them fails at ends the work of all."""
 
     num_processes: int
+    is_main: bool
 
     def mine(self, items: Sequence[Item]) -> Sequence[Item]:
         """The part of the work that is this process's."""
@@ -41,6 +42,7 @@ class Alone:
     """One process that does everything."""
 
     num_processes = 1
+    is_main = True
 
     def mine(self, items: Sequence[Item]) -> Sequence[Item]:
         return items
@@ -55,7 +57,7 @@ def run_upsampling(
     tile: float | None = None,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
-    """Make the new points of a cloud; then `new_points` has them.
+    """Make the new points of a pass; then `new_points` has them.
 
     `tile` is the side of a tile. `report` is told how many of the cloud's points have been dealt
     with since it was last called, fractions of them too.

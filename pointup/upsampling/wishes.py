@@ -10,6 +10,10 @@ from pointup.errors import ConfigError
 MAX_LOCAL_RATIO = 16.0
 """Most points that a target density makes of one."""
 
+MAX_PASS_RATIO = 8.0
+"""Largest ratio that is reached in one pass; a larger one begins with a pass of PASS_RATIO."""
+PASS_RATIO = 4.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
@@ -37,6 +41,28 @@ class Wishes:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name.replace('_', ' ')} {value:g}: must be positive")
 
+    def pass_ratios(self, num_points: int) -> list[float | None]:
+        """By what each pass upsamples a cloud; None stands for what the density asks for."""
+        if self.density is not None:
+            return [None, None]
+        ratios: list[float | None] = [*pass_ratios(self.ratio)]
+        # The product is exact, and with it the number of points.
+        before = num_points * PASS_RATIO ** (len(ratios) - 1)
+        return [*ratios[:-1], round(self.ratio * num_points) / before]
+
     def num_out(self, num_points: int) -> int:
         """Points out, the measured ones among them; the most there can be for a density."""
         return round((self.ratio if self.density is None else MAX_LOCAL_RATIO) * num_points)
+
+
+def pass_ratios(ratio: float) -> list[float]:
+    """Ratios of the passes that make up one: 16x is 4x twice, 12x is 4x and then 3x.
+
+    At 16x, one pass takes midpoints to 32 neighbours, far off the surface; in two of 4x, the
+    second one has the new points to go by.
+    """
+    ratios = []
+    while ratio > MAX_PASS_RATIO:
+        ratios.append(PASS_RATIO)
+        ratio /= PASS_RATIO
+    return [*ratios, ratio]
