@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from test_neighbors import squared_distances, two_packed_sets
 from torch import Tensor
 
 from pointup.geometry import kernels, neighbors
-from pointup.geometry.neighbors import nearest, nearest_both
+from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.validity import assume_valid
 
@@ -154,6 +155,73 @@ def test_float64_points_with_map_coordinates_keep_their_precision() -> None:
     expect_nearest(sets, squared, index, rtol=1e-12)
 
 
+def expect_knn(sets: Sets, k: int, squared: Tensor, index: Tensor, rtol: float = 1e-5) -> None:
+    pairs = torch.nn.functional.pad(squared_distances(*sets), (0, k), value=torch.inf)
+    expected = pairs.sort(1).values[:, :k]
+    torch.testing.assert_close(squared.double(), expected, rtol=rtol, atol=1e-12)
+    assert index.dtype == torch.int64 and torch.equal(index < 0, squared == torch.inf)
+    chosen = pairs.gather(1, torch.where(index < 0, pairs.shape[1] - 1, index))
+    torch.testing.assert_close(chosen, expected, rtol=rtol, atol=1e-12)
+    for row in index:
+        assert len(row[row >= 0].unique()) == (row >= 0).sum()
+
+
+@needs_device
+@few
+@given(sets=two_packed_sets(), k=st.sampled_from([2, 5, 16]))
+def test_knn_finds_what_brute_force_finds(sets: Sets, k: int) -> None:
+    sets = tuple(tensor.to(DEVICE) for tensor in sets)
+    expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+
+
+@needs_device
+@pytest.mark.parametrize("k", [3, 32])
+def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
+    from pointup.geometry.kernels import knn as module
+
+    sizes = [(20, 110), (0, 3), (1, 1), (10, 0), (3, 70), (0, 0), (8, 20)]
+    sets = ragged(sizes, offset=100.0)
+    # Two tiles a chunk: several turns, beginning with any.
+    with mock.patch.object(module, "CHUNK", 2):
+        expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+
+
+@needs_device
+def test_knn_puts_each_point_first_even_among_duplicates() -> None:
+    pos, ptr, _, _ = ragged([(50, 0), (0, 0), (9, 0)])
+    pos[10:45] = pos[10]
+    squared, index = knn(pos, ptr, 8)
+    assert torch.equal(index[:, 0], torch.arange(len(pos), device=DEVICE))
+    expect_knn((pos, ptr, pos, ptr), 8, squared, index)
+
+
+@needs_device
+@pytest.mark.parametrize("k", [1, 4])
+def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> None:
+    pos, ptr, _, _ = ragged([(40, 0), (20, 0)])
+    pos = pos.double()
+    pos += torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64, device=DEVICE)
+    expect_knn((pos, ptr, pos, ptr), k, *knn(pos, ptr, k), rtol=1e-12)
+
+
+@needs_device
+def test_nearest_of_very_large_clouds_goes_by_tiles_with_the_same_result() -> None:
+    from pointup.geometry.kernels import nearest as module
+
+    sets = ragged([(30, 70), (10, 0), (3, 40)])
+    with mock.patch.object(module, "SMALL", 0):
+        (to_target, there), (to_pos, back) = nearest_both(*sets)
+    expect_nearest(sets, to_target, there)
+    expect_nearest(sets[2:] + sets[:2], to_pos, back)
+
+
+@needs_device
+def test_far_off_queries_find_the_nearest_points() -> None:
+    pos, ptr, target, target_ptr = ragged([(40, 130), (10, 40)])
+    sets = (pos + 1000.0, ptr, target, target_ptr)
+    expect_knn(sets, 4, *knn(target, target_ptr, 4, *sets[:2]))
+
+
 @needs_device
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_points_that_are_not_finite_are_refused_or_spoil_their_distance(bad: float) -> None:
@@ -171,23 +239,35 @@ def test_points_that_are_not_finite_are_refused_or_spoil_their_distance(bad: flo
 @needs_gpu
 def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
     sets = ragged(SIZES)
-    nearest_both(*sets)
+
+    def search() -> None:
+        nearest(*sets)
+        nearest_both(*sets)
+        knn(*sets[:2], 8)
+        knn(*sets[2:], 8, *sets[:2])
+
+    search()
     torch.cuda.set_sync_debug_mode("error")
     try:
         with assume_valid():
-            nearest(*sets)
-            nearest_both(*sets)
+            search()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_gpu
-def test_nearest_of_large_clouds_is_that_of_trees() -> None:
+@pytest.mark.parametrize("k", [1, 16])
+@pytest.mark.parametrize("by_tiles", [False, True])
+def test_neighbours_in_large_clouds_are_those_of_trees(k: int, by_tiles: bool) -> None:
+    from pointup.geometry.kernels import nearest as module
+
     sets = ragged([(20_000, 100_000), (0, 10), (50_000, 30_000)], offset=100.0)
-    squared, _ = nearest(*sets)
+    with mock.patch.object(module, "SMALL", 0 if by_tiles else module.SMALL):
+        squared, _ = knn(*sets[2:], k, *sets[:2])
     query, query_ptr, pos, ptr = (tensor.cpu().numpy() for tensor in sets)
     for i in (0, 2):
         tree = cKDTree(pos[ptr[i] : ptr[i + 1]])
-        expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]])[0] ** 2
+        ranks = list(range(1, k + 1))
+        expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]], k=ranks)[0] ** 2
         result = squared[query_ptr[i] : query_ptr[i + 1]].cpu().numpy()
         np.testing.assert_allclose(result, expected, rtol=1e-5)

@@ -51,6 +51,39 @@ def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
 
 
+CURVE = {"BLOCK": 1024}
+TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
+
+
+@pytest.mark.parametrize("floats", FLOATS)
+def test_the_order_along_the_curve_compiles(floats: str) -> None:
+    counts = {"num_points": "i32"}
+    compile_kernel("order.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
+    compile_kernel("order.curve_kernel", floats, {"cloud": "*i32", "code": "*i64"} | counts, CURVE)
+    compile_kernel("order.tile_boxes_kernel", floats, {"num_tiles": "i32"} | counts, TILES)
+
+
+# float64 takes much longer to compile.
+@pytest.mark.parametrize(("floats", "k"), [("fp32", 16), ("fp64", 2)])
+def test_knn_compiles(floats: str, k: int, tmp_path: Path) -> None:
+    from pointup.geometry.kernels import knn
+
+    pointers = ("query_order", "home", "order", "ptr", "found_index")
+    counts = ("num_queries", "num_points", "num_tiles")
+    compiled = compile_kernel(
+        "knn.knn_kernel",
+        floats,
+        dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32") | {"query_cloud": "*i32"},
+        {"k": k, "K": k, "BLOCK_Q": knn.BLOCK_Q, "TILE": knn.TILE, "CHUNK": knn.CHUNK},
+        num_warps=knn.NUM_WARPS,
+    )
+    # A few outside the inner loop: as many as some versions of triton keep there.
+    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= 64
+    # One query a thread: no tensor of pairs is laid out across the threads of a warp.
+    layouts = set(re.findall(r"#ttg.blocked<{sizePerThread = \[\d+, .*?}>", compiled.asm["ttgir"]))
+    assert all("threadsPerWarp = [1, 32]" in layout for layout in layouts), layouts
+
+
 @pytest.mark.parametrize("floats", FLOATS)
 def test_nearest_compiles(floats: str, tmp_path: Path) -> None:
     from pointup.geometry.kernels import nearest

@@ -82,12 +82,10 @@ def nearest_both(
     """`nearest` from `pos` into `target`, and from `target` into `pos`; on CUDA in one launch."""
     if not kernels.take(pos, 1):
         return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
-    from pointup.geometry.kernels.nearest import nearest_index_both
-
     check_clouds((pos, ptr), (target, target_ptr))
     with torch.no_grad():
         points, targets = _of_one_dtype(pos, target)
-        to_target, to_pos = nearest_index_both(points, ptr, targets, target_ptr)
+        to_target, to_pos = _search_both(points, ptr, targets, target_ptr)
     return (
         (_squared_distance(pos, target, to_target), to_target),
         (_squared_distance(target, pos, to_pos), to_pos),
@@ -195,10 +193,25 @@ def _search_kernels(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """CUDA: all pairs for one neighbour where they are few, sorted tiles of points elsewhere."""
-    from pointup.geometry.kernels.nearest import nearest_index
+    from pointup.geometry.kernels.knn import knn_search
+    from pointup.geometry.kernels.nearest import is_small, nearest_index
 
+    if k > 1 or not is_small(query, pos, ptr):
+        return knn_search(query, query_ptr, pos, ptr, k)
     index = nearest_index(query, query_ptr, pos, ptr)
     return _squared_distance(query, pos, index)[:, None], index[:, None]
+
+
+def _search_both(
+    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    from pointup.geometry.kernels.nearest import is_small, nearest_index_both
+
+    if is_small(pos, target, ptr):
+        return nearest_index_both(pos, ptr, target, target_ptr)
+    _, to_target = _search_kernels(pos, ptr, target, target_ptr, 1)
+    _, to_pos = _search_kernels(target, target_ptr, pos, ptr, 1)
+    return to_target.squeeze(1), to_pos.squeeze(1)
 
 
 def _search_chunks(

@@ -13,7 +13,7 @@ import warnings
 
 from torch import Tensor
 
-MAX_K = 1
+MAX_K = 32
 """Neighbours a point that the kernels find at most."""
 
 

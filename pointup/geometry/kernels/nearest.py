@@ -16,6 +16,8 @@ BLOCK_K = 32
 NUM_WARPS = 4
 # Registers a thread, which let three programs share a multiprocessor, and float32 needs no more.
 MAX_REGISTERS = 168
+# Pairs above which sorting the points, to look at few pairs, is expected to pay: a few ms of work.
+SMALL = 10**10
 NONE = tl.constexpr(2**31 - 1)
 # Points between two looks at which of them was the nearest.
 GROUP = 512
@@ -108,6 +110,11 @@ def nearest_kernel(
         choice = tl.where(choice == NONE, tl.where(start < stop, start, -1), choice)
         found = tl.where(cloud_of_row == cloud, choice, found)
     tl.store(index + row, found.to(tl.int64), mask=is_query)
+
+
+def is_small(query: Tensor, pos: Tensor, ptr: Tensor) -> bool:
+    """Whether to look at all pairs; were the clouds alike in size, without asking the device."""
+    return len(query) * len(pos) <= SMALL * max(1, len(ptr) - 1)
 
 
 def nearest_index(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
