@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("pointup", deadline=None)
 settings.load_profile("pointup")
 
+SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
+"""What the tests of faults note: a fault with its outcome, and seconds from one to the other."""
+
 ROOT = Path(__file__).parent.parent
 Run = subprocess.CompletedProcess[str]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if SECONDS_TO_OUTCOME:
+        terminalreporter.section("seconds from fault to outcome")
+        for outcome, seconds in SECONDS_TO_OUTCOME:
+            terminalreporter.write_line(f"{seconds:6.1f}  {outcome}")
 
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
@@ -72,6 +83,18 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("data") / "pairs"
     write_pairs(pairs("train", 40), pairs("validation", 6), directory, info={"made_by": "tests"})
     return directory
+
+
+@pytest.fixture(scope="session")
+def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that disturbed ones are compared with; beside it, how many seconds it took."""
+    from disturbed import ends
+
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    began = time.monotonic()
+    ends(pair_directory, run)
+    run.with_name("seconds").write_text(str(time.monotonic() - began))
+    return run
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """train.py with one real fault in it, told by FAULT="WHAT WHERE NUMBER [RANK]".
 
 On process RANK (all, without), in its first attempt, WHAT happens at call NUMBER of WHERE.
+With SEEN=DIRECTORY the clouds of every step are written there, by each process.
 """
 
 from __future__ import annotations
@@ -21,19 +22,23 @@ from accelerate import Accelerator
 
 import train
 from pointup.data.pairs import PairDataset
-from pointup.training import agreement, checkpoint
+from pointup.training import budget, checkpoint
+from pointup.training.available import PeakMemory
 from pointup.training.evaluation import Evaluation
 from pointup.training.reduction import StepReduction
+from pointup.training.saving import Saver
 
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (train, "open_training_data"),
-    "data": (PairDataset, "__getitem__"),  # In a data worker, where there are any.
+    "worker": (PairDataset, "__getitem__"),  # In a data worker only.
     "forward": (train, "micro_batch_losses"),
     "backward": (Accelerator, "backward"),
+    "window": (StepReduction, "add"),
     "reduction": (StepReduction, "finish"),
     "evaluation": (Evaluation, "records_of"),
+    "checkpoint": (Saver, "save"),
     "saving": (checkpoint, "flush_to_disk"),
-    "agreement": (agreement, "facts_of_epoch"),
+    "agreement": (train, "facts_of_epoch"),
 }
 
 
@@ -54,6 +59,11 @@ def stop(*_: Any) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def lose_gradient(reduction: StepReduction, *_: Any) -> None:
+    for parameter in reduction.parameters[:3]:
+        parameter.grad = None
+
+
 BEFORE: dict[str, Callable[..., None]] = {
     "kill": send(signal.SIGKILL),
     "stop": stop,
@@ -62,6 +72,7 @@ BEFORE: dict[str, Callable[..., None]] = {
     "hang": lambda *_: time.sleep(600),
     "oom": out_of_memory,
     "raise": bad_sample,
+    "lose": lose_gradient,
 }
 AFTER: dict[str, Callable[[Any], Any]] = {"nan": lambda losses: losses * float("nan")}
 
@@ -73,12 +84,14 @@ def make_fault(what: str, where: str, number: int) -> None:
 
     def faulty(*args: Any, **options: Any) -> Any:
         nonlocal calls
+        if where == "worker" and torch.utils.data.get_worker_info() is None:
+            return real(*args, **options)
         calls += 1
         if calls != number:
             return real(*args, **options)
         print(f"FAULT {what} {where} at {time.time()}", flush=True)
         if what in BEFORE:
-            BEFORE[what]()
+            BEFORE[what](*args)
             return real(*args, **options)
         return AFTER[what](real(*args, **options))
 
@@ -86,7 +99,7 @@ def make_fault(what: str, where: str, number: int) -> None:
 
 
 def differ(what: str) -> None:
-    """Make this process differ from the others."""
+    """Make this process differ from the others: in an option, in points, or in its whole data."""
     if what == "options":
         sys.argv += ["--learning-rate", "0.5"]
     elif what == "points":
@@ -98,14 +111,58 @@ def differ(what: str) -> None:
             return sample
 
         PairDataset.__getitem__ = moved
+    else:
+        sys.argv[sys.argv.index("--data") + 1] = what
+
+
+def have_memory_for(num_clouds: int) -> None:
+    """Run out of memory in every micro-batch of more clouds."""
+    real = train.micro_batch_losses
+
+    def limited(model: Any, batch: Any, *rest: Any) -> Any:
+        if batch.num_graphs > num_clouds:
+            out_of_memory()
+        return real(model, batch, *rest)
+
+    train.micro_batch_losses = limited
+
+
+def have_memory_left(num_bytes: int) -> None:
+    """Have only so much more than what this process holds when the budget is looked for."""
+
+    def limit(*_: Any) -> int:
+        with PeakMemory(torch.device("cpu")) as now:
+            pass
+        return int((now.bytes + num_bytes) / budget.SHARE_TO_USE)
+
+    budget.memory_limit = limit
+
+
+def write_down_clouds(directory: Path) -> None:
+    real = StepReduction.finish
+
+    def finish(self: StepReduction, *args: Any, **options: Any) -> Any:
+        totals = real(self, *args, **options)
+        names = [name for batch, _, _ in self.micro_batches for name in batch]
+        with (directory / f"{os.getpid()}.txt").open("a") as file:
+            file.writelines(f"{name}\n" for name in names)
+        return totals
+
+    StepReduction.finish = finish
 
 
 def main() -> int:
     what, where, number, *rank = os.environ["FAULT"].split()
     mine = not rank or rank[0] == os.environ.get("RANK", "0")
+    if "SEEN" in os.environ:
+        write_down_clouds(Path(os.environ["SEEN"]))
     if mine and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         if what == "differ":
             differ(where)
+        elif what == "small":
+            have_memory_for(int(number))
+        elif what == "memory":
+            have_memory_left(int(number))
         else:
             make_fault(what, where, int(number))
     return train.main()

@@ -112,10 +112,58 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         latest_checkpoint(tmp_path)
 
 
-def test_weights_of_a_wrapped_model_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
+def test_a_truncated_checkpoint_newer_than_latest_is_passed_over_and_never_offered(
+    tmp_path: Path, name: str
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    for step in (3, 4):
+        path = save(tmp_path, step) / name
+        path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=rf"step_4: .*{name}.*; write step_2 into"):
+        latest_checkpoint(tmp_path)
+    (tmp_path / "LATEST").write_text("step_2")
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_2"
+    save(tmp_path, 3, keep=1)
+    path = latest_checkpoint(tmp_path)
+    assert path == tmp_path / "step_3"
+    assert load_checkpoint(path, *trained(), None)["step"] == 3
+
+
+def test_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_those_to_keep(
+    tmp_path: Path,
+) -> None:
+    for step in (4, 6, 8):
+        save(tmp_path, step)
+    (tmp_path / "LATEST").write_text("step_4")
+    save(tmp_path, 5, keep=1)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_5"
+    assert not (tmp_path / "step_4").exists()
+
+
+def test_a_changed_byte_a_foreign_model_and_another_version_are_refused(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    foreign = torch.nn.Linear(5, 2), torch.optim.AdamW(torch.nn.Linear(5, 2).parameters())
+    with pytest.raises(CheckpointError, match="step_2: can't be continued from.*size mismatch"):
+        load_checkpoint(path, *foreign, None)
+    content = bytearray((path / "optimizer.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (path / "optimizer.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt is damaged.*write step_1"):
+        load_checkpoint(path, *trained(), None)
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**state, "format": 0}))
+    with pytest.raises(CheckpointError, match="step_2: .* another version of pointup; write"):
+        latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["module", "_orig_mod"])
+def test_weights_of_a_wrapped_model_load(tmp_path: Path, prefix: str) -> None:
     model, optimizer = trained(2)
     wrapped = torch.nn.Module()
-    wrapped.module = model
+    wrapped.add_module(prefix, model)
     path = save(tmp_path, 2, state=(wrapped, optimizer))
     again = trained(seed=1)
     load_checkpoint(path, *again, None)

@@ -288,3 +288,47 @@ def test_a_plan_is_two_columns_of_at_most_a_hundred_characters() -> None:
     assert text.splitlines()[:2] == ["processes     2", "token budget  24,576"]
     assert all(len(line) <= 100 for line in text.splitlines())
     assert text.splitlines()[3].startswith(" " * 14 + "word")
+
+
+FULL_DISK = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
+def test_lines_that_find_the_disk_full_are_written_once_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.write({"step": 1})
+    real, metrics.file = metrics.file, FULL_DISK.open("ab", buffering=0)
+    for step in (2, 3):
+        metrics.write({"step": step})
+    metrics.file.close()
+    metrics.file = real
+    metrics.write({"step": 4})
+    metrics.close()
+    steps = [json.loads(line)["step"] for line in metrics.path.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
+    assert caplog.text.count("metrics.jsonl: can't be written (No space left on device)") == 1
+
+
+@pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
+def test_a_full_disk_under_logs_and_trackers_is_said_once_and_ends_nothing(
+    accelerator: Accelerator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+        monkeypatch.setattr(accelerator, "log", full)
+        stream = monitor.log.handlers[0].setStream(FULL_DISK.open("w"))  # type: ignore[attr-defined]
+        train(monitor, 10)
+        train(monitor, 20)
+        monitor.print("goes on")
+    stream.close()
+    told = capsys.readouterr().err
+    assert told.count("rank_0.log: No space left on device") == 1
+    assert told.count("trackers can't write (No space left on device)") == 1
+    assert "goes on" in told and "Traceback" not in told

@@ -26,6 +26,7 @@ from pointup.model import Upsampler
 LATEST = "LATEST"
 FORMAT = 1
 """Version of the layout of checkpoints; one of another version is refused."""
+PREFIXES = ("module.", "_orig_mod.")
 DATA_FILES = ("model.safetensors", "optimizer.pt")
 FILES = ("state.json", *DATA_FILES)
 LOAD_ERRORS = (
@@ -233,6 +234,7 @@ def load_checkpoint(
 
 
 def unwrapped(name: str) -> str:
-    for prefix in ("module.", "_orig_mod."):
-        name = name.replace(prefix, "")
+    """A weight's name without the prefixes that wrappers of a model give it."""
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
     return name

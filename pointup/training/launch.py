@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,8 @@ def make_accelerator(
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # With a timeout of its own: Accelerate drops one of 600 s, and gloo's is then 30 minutes.
     join_group(collective_timeout_minutes)
+    # Accelerate always passes it; nothing here depends on it.
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
         log_with=list(log_with) or None,
         project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),

@@ -81,8 +81,14 @@ class RunLock:
             "host": platform.node(),
             "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
-        file.write(json.dumps(mine))
-        file.flush()
+        try:
+            file.write(json.dumps(mine))
+            file.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: can't be written ({error.strerror}); free the disk, or give "
+                "another --output-dir"
+            ) from error
         self.file = file
         threading.Thread(target=self.show_life, name="lock", daemon=True).start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -45,7 +46,7 @@ class RankLog:
         if any(getattr(handler, "baseFilename", "") == str(self.path) for handler in root.handlers):
             return self
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(self.path, encoding="utf-8")
+        file = LogFile(self.path, encoding="utf-8")
         file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self.handlers = [file]
         if self.is_verbose:
@@ -91,6 +92,25 @@ class RankLog:
             logging.getLogger().removeHandler(handler)
             handler.close()
         self.handlers = []
+
+
+class LogFile(logging.FileHandler):
+    """Says once, on stderr, that a disk is full, instead of a traceback for each message lost."""
+
+    has_said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_said:
+            self.has_said = True
+            print(f"warning: {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        # What a full disk left in the buffer is lost anyway.
+        with contextlib.suppress(OSError):
+            super().close()
 
 
 class FileFormatter(logging.Formatter):

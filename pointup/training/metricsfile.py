@@ -17,7 +17,7 @@ class MetricsFile:
 
     On continuing from `resume_step` the lines after that step, of an interrupted attempt, and a
     line cut short by its end are dropped; with 0 the file starts anew. Numbers that aren't finite
-    are written as null.
+    are written as null. Lines that find the disk full are written when there is room again.
     """
 
     def __init__(self, path: Path, resume_step: int = 0) -> None:
@@ -25,11 +25,20 @@ class MetricsFile:
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(kept), encoding="utf-8")
         temporary.replace(path)
-        self.file = path.open("a", encoding="utf-8")
+        self.path = path
+        # Unbuffered, lest a full disk leave half a line in a buffer that can't be got rid of.
+        self.file = path.open("ab", buffering=0)
+        self.unwritten = b""
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self.file.write(json.dumps(finite(record), allow_nan=False) + "\n")
-        self.file.flush()
+        was_complete = not self.unwritten
+        self.unwritten += json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+        try:
+            while self.unwritten:
+                self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
+        except OSError as error:
+            if was_complete:
+                logger.warning("%s: can't be written (%s) for now", self.path, error.strerror)
 
     def close(self) -> None:
         self.file.close()

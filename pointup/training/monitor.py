@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -65,6 +65,7 @@ class Monitor:
         self.bar: ProgressBar | None = None
         self.learning_rate = math.nan
         self.num_evaluations = 0
+        self.trackers_failed = False
         # Accelerate leaves out, without a word, trackers whose package isn't there.
         found = {getattr(tracker, "value", tracker) for tracker in accelerator.log_with}
         missing = [name for name in config.log_with if name not in found and name != "all"]
@@ -93,7 +94,7 @@ class Monitor:
         if self.metrics is not None:
             self.metrics.close()
         for tracker in self.accelerator.trackers:
-            tracker.finish()
+            self._unless_disk_is_full(tracker.finish)
         # A second run of this process starts trackers of its own.
         self.accelerator.trackers = []
         self.log.__exit__(kind, error, traceback)
@@ -143,7 +144,7 @@ class Monitor:
         self.metrics.write({"step": step, **values})
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
-        self.accelerator.log({TRACKED[name]: value for name, value in values.items()}, step=step)
+        self._track({TRACKED[name]: value for name, value in values.items()}, step)
 
     def validation(
         self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
@@ -162,7 +163,7 @@ class Monitor:
             for row, figures in rows.items()
             for metric, value in figures.items()
         }
-        self.accelerator.log({"validation/share_of_midpoints": share, **curves}, step=step)
+        self._track({"validation/share_of_midpoints": share, **curves}, step)
         if self.num_evaluations == 0:
             self._chart_rows_together(rows)
         title = f"step {step:,}"
@@ -179,7 +180,8 @@ class Monitor:
         for tracker in self.accelerator.trackers:
             if hasattr(tracker, "log_images"):
                 layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-                tracker.log_images({f"pictures/{tag}": picture[None]}, step=step, **layout)
+                images = {f"pictures/{tag}": picture[None]}
+                self._unless_disk_is_full(tracker.log_images, images, step=step, **layout)
 
     def progress(
         self,
@@ -202,6 +204,19 @@ class Monitor:
         """Say something on the console of the main process, above the bar, and in its log."""
         if self.is_main:
             logger.info(text)
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        self._unless_disk_is_full(self.accelerator.log, values, step=step)
+
+    def _unless_disk_is_full(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
+        """Curves are not worth a run: once a tracker can't write, this process does without."""
+        if self.trackers_failed:
+            return
+        try:
+            track(*values, **options)
+        except OSError as error:
+            self.trackers_failed = True
+            logger.warning("trackers can't write (%s): no more curves", error.strerror or error)
 
     def _start_trackers(self) -> None:
         # A quick run has a directory of its own, below the one that the Accelerator was made with.

@@ -1,0 +1,151 @@
+"""Launching train.py with a fault in it, and judging how it ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+import tyro
+from conftest import ROOT, SECONDS_TO_OUTCOME, free_port, metrics_of
+from safetensors.torch import load_file
+from test_distributed import SMALL, steps_of
+
+sys.path.insert(0, str(ROOT))
+
+import train as training
+from pointup.training.config import TrainConfig
+from pointup.training.launch import make_accelerator
+from pointup.training.lock import RunLock
+
+FAULTY = ROOT / "tests" / "faulty.py"
+STEPS = 12
+LENGTH = ("--steps", STEPS, "--eval-every", 6, "--save-every", 4)
+PATIENCE = 300
+"""Seconds for a run that isn't disturbed, on a machine with much other work."""
+
+
+@contextmanager
+def launched(
+    data: Path,
+    run: Path,
+    *options: object,
+    fault: str = "none none 0 none",
+    restarts: int = 0,
+    num_workers: int = 0,
+    num_processes: int = 2,
+    mixed_precision: str = "no",
+    **environment: str,
+) -> Iterator[subprocess.Popen[str]]:
+    """train.py with a fault in it; nothing of it is left running."""
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch",
+        "--config_file", ROOT / "accelerate_configs" / "cpu2.yaml", "--max_restarts", restarts,
+        "--num_processes", num_processes, "--monitor_interval", "0.1",
+        "--mixed_precision", mixed_precision, "--main_process_port", free_port(), FAULTY,
+        *arguments(data, run, *options), "--num-workers", num_workers,
+    ]  # fmt: skip
+    with output_file(run).open("w") as file:
+        process = subprocess.Popen(
+            [str(word) for word in command], stdout=file, stderr=file, text=True,
+            env={**os.environ, "FAULT": fault, **environment},
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        for member in processes_of(run):
+            member.kill()
+        process.wait()
+
+
+def arguments(data: Path, run: Path, *options: object) -> list[str]:
+    words = ("--data", data, "--output-dir", run, *SMALL, *LENGTH, *options)
+    return [str(word) for word in words]
+
+
+def ends(data: Path, run: Path, *options: object, **settings: int) -> None:
+    """Start a run, or a stopped one again, and see it to its end."""
+    with launched(data, run, *options, **settings) as process:
+        assert process.wait(PATIENCE) == 0, output_of(run)
+
+
+def continues(data: Path, run: Path, *options: object) -> None:
+    """Start a stopped run of two slots again, in this very process, and see it to its end."""
+    slots = ("--accumulation-steps", 2, "--num-workers", 0)
+    config = tyro.cli(TrainConfig, args=arguments(data, run, *slots, *options))
+    accelerator = make_accelerator(config.output_dir, config.log_with)
+    with RunLock(config.output_dir, accelerator):
+        training.train(config, accelerator)
+
+
+def processes_of(run: Path) -> list[psutil.Process]:
+    """Those that still run, whatever became of their launcher."""
+
+    def is_member(process: psutil.Process) -> bool:
+        try:
+            return str(run) in process.cmdline() and process.status() != "zombie"
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            return False
+
+    return [process for process in psutil.process_iter() if is_member(process)]
+
+
+def output_file(run: Path) -> Path:
+    return run.with_name(run.name + ".txt")
+
+
+def output_of(run: Path) -> str:
+    return output_file(run).read_text()
+
+
+def log_of(run: Path, rank: int = 0) -> str:
+    return (run / "logs" / f"rank_{rank}.log").read_text()
+
+
+def latest_of(run: Path) -> str:
+    return (run / "checkpoints" / "LATEST").read_text()
+
+
+def is_over_within(seconds: float, run: Path, outcome: str) -> bool:
+    """Whether nothing of a run is left so many seconds after its fault; notes how long it took."""
+    found = re.search(r"^FAULT .* at ([\d.]+)$", output_of(run), re.MULTILINE)
+    assert found, output_of(run)
+    return is_over(float(found[1]), seconds, run, outcome)
+
+
+def is_over(since: float, seconds: float, run: Path, outcome: str) -> bool:
+    while processes_of(run) and time.time() - since < seconds:
+        time.sleep(0.05)
+    SECONDS_TO_OUTCOME.append((outcome, time.time() - since))
+    return not processes_of(run)
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if (run / "metrics.jsonl").exists() and len(metrics_of(run)) >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(output_of(run))
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step_{STEPS}" / "model.safetensors")
+
+
+def assert_ends_like(run: Path, undisturbed: Path) -> None:
+    """The same weights, bit for bit, the same evaluations, and each step recorded once."""
+    expected, actual = weights_of(undisturbed), weights_of(run)
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    assert [line["step"] for line in steps_of(run)] == list(range(1, STEPS + 1))
+    evaluations = [
+        [line for line in metrics_of(path) if "validation" in line] for path in (run, undisturbed)
+    ]
+    assert evaluations[0] == evaluations[1]
