@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import ANY
 
 import laspy
 import numpy as np
@@ -242,6 +243,7 @@ def test_a_folder_goes_into_a_folder_and_its_bad_file_is_told(
         ("text.laz", b"hello" * 100, "not a whole LAS/LAZ file"),
         ("cloud.e57", b"hello", "unknown extension '.e57'"),
         ("missing.las", None, "no such file"),
+        ("points", b"1 2 3\n", "without an extension"),
     ],
 )
 def test_bad_files_are_told_in_one_line(
@@ -262,12 +264,77 @@ def test_bad_files_are_told_in_one_line(
     assert left_in(out) == []
 
 
+def test_damaged_and_empty_surveys_are_told_in_one_line(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    out.mkdir()
+    write_las(folder / "whole.laz")
+    content = (folder / "whole.laz").read_bytes()
+    (folder / "cut.laz").write_bytes(content[: len(content) * 2 // 3])
+    (folder / "header.laz").write_bytes(content[:100])
+    garbled = bytearray(content)
+    garbled[-900:-400] = np.random.default_rng(0).bytes(500)
+    (folder / "garbled.laz").write_bytes(garbled)
+    laspy.LasData(laspy.LasHeader(version="1.4", point_format=6)).write(folder / "none.las")
+    for name in ("cut.laz", "header.laz", "garbled.laz", "none.las"):
+        result = command(folder / name, "-o", out / "made.laz")
+        assert result.status == 1 and is_one_line(result.err) and name in result.err
+        assert left_in(out) == []
+    result = command(folder, "-o", out)
+    assert result.status == 1 and result.err.count("pointup: error: ") == 4
+    assert result.err.count("\n") == 4
+    assert left_in(out) == ["whole.laz"]
+
+
+def test_clouds_that_are_hardly_clouds_are_upsampled(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    few = positions(3)
+    clouds = {
+        "few": few,
+        "twice": np.repeat(positions(30), 2, axis=0),
+        "line": np.arange(50.0)[:, None] * (1, 2, 0.5) + 5e5,
+    }
+    for name, points in clouds.items():
+        write_points(tmp_path / f"{name}.npy", PointCloud(points))
+        target = tmp_path / f"{name}.laz"
+        assert command(tmp_path / f"{name}.npy", "-o", target) == (0, ANY, "")
+        assert len(laspy.read(target).points) == 4 * len(points)
+
+
+def test_what_is_no_model_is_told_in_one_line(
+    tmp_path: Path, command: Callable[..., Result], model_directory: Path
+) -> None:
+    write_las(tmp_path / "in.las")
+    (tmp_path / "empty").mkdir()
+    broken = shutil.copytree(model_directory, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"cut")
+    before = left_in(tmp_path)
+    for model in (tmp_path / "empty", tmp_path / "in.las", broken):
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", model=model)
+        assert result.status == 1 and is_one_line(result.err) and str(model) in result.err
+        assert left_in(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_las(tmp_path / "in.las")
+    # Permissions don't keep out a superuser, who may run the tests.
+    monkeypatch.setattr("pointup.apps.upsample.os.access", lambda path, mode: False)
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
+    assert left_in(tmp_path) == ["in.las"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--ratio", "0.5"], "at least 1"),
         (["--ratio", "nan"], "at least 1"),
-        (["--ratio", "1000"], "300,000 points of 300, about 0.0 GB; lower it, or add --force"),
+        (["--ratio", "1000"], "300,000 points of 300, about 30.0 MB; lower it, or add --force"),
         (["--ratio", "2", "--density", "3"], "give one"),
         (["--only-new", "--no-originals"], "give one"),
         (["--only-new", "--ratio", "1"], "no points to write"),

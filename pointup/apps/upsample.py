@@ -39,7 +39,8 @@ class Upsample:
     """Points out for each point in, 1 or more, fractions too; by default 4."""
     density: Annotated[float | None, tyro.conf.arg(metavar="D")] = None
     """In place of a ratio: points per square metre on the ground (per square unit of the file's
-    coordinates, if that isn't metres). Places that are denser are left alone."""
+    coordinates, if that isn't metres). Places that are denser are left alone; of one point, at most
+    16 are made."""
     only_new: bool = False
     """Write the new points only."""
     no_originals: bool = False

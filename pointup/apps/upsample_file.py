@@ -129,7 +129,7 @@ def _check_size(
     if wishes.ratio > MAX_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
             f"{source}: ratio {wishes.ratio:g} makes {num_out:,} points of {num_points:,}, about "
-            f"{size / 1e9:,.1f} GB; lower it, or add --force"
+            f"{_in_units(size)}; lower it, or add --force"
         )
     if wishes.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
@@ -137,9 +137,13 @@ def _check_size(
         if needed > free:
             raise FileError(
                 f"{target}: {num_out:,} points and what it takes to make them need about "
-                f"{needed / 1e9:,.1f} GB, and {target.parent} has {free / 1e9:,.1f} GB; make room, "
-                "write elsewhere, or add --force"
+                f"{_in_units(needed)}, and {target.parent} has {_in_units(free)}; make room, write "
+                "elsewhere, or add --force"
             )
+
+
+def _in_units(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def _write(
