@@ -100,3 +100,32 @@ def test_nearest_compiles(floats: str, tmp_path: Path) -> None:
         maxnreg=nearest.MAX_REGISTERS if floats == "fp32" else None,
     )  # fmt: skip
     assert floats == "fp64" or spilled_bytes(compiled, tmp_path) == 0
+
+
+FARTHEST = {"ptr": "*i64", "out_ptr": "*i64", "index": "*i64", "num_points": "i32"}
+
+
+def test_thinning_in_registers_compiles(tmp_path: Path) -> None:
+    from pointup.geometry.kernels import farthest
+
+    block = {"BLOCK": farthest.MAX_IN_REGISTERS}
+    compiled = compile_kernel("farthest.farthest_kernel", "fp32", FARTHEST, block, num_warps=16)
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+def test_thinning_in_tiles_compiles() -> None:
+    from pointup.geometry.kernels import farthest
+
+    types = {
+        "order": "*i64", "ptr": "*i64", "tile_ptr": "*i64", "out_ptr": "*i64", "index": "*i64",
+        "tile_point": "*i32", "active_tile": "*i32", "num_points": "i32",
+    }  # fmt: skip
+    tiles = {
+        "TILE": farthest.TILE,
+        "NUM_TILES": farthest.MAX_TILES,
+        "GROUP": farthest.BLOCK // farthest.TILE,
+    }
+    name, num_warps = "farthest.farthest_tiles_kernel", farthest.NUM_WARPS
+    compiled = compile_kernel(name, "fp32", types, tiles, num_warps=num_warps)
+    # Two of its own, after which threads read what others have written.
+    assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 2

@@ -230,6 +230,7 @@ def test_bounds_that_do_not_fit_are_refused() -> None:
         knn(pos, torch.tensor([0, 6]), 1, query=pos)
 
 
+@pytest.mark.filterwarnings("ignore:overflow")
 def test_an_overflow_is_not_a_number_and_no_missing_neighbour() -> None:
     query, pos = torch.tensor([[1e30, 0, 0], [0, 0, 0]]), torch.zeros(3, 3)
     squared, index = nearest(query, torch.tensor([0, 2]), pos, torch.tensor([0, 3]))

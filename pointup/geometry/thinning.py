@@ -8,6 +8,7 @@ import torch
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from pointup.geometry import kernels
 from pointup.geometry.neighbors import has_copies, in_threads
 from pointup.geometry.packed import at_least_float32, batch_from_ptr
 from pointup.geometry.validity import check_clouds
@@ -17,9 +18,10 @@ from pointup.geometry.validity import check_clouds
 def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
     """Farthest-point sampling of every cloud: each pick is the point farthest from those before.
 
-    Eldar et al. 1997, on the CPU with the buckets of QuickFPS (Han et al. 2023). The start is the
-    cloud's first point, on the CPU another point that depends on the cloud alone. Once all that is
-    left are duplicates of picked points, they follow in the order of their indices.
+    Eldar et al. 1997, on the CPU with the buckets of QuickFPS (Han et al. 2023), on CUDA with tiles
+    in their place. The start is the cloud's first point, on the CPU another point that depends on
+    the cloud alone. Once all that is left are duplicates of picked points, they follow in the order
+    of their indices.
 
     Shapes: pos (N, 3), num_samples (B,) int64 -> index (sum(num_samples),) int64 into `pos`, cloud
     after cloud, distinct, in order of selection. Raises ValueError where a cloud has fewer points
@@ -27,13 +29,19 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
     """
     pos = pos.detach()
     check_clouds((pos, ptr))
-    bounds, counts = ptr.tolist(), num_samples.tolist()
+    # One read from the device for both.
+    numbers = torch.cat([ptr, num_samples.to(ptr.device)]).tolist()
+    bounds, counts = numbers[: len(ptr)], numbers[len(ptr) :]
     for cloud, count in enumerate(counts):
         size = bounds[cloud + 1] - bounds[cloud]
         if not 0 <= count <= size:
             raise ValueError(f"cannot pick {count} distinct points of cloud {cloud}, it has {size}")
     if pos.device.type == "cpu":
         return _sample_buckets(pos, bounds, counts)
+    if kernels.take(pos, 1):
+        from pointup.geometry.kernels.farthest import farthest_points
+
+        return farthest_points(pos, ptr, bounds, counts)
     return _sample_all_clouds(pos, ptr, num_samples)
 
 
