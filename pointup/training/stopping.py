@@ -21,7 +21,8 @@ its terminal and from its launcher."""
 EXIT_INTERRUPTED = 130
 LAUNCHER = os.getppid()
 """Process that started this one, as of the import of this module, early in the start."""
-FOSTER_PARENTS = ("systemd", "init", "tini", "docker-init", "dumb-init")
+MAY_LAUNCH = ("python", "accelerate", "torchrun")
+"""Words in the command of a launcher, by which one is told from what adopts orphans."""
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 """Variables that tell a process that a launcher started it."""
 
@@ -112,7 +113,13 @@ def launcher_is_gone() -> bool:
     parent = os.getppid()
     if parent != LAUNCHER:
         return True
-    return parent == 1 and psutil.Process(parent).name() in FOSTER_PARENTS
+    # In a container the launcher itself may be the first process.
+    try:
+        name, command = psutil.Process(parent).name(), psutil.Process(parent).cmdline()
+    except psutil.Error:
+        return False  # Hidden from this user: the parent changes when the launcher dies.
+    adopts = parent == 1 or name == "systemd"
+    return adopts and not any(word in " ".join(command) for word in MAY_LAUNCH)
 
 
 def ignore_here(number: int, frame: FrameType | None) -> None:
