@@ -47,7 +47,8 @@ class Shapes:
     pattern: Literal["poisson", "random"] = "poisson"
     """How inputs are drawn: Poisson-disk, or random, which is as uneven as lidar."""
     passes: int | None = None
-    """Passes to upsample in; by default, the field's way, each is by 4 at most: 16x is 4x twice."""
+    """Passes of equal ratio to upsample in; by default one up to 8x, and beyond it 4x first, as in
+    `pointup upsample`: 16x is 4x twice, the field's way."""
     protocol: Literal["field", "half"] = "field"
     """CD and HD as the sum of both directions (PU-GCN and most others), or half of it."""
     output: Output = field(default_factory=Output)
@@ -57,7 +58,8 @@ class Shapes:
 
         from pointup.evaluation.measures import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
-        from pointup.evaluation.shapes import evaluate_shape, field_passes, shape_metrics
+        from pointup.evaluation.shapes import evaluate_shape, shape_metrics
+        from pointup.upsampling.wishes import pass_ratios
 
         if self.passes is not None and self.passes < 1:
             raise ConfigError(f"--passes {self.passes}: must be at least 1")
@@ -70,7 +72,7 @@ class Shapes:
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
-                passes = self.passes or field_passes(ratio)
+                passes = self.passes or len(pass_ratios(ratio))
                 sizes.add((len(shape.source), len(shape.truth), ratio, passes))
 
         names = list(dict.fromkeys(shape["name"] for shape in measured))
