@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
@@ -40,8 +40,8 @@ def directed_chamfer_distances(
 ) -> tuple[Tensor, Tensor]:
     """Mean distance from `pos` to the nearest of `target`, and from `target` to the nearest of
     `pos`: the two terms of `chamfer_distance`, each (B,)."""
-    to_target = _matched(nearest(pos, ptr, target, target_ptr)[0])
-    to_pos = _matched(nearest(target, target_ptr, pos, ptr)[0])
+    found = nearest_both(pos, ptr, target, target_ptr)
+    to_target, to_pos = (_matched(distance) for distance, _ in found)
     if not squared:
         to_target, to_pos = safe_sqrt(to_target), safe_sqrt(to_pos)
     return segment_mean(to_target, ptr), segment_mean(to_pos, target_ptr)
