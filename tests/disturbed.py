@@ -28,7 +28,7 @@ from pointup.training.lock import RunLock
 FAULTY = ROOT / "tests" / "faulty.py"
 STEPS = 12
 LENGTH = ("--steps", STEPS, "--eval-every", 6, "--save-every", 4)
-PATIENCE = 300
+PATIENCE = 900
 """Seconds for a run that isn't disturbed, on a machine with much other work."""
 
 

@@ -146,7 +146,7 @@ def test_a_changed_byte_a_foreign_model_and_another_version_are_refused(tmp_path
     save(tmp_path, 1)
     path = save(tmp_path, 2)
     foreign = torch.nn.Linear(5, 2), torch.optim.AdamW(torch.nn.Linear(5, 2).parameters())
-    with pytest.raises(CheckpointError, match="step_2: can't be continued from.*size mismatch"):
+    with pytest.raises(CheckpointError, match=r"step_2: can't be continued from.*size mismatch"):
         load_checkpoint(path, *foreign, None)
     content = bytearray((path / "optimizer.pt").read_bytes())
     content[len(content) // 2] ^= 1
@@ -155,7 +155,7 @@ def test_a_changed_byte_a_foreign_model_and_another_version_are_refused(tmp_path
         load_checkpoint(path, *trained(), None)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**state, "format": 0}))
-    with pytest.raises(CheckpointError, match="step_2: .* another version of pointup; write"):
+    with pytest.raises(CheckpointError, match=r"step_2: .* another version of pointup; write"):
         latest_checkpoint(tmp_path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Run
 from disturbed import (
+    PATIENCE,
     STEPS,
     assert_ends_like,
     continues,
@@ -33,9 +34,9 @@ def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
     run = tmp_path / "run"
     options = ("--hang-timeout", 3)
     with launched(pair_directory, run, *options, fault="stop forward 3 1") as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
         assert is_over_within(
-            30, run, "SIGSTOP of process 1, --hang-timeout 3: stacks told, exit not 0"
+            60, run, "SIGSTOP of process 1, --hang-timeout 3: stacks told, exit not 0"
         )
     told = output_of(run)
     assert "the training hangs: process 1 stopped" in told
@@ -53,9 +54,9 @@ def test_the_first_process_stopped_is_found_by_the_others(
     run = tmp_path / "run"
     fault = f"stop {where} {number} {rank}"
     with launched(pair_directory, run, "--hang-timeout", 3, fault=fault) as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
         assert is_over_within(
-            30, run, f"SIGSTOP of process 0 in {where}, --hang-timeout 3: exit not 0"
+            60, run, f"SIGSTOP of process 0 in {where}, --hang-timeout 3: exit not 0"
         )
     assert "the training hangs: process 0 stopped" in output_of(run)
 
@@ -64,9 +65,9 @@ def test_the_first_process_stopped_is_found_by_the_others(
 def test_a_hang_in_python_is_told_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, "--hang-timeout", 3, fault="hang forward 3 0") as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
         assert is_over_within(
-            30, run, "hang in Python, --hang-timeout 3: the line is told, exit not 0"
+            60, run, "hang in Python, --hang-timeout 3: the line is told, exit not 0"
         )
     assert "the training hangs: process 0 stopped" in output_of(run)
     assert "time.sleep(600)" in output_of(run)
@@ -77,7 +78,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="kill reduction 7 1", restarts=1) as process:
-        assert process.wait(300) == 0, output_of(run)
+        assert process.wait(PATIENCE) == 0, output_of(run)
         assert is_over_within(
             120,
             run,
@@ -103,9 +104,9 @@ def test_a_process_killed_anywhere_ends_the_run_and_the_next_start_continues(
         pytest.skip("the main process saves for all")
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"kill {where} {number} {rank}") as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
         assert is_over_within(
-            40, run, f"kill -9 of process {rank}, {where}: exit not 0, continues bit for bit"
+            60, run, f"kill -9 of process {rank}, {where}: exit not 0, continues bit for bit"
         )
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
@@ -171,7 +172,7 @@ def test_a_process_that_differs_is_named_with_what_differs(
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"differ {what} 0 1") as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
     differs = {"options": "options: learning_rate 0.5, there 0.001", "points": "dataset: "}[what]
     told = output_of(run)
     assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told

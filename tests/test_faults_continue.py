@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import metrics_of
-from disturbed import assert_ends_like, ends, latest_of, launched, log_of, output_of
+from disturbed import PATIENCE, assert_ends_like, ends, latest_of, launched, log_of, output_of
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_run_of_four_slots_goes_on_with_one_two_and_four_processes(
         with launched(
             pair_directory, run, *options, fault=fault, num_processes=num_processes
         ) as process:
-            process.wait(300)
+            process.wait(PATIENCE)
     assert latest_of(run) == "step_10"
     ends(pair_directory, run, "--accumulation-steps", 2, num_processes=2)
     assert_ends_like(run, whole)
@@ -45,7 +45,7 @@ def test_with_other_slots_and_budgets_each_cloud_of_an_epoch_is_still_seen_once(
         with launched(
             pair_directory, run, *command, fault=fault, num_processes=num_processes, SEEN=str(seen)
         ) as process:
-            ended = process.wait(300)
+            ended = process.wait(PATIENCE)
     assert ended == 0, output_of(run)
     counts = Counter(name for path in seen.iterdir() for name in path.read_text().split())
     assert counts == Counter(f"train_{i}" for i in range(40))
@@ -59,9 +59,9 @@ def test_a_run_goes_on_in_bf16_with_a_warning_in_the_logs(
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="terminate reduction 5 1") as process:
-        process.wait(300)
+        process.wait(PATIENCE)
     with launched(pair_directory, run, mixed_precision="bf16") as process:
-        assert process.wait(300) == 0, output_of(run)
+        assert process.wait(PATIENCE) == 0, output_of(run)
     for rank in (0, 1):
         assert "mixed_precision changed from no to bf16" in log_of(run, rank)
     assert [line for line in metrics_of(run) if line.get("step") == 12]

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from disturbed import continues, is_over_within, latest_of, launched, log_of, output_of, weights_of
+from disturbed import (
+    PATIENCE,
+    continues,
+    is_over_within,
+    latest_of,
+    launched,
+    log_of,
+    output_of,
+    weights_of,
+)
 from test_distributed import steps_of
 
 
@@ -19,7 +28,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"oom {where} 3 1") as process:
-        assert process.wait(300) == 0, output_of(run)
+        assert process.wait(PATIENCE) == 0, output_of(run)
         assert is_over_within(
             120, run, f"out of memory in {where}: done again in halves, ends with the same losses"
         )
@@ -44,10 +53,10 @@ def test_out_of_memory_again_and_again_on_one_process_lowers_the_budget_of_both(
                 while "lowered from" not in (output_of(run)):
                     assert process.poll() is None, output_of(run)
                 process.terminate()
-            process.wait(300)
+            process.wait(PATIENCE)
     assert latest_of(tmp_path / "stopped") != "step_12", "over before the signal came"
     with launched(pair_directory, tmp_path / "stopped", *options, fault=runs["stopped"]) as process:
-        assert process.wait(300) == 0
+        assert process.wait(PATIENCE) == 0
     for rank in (0, 1):
         assert "lowered from 1,600 to 1,280 for all processes" in log_of(tmp_path / "whole", rank)
     for name, weight in weights_of(tmp_path / "whole").items():
@@ -59,13 +68,14 @@ def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     found = {}
+    options = ("--token-budget", "auto", "--steps", 1)
     for name, fault in (("much", "memory none 60000000"), ("little", "memory none 4000000 1")):
         run = tmp_path / name
-        with launched(pair_directory, run, "--token-budget", "auto", fault=fault) as process:
-            assert process.wait(300) == 0, output_of(run)
+        with launched(pair_directory, run, *options, fault=fault) as process:
+            assert process.wait(PATIENCE) == 0, output_of(run)
         found[name] = json.loads((run / "config.json").read_text())["found_token_budget"]
         assert all(line["num_tokens"] <= 2 * found[name] for line in steps_of(run))
     assert found["little"] < found["much"]
     again = tmp_path / "little"
-    continues(pair_directory, again, "--token-budget", "auto")
+    continues(pair_directory, again, *options)
     assert len(re.findall("Looking for the largest token budget", log_of(again))) == 1

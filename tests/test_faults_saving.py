@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from disturbed import (
+    PATIENCE,
     STEPS,
     assert_ends_like,
     continues,
@@ -49,7 +50,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
             while True:
                 file.write(bytes(4096))
                 file.flush()
-        assert process.wait(300) != 0, "the last checkpoint could not be saved"
+        assert process.wait(PATIENCE) != 0, "the last checkpoint could not be saved"
     told = output_of(run)
     failed_at = "step_8" if on_save_error == "end" else f"step_{STEPS}"
     assert f"{failed_at}: the checkpoint can't be written (No space left on device)" in told
@@ -68,7 +69,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_whole_one_offered_leads_
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="terminate reduction 9") as process:
-        process.wait(300)
+        process.wait(PATIENCE)
     assert latest_of(run) == "step_9"
     for step in ("step_9", "step_8"):
         path = run / "checkpoints" / step / name
@@ -77,7 +78,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_newest_whole_one_offered_leads_
         else:
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with launched(pair_directory, run) as process:
-        assert process.wait(300) != 0
+        assert process.wait(PATIENCE) != 0
     told = output_of(run)
     assert "step_9: the checkpoint " in told and name in told and told.count("error:") == 1
     assert "write step_4 into" in told

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from conftest import SECONDS_TO_OUTCOME, metrics_of
 from disturbed import (
+    PATIENCE,
     STEPS,
     assert_ends_like,
     continues,
@@ -33,7 +34,7 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="usr1 reduction 6 1") as process:
-        assert process.wait(300) == 0, output_of(run)
+        assert process.wait(PATIENCE) == 0, output_of(run)
     assert latest_of(run) == "step_6"
     assert not any("validation" in line for line in metrics_of(run))
     continues(pair_directory, run)
@@ -70,7 +71,7 @@ def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
     run = tmp_path / "run"
     fault = f"terminate {where} {1 if where == 'start' else 5} {rank}"
     with launched(pair_directory, run, fault=fault, num_workers=1) as process:
-        process.wait(300)
+        process.wait(PATIENCE)
     ended = latest_of(run) if (run / "checkpoints").exists() else ""
     assert (ended == f"step_{STEPS}") == (where == "worker"), "workers are deaf to signals"
     continues(pair_directory, run)
