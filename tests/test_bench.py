@@ -28,7 +28,7 @@ from pointup.losses import chamfer_distance
 from pointup.model import Upsampler
 
 CPU = torch.device("cpu")
-SMALL = Effort(quick=True, device=CPU, seconds=2.0)
+SMALL = Effort(quick=True, device=CPU, seconds=60.0)
 
 
 def model_that_moves(**options: object) -> Upsampler:
@@ -61,7 +61,9 @@ def test_the_plain_model_makes_the_same_children_with_the_same_gradients(
     for made in (ours.candidates, children):
         model.zero_grad()
         (made * away).sum().backward()
-        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters()]))
+        # Weights that choose which children are kept have no part in where they lie.
+        moved = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        gradients.append(torch.cat([grad.flatten() for grad in moved]))
     scale = gradients[1].abs().max()
     torch.testing.assert_close(gradients[0] / scale, gradients[1] / scale, rtol=1e-3, atol=1e-4)
 

@@ -12,7 +12,7 @@ import tyro
 from pointup.errors import ConfigError, FileError
 
 SECTIONS = ("sampler", "reading", "knn", "step", "reference", "upsampling", "scaling")
-QUICK_SECONDS = 8.0
+QUICK_SECONDS = 7.0
 SECONDS = 300.0
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
@@ -37,7 +37,7 @@ class Bench:
     device: str | None = None
     """Where to measure, as torch names it (default: an accelerator where there is one)."""
     seconds: float | None = None
-    """Time within which a section begins something new (default: 300, with --quick 8)."""
+    """Time within which a section begins something new (default: 300, with --quick 7)."""
 
     def run(self) -> int:
         names = self._names()

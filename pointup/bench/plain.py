@@ -1,7 +1,7 @@
 """The same work written plainly: what the speed of the package is measured against.
 
 One cloud at a time, everything between input and output as one tensor over all neighbours of all
-children, derivatives by autograd, neighbours by brute force. Same weights, same output.
+children, derivatives by autograd, neighbours by brute force. Same weights, same children.
 
 Legend of shape suffixes: as in `pointup.model`, with H heads and D channels a head.
 """
@@ -68,7 +68,7 @@ def plain_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
 def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
     """What `model` makes of one cloud (N, 3): the points kept, (M, 3), and all children.
 
-    Thinned by the package's own function, so that the output is the same point for point.
+    Thinned evenly, as by an untrained model, and by the package's own function.
     """
     config = model.config
     ptr = one_cloud(pos)

@@ -38,7 +38,7 @@ def measure(effort: Effort) -> Iterator[Row]:
         yield {"processes": 2, "left_out": "this machine has one core"}
     while num_processes <= min(most, MOST_PROCESSES):
         steps, rounds = (3, 1) if effort.quick else (8, 3)
-        budget = token_budget(effort.device)
+        budget = token_budget(effort.device) // (2 if effort.quick else 1)
         yield summary(run_group(num_processes, on_gpus, budget, steps, rounds))
         num_processes *= 2
 
