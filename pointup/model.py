@@ -21,20 +21,31 @@ from torch import Tensor, nn
 
 from pointup.attention import AttentionBlock, RelativeAttention, encode_positions, pull_along
 from pointup.blocks import in_blocks
+from pointup.calibration import calibrate
 from pointup.errors import ModelError
+from pointup.geometry.adaptive import sample_by_spacing
 from pointup.geometry.local import (
     LocalGeometry,
     describe_neighbors,
     describe_neighbors_of_children,
     local_geometry,
+    surface_offsets,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.neighbors import knn
-from pointup.geometry.packed import ptr_from_sizes, sizes_from_ptr
-from pointup.geometry.thinning import farthest_point_sample
+from pointup.geometry.packed import (
+    batch_from_ptr,
+    ptr_from_sizes,
+    segment_max,
+    segment_mean,
+    segment_sum,
+    sizes_from_ptr,
+)
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of weights and options; a model of another one is refused."""
+SMOOTHING = 2
+"""Passes of a mean over the neighbours that make the spacing of points smooth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +112,9 @@ class Upsampled(NamedTuple):
     """(sum of N * R, 3) float32: all children, before thinning."""
     candidates_ptr: Tensor
     """(B+1,) borders of the clouds in `candidates`."""
+    log_shares: Tensor
+    """(N,) float32: logarithm of the share of its cloud's output that each input point should
+    have nearest to it, as predicted; thinning follows it."""
 
 
 class Upsampler(
@@ -116,12 +130,14 @@ class Upsampler(
     attention, to R slots, one for each of its R nearest neighbours, and reshaped into R children
     (the node shuffle). A child starts at the midpoint between its parent and the neighbour of its
     slot, attends to its parent's neighbours and moves by a weighted sum of the directions to them.
-    Thinning by farthest-point sampling leaves exactly `round(ratio * N)` of the children.
+    Thinning leaves exactly `round(ratio * N)` of the children, by farthest-point sampling in units
+    of a spacing that is predicted for each point: dense places of a survey stay dense, chance
+    clusters don't.
 
-    The offsets are zero before training, so that the untrained model equals `midpoint_upsample`.
-    Slots are tied to neighbours and share weights: their number follows the ratio. The model is
-    equivariant to translation and scale, and no cloud sees another. Coordinates are float32:
-    centre a cloud (in float64) before casting it.
+    Before training the offsets are zero and the spacing is even, so that the model equals
+    `midpoint_upsample`. Slots are tied to neighbours and share weights: their number follows the
+    ratio. The model is equivariant to translation and scale, and no cloud sees another.
+    Coordinates are float32: centre a cloud (in float64) before casting it.
 
     Keyword arguments are those of `ModelConfig`. The attribute `recompute` says whether the
     backward pass computes intermediate values again instead of keeping them: more time, less
@@ -145,7 +161,7 @@ class Upsampler(
             return AttentionBlock(dim, attention, feed_forward)
 
         self.neighbor_position = nn.Sequential(
-            nn.Linear(7, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
+            nn.Linear(10, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
         )
         self.embed = nn.Sequential(nn.Linear(2 * hidden, dim), nn.GELU(), nn.Linear(dim, dim))
         self.layers = nn.ModuleList([block(config.heads) for _ in range(config.num_layers)])
@@ -156,8 +172,26 @@ class Upsampler(
         self.refine = block(config.child_heads)
         self.pull_norm = nn.LayerNorm(dim)
         self.pull = nn.Linear(dim, hidden)
-        nn.init.zeros_(self.pull.weight)
-        nn.init.zeros_(self.pull.bias)
+        self.surface = nn.Linear(dim, 2)
+        self.density_norm = nn.LayerNorm(dim)
+        self.density = nn.Linear(dim, 1)
+        for offset in (self.pull, self.surface, self.density):
+            nn.init.zeros_(offset.weight)
+            nn.init.zeros_(offset.bias)
+        calibrate(self, self.layers_to_calibrate())
+
+    def layers_to_calibrate(self) -> list[tuple[nn.Linear, float]]:
+        """Layers that give out features, in the order of `forward`, each with the spread it needs.
+
+        Those that are added to features start smaller, so that all before them is still seen.
+        """
+        layers = [(layer, 1.0) for layer in (*self.neighbor_position, *self.embed)]
+        for block in cast(list[AttentionBlock], [*self.layers, self.shuffle, self.refine]):
+            layers.append((block.attention.out, 0.5))
+            if block.feed_forward is not None:
+                _, widen, _, narrow = block.feed_forward
+                layers += [(widen, 1.0), (narrow, 0.5)]
+        return [(layer, spread) for layer, spread in layers if isinstance(layer, nn.Linear)]
 
     def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
         """Upsample each cloud to `round(ratio * N)` points.
@@ -174,7 +208,8 @@ class Upsampler(
         if len(pos) == 0:
             # Joined to every weight, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
-            return Upsampled(nothing, ptr, ptr.new_empty(0), nothing, candidates_ptr)
+            no_shares = nothing.sum(1)
+            return Upsampled(nothing, ptr, ptr.new_empty(0), nothing, candidates_ptr, no_shares)
 
         num_neighbors = self.config.k + 1
         squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max())))
@@ -194,12 +229,42 @@ class Upsampler(
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
-        picked = farthest_point_sample(candidates.detach(), candidates_ptr, num_out)
-        own = torch.arange(len(pos), device=pos.device)
-        parent = own.repeat_interleave(slots_of_point)[picked]
-        return Upsampled(
-            candidates[picked], ptr_from_sizes(num_out), parent, candidates, candidates_ptr
+        log_spacing, log_shares = self.predict_spacing(features, geometry, ptr)
+        own = torch.arange(len(pos), device=pos.device).repeat_interleave(slots_of_point)
+        picked = sample_by_spacing(
+            candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
+        return Upsampled(
+            candidates[picked],
+            ptr_from_sizes(num_out),
+            own[picked],
+            candidates,
+            candidates_ptr,
+            log_shares,
+        )
+
+    def predict_spacing(
+        self, features: Tensor, geometry: LocalGeometry, ptr: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logarithm (N,) of the spacing that the output should have around each input point, up to
+        a constant, and of the shares (N,) of a cloud's output that follow from it.
+
+        A power of the input's spacing there, which the features choose: 0, as before training,
+        makes the output equally dense everywhere, and 1 keeps places as much denser than others
+        as they are.
+        """
+        batch = batch_from_ptr(ptr, len(features))
+        smooth = geometry.spacing
+        for _ in range(SMOOTHING):
+            smooth = smooth[geometry.index].mean(1)
+        log_smooth = smooth[:, 0].log()
+        power = self.density(self.density_norm(features)).float()[:, 0]
+        log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
+        # A point's part of a surface grows with the square of its spacing.
+        log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
+        highest = segment_max(log_points.detach(), ptr)[batch]
+        total = segment_sum((log_points - highest).exp(), ptr)[batch]
+        return log_spacing, log_points - highest - total.log()
 
     def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
         """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P).
@@ -211,7 +276,10 @@ class Upsampler(
 
         def encode(block: slice) -> Tensor:
             local = geometry.rows(block)
-            described = describe_neighbors(local, local.relative, geometry.spacing[local.index])
+            neighbors = local.index
+            described = describe_neighbors(
+                local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
+            )
             return cast(Tensor, self.neighbor_position(described))
 
         def embed(block: slice, g: Tensor) -> Tensor:
@@ -278,12 +346,12 @@ class Upsampler(
 
         where r leads from the child to its parent's neighbour j in units of the spacing s: it is
         pulled to and pushed from them, as by the masks of subdivision surfaces. On a plane it
-        stays on the plane.
+        stays on the plane. Besides, it goes a learned share of each of `surface_offsets`.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `features` (N, C)
         and `g` (N, K, P) of all points.
         """
-        spacing_of_all, geometry, pos_of_rows = geometry.spacing, geometry.rows(rows), pos[rows]
+        whole, geometry, pos_of_rows = geometry, geometry.rows(rows), pos[rows]
         num_points, num_slots = slot_neighbor.shape
         own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
         slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
@@ -306,27 +374,33 @@ class Upsampler(
             neighbor = slot_neighbor[block]
             own, others = pos_of_rows[block].unsqueeze(1), pos[neighbor]
             to_slot = (others - own) / spacing
-            described = describe_neighbors(local, to_slot, spacing_of_all[neighbor])
+            spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
+            described = describe_neighbors(local, to_slot, spacing_there, normal_there)
             slot_position = self.neighbor_position(described)
             x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * dim :])
             x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
 
             linear = cast(nn.Linear, self.child_position[0])
+            mean_there = whole.mean[neighbor] * (spacing_there / spacing)
+            surface = torch.stack(surface_offsets(local, to_slot, mean_there, normal_there), 2)
             offset = torch.zeros_like(to_slot)
             for _ in range(self.config.num_refinements):
                 from_parent = 0.5 * to_slot + offset
                 described = describe_neighbors_of_children(local, from_parent, to_slot)
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
-                pull = pull_along(self.pull(self.pull_norm(x_NRC)), child_g)
+                x_normed_NRC = self.pull_norm(x_NRC)
+                pull = pull_along(self.pull(x_normed_NRC), child_g)
                 pull = pull.masked_fill(local.missing.unsqueeze(1), 0.0)
                 offset = offset + mean_pull(pull.float(), local.relative, from_parent)
+                share = self.surface(x_normed_NRC).float().unsqueeze(3)
+                offset = offset + (share * surface).sum(2)
             return (own + others) * 0.5 + offset * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
-            self.pull_norm, self.pull,
+            self.pull_norm, self.pull, self.surface,
         )  # fmt: skip
         return in_blocks(
             place,

@@ -19,6 +19,7 @@ ORDER = (
     "metrics",
     "blocks",
     "attention",
+    "calibration",
     "model",
     "pictures",
     "upsampling",

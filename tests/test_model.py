@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pointup.attention import RelativeAttention, encode_positions, pull_along
+from pointup.calibration import reference_clouds
 from pointup.errors import ModelError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
@@ -27,10 +28,12 @@ def surface_points(num_points: int, seed: int = 0) -> Tensor:
 
 
 def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
-    """A model whose offsets are far from zero."""
+    """A model whose offsets are far from zero, and whose output is not even."""
     torch.manual_seed(seed)
     model = Upsampler(**{**SMALL, **options}).eval()
     torch.nn.init.normal_(model.pull.weight, std=0.2)
+    torch.nn.init.normal_(model.surface.weight, std=0.2)
+    torch.nn.init.normal_(model.density.weight, std=0.2)
     return model
 
 
@@ -135,7 +138,8 @@ def test_an_empty_batch_can_be_propagated_backward() -> None:
 def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
     model = as_if_trained()
     pos, ptr = packed(40, 3)
-    model(pos, ptr, 4.0).candidates.square().sum().backward()
+    output = model(pos, ptr, 4.0)
+    (output.candidates.square().sum() + output.log_shares.square().sum()).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.any() or name.endswith("key_value.bias"), name
@@ -208,16 +212,17 @@ def test_blocks_and_recomputation_change_nothing(
     pos, ptr = packed(40, 3)
     results = []
     for children_kept, points_per_block in ((10**6, 16), (0, 16)):
+        model = as_if_trained(dropout=dropout).train()
         monkeypatch.setattr("pointup.model.children_kept", lambda _, n=children_kept: n)
         monkeypatch.setattr("pointup.model.points_per_block", lambda _, n=points_per_block: n)
-        model = as_if_trained(dropout=dropout).train()
         torch.manual_seed(1)
-        candidates = model(pos, ptr, 2.0).candidates
-        candidates.square().sum().backward()
+        output = model(pos, ptr, 2.0)
+        candidates = output.candidates
+        (candidates.square().sum() + output.log_shares.square().sum()).backward()
         results.append([candidates.detach(), *(weight.grad for weight in model.parameters())])
+        monkeypatch.undo()
     torch.testing.assert_close(*results)
     if not dropout:
-        monkeypatch.undo()
         torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
 
 
@@ -237,6 +242,34 @@ def test_the_derivatives_by_hand_equal_finite_differences() -> None:
     assert torch.autograd.gradcheck(
         lambda d: encode_positions(d, linear, torch.float64), [described.requires_grad_()]
     )
+
+
+def test_from_the_first_step_on_features_tell_points_apart() -> None:
+    model = Upsampler()
+    inputs: list[Tensor] = []
+    model.pull_norm.register_forward_hook(lambda *call: inputs.append(call[2].flatten(0, 1)))
+    with torch.no_grad():
+        model(*reference_clouds(), 2.0)
+    features = torch.cat(inputs)
+    assert features.std(0).norm() > features.mean(0).norm()
+
+
+def test_dense_places_stay_dense_where_the_features_say_so() -> None:
+    torch.manual_seed(0)
+    left, right = torch.rand(600, 3) * torch.tensor([1, 1, 0]), torch.rand(150, 3)
+    pos = torch.cat([left, right * torch.tensor([1, 1, 0]) + torch.tensor([1, 0, 0])])
+    ptr, model = torch.tensor([0, 750]), Upsampler(slots_per_ratio=6)
+    num_left = []
+    for power in (0.0, 1.0):
+        torch.nn.init.constant_(model.density.bias, power)
+        with torch.no_grad():
+            output = model(pos, ptr, 4.0)
+        num_left.append(int((output.pos[:, 0] < 1).sum()))
+        assert len(output.pos) == 3000
+        torch.testing.assert_close(output.log_shares.exp().sum(), torch.tensor(1.0))
+        # The prediction is what thinning then does.
+        assert abs(float(output.log_shares[:600].exp().sum()) - num_left[-1] / 3000) < 0.15
+    assert num_left[0] < 2000 and num_left[1] > 2250
 
 
 def test_runs_of_equal_slots_cover_the_points_in_order() -> None:

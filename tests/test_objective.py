@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,13 @@ from torch_geometric.data import Batch
 from pointup.errors import ConfigError
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model import Upsampled, Upsampler
-from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.training.objective import (
+    LossConfig,
+    cloud_losses,
+    density_loss,
+    target_spacing,
+    training_ratio,
+)
 
 SMALL = {"feature_dim": 8, "k": 4, "num_layers": 1, "heads": 2, "child_heads": 2}
 
@@ -70,12 +77,27 @@ def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacin
     spacing = torch.full((25,), 0.5)
     distances = torch.cdist(output.pos, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
     expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
-    config = LossConfig(point_to_plane=0.0)
+    config = LossConfig(point_to_plane=0.0, density=0.0)
     torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)
     # Twice the unit around half of the points halves what is measured there alone.
     spacing[:12] = 1.0
     scaled = cloud_losses(output, batch, spacing, config)[0]
     assert 0.5 * expected < scaled < expected
+
+
+def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() -> None:
+    pos = torch.tensor([[0.0, 0, 0], [1, 0, 0]])
+    target = torch.tensor([[0.1, 0, 0], [0.0, 0.1, 0], [0.2, 0, 0], [0.9, 0, 0]])
+    ptr = torch.tensor([0, 2])
+    batch = Batch(pos=pos, ptr=ptr, target=target, target_ptr=torch.tensor([0, 4]))
+
+    def loss(first: float) -> float:
+        log_shares = torch.tensor([first, 1 - first]).log()
+        return float(density_loss(Upsampled(pos, ptr, ptr, pos, ptr, log_shares), batch))
+
+    assert loss(0.5) == 0.0
+    assert loss(0.75) == pytest.approx(-(0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
+    assert loss(0.75) < min(loss(0.7), loss(0.8))
 
 
 def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:

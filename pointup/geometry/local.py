@@ -26,6 +26,8 @@ class LocalGeometry:
     """(N, 3) mean of `relative`: it points to the inside of a curve and away from a border."""
     covariance: Tensor
     """(N, 3, 3) mean of the outer products of `relative`: large along a surface, small across."""
+    normal: Tensor
+    """(N, 3) unit normal of the plane fitted to them, of either sign; 0 where they have none."""
 
     def rows(self, rows: slice) -> LocalGeometry:
         """The neighbourhoods of some points; `index` still counts all of them."""
@@ -53,21 +55,100 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     relative = (pos[index] - pos.unsqueeze(1)) / spacing.unsqueeze(2)
     mean = relative.sum(1) / found
     covariance = relative.transpose(1, 2) @ relative / found.unsqueeze(2)
-    return LocalGeometry(index, missing, relative, spacing, mean, covariance)
+    normal = plane_normals(covariance - mean.unsqueeze(2) * mean.unsqueeze(1))
+    return LocalGeometry(index, missing, relative, spacing, mean, covariance, normal)
 
 
-def describe_neighbors(geometry: LocalGeometry, relative: Tensor, spacing: Tensor) -> Tensor:
-    """What a point sees of neighbours: (N, S, 7).
+def plane_normals(covariance: Tensor) -> Tensor:
+    """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
+
+    0 where the two smallest eigenvalues are the same, up to rounding: points on a line or in one
+    place have no plane. The eigenvalue that stands farthest from the others comes first, which
+    keeps nearly equal ones apart in float32 (Eberly 2014, "A robust eigensolver for 3 x 3
+    symmetric matrices").
+    """
+    scale = covariance.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    identity = torch.eye(3, dtype=covariance.dtype, device=covariance.device)
+    unit = torch.where(scale > 0, covariance / scale.clamp(min=1e-30), identity / 3)
+    deviation = unit - identity / 3
+    radius = (deviation.square().sum((1, 2)) / 6).sqrt()
+    skew = (determinant(deviation) / (2 * radius.pow(3)).clamp(min=1e-18)).clamp(-1, 1)
+    largest_first = skew > 0
+    angle = torch.acos(skew) / 3
+    angle = torch.where(largest_first, angle, angle + 2 * torch.pi / 3)
+    value = 1 / 3 + 2 * radius * torch.cos(angle)
+    first = perpendicular_to_all(unit - value[:, None, None] * identity)
+
+    # Among the directions across it, those of the two other eigenvalues.
+    axis = identity[first.abs().argmin(1)]
+    u = directions(torch.linalg.cross(first, axis))
+    v = torch.linalg.cross(first, u)
+    in_plane = torch.stack([u, v], dim=1)
+    (uu, uv), (_, vv) = (row.unbind(1) for row in (in_plane @ unit @ in_plane.mT).unbind(1))
+    angle = torch.atan2(2 * uv, uu - vv)[:, None] / 2
+    second = torch.cos(angle) * v - torch.sin(angle) * u
+    apart = (uu - vv).square() + 4 * uv.square() > 1e-12
+    second = second.masked_fill(~apart[:, None], 0.0)
+    return torch.where(largest_first[:, None], second, first)
+
+
+def perpendicular_to_all(rows: Tensor) -> Tensor:
+    """Unit vectors (N, 3) across the rows of matrices (N, 3, 3) of rank 2; 0 for a lower rank."""
+    x, y, z = rows.unbind(1)
+    products = torch.stack([torch.linalg.cross(*pair) for pair in ((x, y), (y, z), (z, x))], dim=1)
+    # Each is along the same line, and the longest of them has the least rounding.
+    longest = length(products).argmax(1, keepdim=True).expand(-1, 1, 3)
+    return directions(products.gather(1, longest).squeeze(1))
+
+
+def determinant(matrix: Tensor) -> Tensor:
+    """Determinants (N,) of (N, 3, 3)."""
+    x, y, z = matrix.unbind(1)
+    return (torch.linalg.cross(x, y) * z).sum(1)
+
+
+def surface_offsets(
+    geometry: LocalGeometry, to_slot: Tensor, mean: Tensor, normal: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Ways (N, R, 3) from the midpoints between points and neighbours to the surface near both.
+
+    To the arch over both, the middle of the cubic that leaves each along its plane (the edges of
+    Vlachos et al. 2001, "Curved PN triangles"): what a smooth surface through the points asks for.
+    And to the mean of their fitted planes: what noise asks for. In units of the point's spacing.
+
+    Shapes: `to_slot` (N, R, 3) from the point to the neighbour, `mean` (N, R, 3) from the
+    neighbour to the mean of its own neighbours and `normal` (N, R, 3) there.
+    """
+    own = geometry.normal.unsqueeze(1)
+    rise, fall = (to_slot * own).sum(-1, keepdim=True), (to_slot * normal).sum(-1, keepdim=True)
+    arch = (fall * normal - rise * own) / 8
+    below = (geometry.mean.unsqueeze(1) * own).sum(-1, keepdim=True) - rise / 2
+    beyond = (mean * normal).sum(-1, keepdim=True) + fall / 2
+    return arch, (below * own + beyond * normal) / 2
+
+
+def describe_neighbors(
+    geometry: LocalGeometry, relative: Tensor, spacing: Tensor, normal: Tensor
+) -> Tensor:
+    """What a point sees of neighbours: (N, S, 10).
 
     Their direction and distance, the logarithm of their spacing over the point's, their share in
-    the mean and how far they lie along the surface rather than across it.
+    the mean, how far they lie along the surface rather than across it, their height over the
+    point's plane, its height over theirs, and the cosine between both.
 
-    Shapes: `relative` (N, S, 3) in units of the point's spacing, `spacing` (N, S, 1).
+    Shapes: `relative` (N, S, 3) in units of the point's spacing, `spacing` (N, S, 1), `normal`
+    (N, S, 3).
     """
+    own = geometry.normal.unsqueeze(2)
+    above = (relative @ own).abs()
+    below = (relative * normal).sum(-1, keepdim=True).abs()
+    cosine = (normal @ own).abs()
     density = torch.log(spacing / geometry.spacing.unsqueeze(1)).clamp(-5, 5)
     inwards = relative @ geometry.mean.unsqueeze(2)
     along = (relative @ geometry.covariance * relative).sum(-1, keepdim=True)
-    return torch.cat([relative, length(relative), density, inwards, along], dim=-1)
+    return torch.cat(
+        [relative, length(relative), density, inwards, along, above, below, cosine], dim=-1
+    )
 
 
 def describe_neighbors_of_children(
@@ -95,6 +176,11 @@ def describe_neighbors_of_children(
 def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
     x, y, z = vectors
     return x * others[..., 0] + y * others[..., 1] + z * others[..., 2]
+
+
+def directions(vectors: Tensor) -> Tensor:
+    """Vectors (..., 3) of length 1, or 0."""
+    return vectors / length(vectors).clamp(min=1e-12)
 
 
 def length(vectors: Tensor) -> Tensor:

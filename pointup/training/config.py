@@ -70,7 +70,7 @@ class TrainConfig:
     """Largest ratio that is trained; pairs beyond it are upsampled by this much."""
     augment: bool = True
     """Rotate, mirror, scale and jitter the training pairs."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     """Peak learning rate of AdamW, for `reference_clouds` clouds a step."""
     lr_scaling: LrScaling = "none"
     """How the learning rate grows with the clouds in a step."""

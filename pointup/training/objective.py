@@ -34,11 +34,13 @@ class LossConfig:
     """Share of the target's farthest points left out of the density-aware distance."""
     point_to_plane: float = 0.5
     """Weight of the distance of all candidates to the target's tangent planes, given normals."""
+    density: float = 1.0
+    """Weight of the log likelihood of the target's points falling where the model predicts."""
     repulsion: float = 0.0
     """Weight of the repulsion between output points closer than the target's spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("density_alpha", "point_to_plane", "repulsion"):
+        for name in ("density_alpha", "point_to_plane", "density", "repulsion"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"--loss.{name} is {getattr(self, name)}; it can't be negative")
         if not 0 <= self.trim < 1:
@@ -103,10 +105,33 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
             output.candidates, output.candidates_ptr, target, target_ptr, batch.target_normals
         )
         loss = loss + config.point_to_plane * plane / mean_spacing
+    if config.density > 0:
+        loss = loss + config.density * density_loss(output, batch)
     if config.repulsion > 0:
         repulsion = repulsion_loss(pos, ptr, k=4, radius=mean_spacing)
         loss = loss + config.repulsion * repulsion / mean_spacing
     return loss
+
+
+def density_loss(output: Upsampled, batch: Batch) -> Tensor:
+    """How far the predicted shares of the source's points are from those that the target has.
+
+    Each target point belongs to the nearest source point: the Kullback-Leibler divergence (B,) of
+    the predicted shares from the counted ones, less what counting alone gives, which no weight can
+    change; so that equal shares of a target twice as dense cost the same.
+    """
+    with torch.no_grad():
+        _, index = nearest(batch.target, batch.target_ptr, batch.pos, batch.ptr)
+        found = index >= 0
+        uniform = (
+            -sizes_from_ptr(batch.ptr)
+            .clamp(min=1)
+            .log()[batch_from_ptr(batch.target_ptr, len(index))]
+        )
+    if not len(batch.pos):
+        return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
+    log_share = output.log_shares[index.clamp(min=0)] - uniform
+    return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)
 
 
 def per_point(values: Tensor, ptr: Tensor) -> Tensor:
