@@ -107,7 +107,7 @@ def expect_nearest(sets: Sets, squared: Tensor, index: Tensor, rtol: float = 1e-
 
 
 # Blocks of queries within a cloud and across several, groups of points full and not, empty clouds.
-SIZES = [(70, 530), (0, 3), (1, 1), (40, 0), (3, 600), (0, 0), (90, 40)]
+SIZES = [(70, 1100), (0, 3), (1, 1), (40, 0), (3, 600), (0, 0), (90, 40)]
 
 
 @needs_device
@@ -192,6 +192,15 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
     # Two tiles a chunk: several turns, beginning with any.
     with mock.patch.object(module, "CHUNK", 2):
         expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+
+
+@needs_device
+@pytest.mark.parametrize("k", [2, 5])
+def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k: int) -> None:
+    # Blocks and tiles follow one another, and are passed over but for those next to each other.
+    pos, ptr, _, _ = ragged([(300, 0)])
+    pos[:, 1:] = 0.0
+    expect_knn((pos, ptr, pos, ptr), k, *knn(pos, ptr, k))
 
 
 @needs_device
