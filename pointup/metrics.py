@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.neighbors import knn, nearest_both
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
@@ -98,8 +98,7 @@ def f_score(
     most so far from `pos`. Between 0 and 1, higher is better. Knapitsch et al. 2017, Tanks and
     Temples.
     """
-    to_target, _ = nearest(pos, ptr, target, target_ptr)
-    to_pos, _ = nearest(target, target_ptr, pos, ptr)
+    (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
     limit = torch.as_tensor(threshold, dtype=to_target.dtype, device=pos.device)
     limit = limit.expand(len(ptr) - 1)
 
@@ -158,8 +157,7 @@ def _squared_distances(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of every point to the nearest of the other cloud, (N,) and (M,); 0 where that is empty."""
-    to_target, _ = nearest(pos, ptr, target, target_ptr)
-    to_pos, _ = nearest(target, target_ptr, pos, ptr)
+    (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
     return to_target.masked_fill(to_target == torch.inf, 0.0), to_pos.masked_fill(
         to_pos == torch.inf, 0.0
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
-from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.packed import batch_from_ptr, segment_mean, sizes_from_ptr
 from pointup.losses import (
     density_aware_chamfer_distance,
@@ -93,8 +93,7 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
             trim=config.trim,
         )
     else:
-        to_target, _ = nearest(pos, ptr, target, target_ptr)
-        to_output, index = nearest(target, target_ptr, pos, ptr)
+        (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
         to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         if config.chamfer == "plain":
