@@ -36,8 +36,8 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
     pair_directory: Path, tmp_path: Path, undisturbed: Path, what: str, told: str
 ) -> None:
     run = tmp_path / "run"
-    # In the second epoch: after the checkpoint of step 4.
-    fault = f"{what} worker 75 1"
+    # At about step 8: a process reads two or three clouds a step.
+    fault = f"{what} worker 22 1"
     with launched(
         pair_directory, run, "--worker-timeout", 5, fault=fault, num_workers=1
     ) as process:
