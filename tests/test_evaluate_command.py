@@ -204,7 +204,7 @@ def test_pairs_have_the_figures_that_training_validates_on(
     config = TrainConfig(data=str(pair_directory), model=upsampler.config, num_pictures=0)
     accelerator = Accelerator(cpu=True)
     data = open_training_data(config, accelerator)
-    evaluation = Evaluation(data, accelerator, config)
+    evaluation = Evaluation(data, accelerator, config, token_budget=1000)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
     means = mean_rows([r["rows"] for r in records])
     assert list(content["means"]) == ["model", "midpoints", "source", "floor"]

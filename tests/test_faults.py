@@ -25,6 +25,8 @@ from disturbed import (
 )
 from test_distributed import SMALL
 
+from pointup.training.config import TrainConfig
+
 Launch = Callable[..., Run]
 
 
@@ -173,7 +175,8 @@ def test_a_process_that_differs_is_named_with_what_differs(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"differ {what} 0 1") as process:
         assert process.wait(PATIENCE) != 0
-    differs = {"options": "options: learning_rate 0.5, there 0.001", "points": "dataset: "}[what]
+    usual = TrainConfig().learning_rate
+    differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]
     told = output_of(run)
     assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told
     assert told.count("train.py: error:") == 1

@@ -119,7 +119,7 @@ def test_a_changed_option_is_refused_by_name_and_a_harmless_one_is_not(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     training.train(options(pair_directory, tmp_path / "run", steps=1), accelerator)
-    with pytest.raises(ConfigError, match=r"learning_rate 0\.001, not 0\.1"):
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.003, not 0\.1"):
         training.train(
             options(pair_directory, tmp_path / "run", steps=1, learning_rate=0.1), accelerator
         )
