@@ -214,9 +214,9 @@ def load_checkpoint(
     """
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        for name, known in state.pop("files").items():
-            if checksum(path / name) != known["crc32"]:
-                raise ValueError(f"{name} is damaged")
+        damaged = damaged_files(path, state.pop("files"))
+        if damaged:
+            raise ValueError(f"{', '.join(damaged)} is damaged")
         del state["format"]
         weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
         model.load_state_dict(weights)
@@ -231,6 +231,11 @@ def load_checkpoint(
             f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}"
         ) from error
     return state
+
+
+def damaged_files(path: Path, files: dict[str, dict[str, int]]) -> list[str]:
+    """Names of a checkpoint's files that aren't what its state.json says, by reading them all."""
+    return [name for name, known in files.items() if checksum(path / name) != known["crc32"]]
 
 
 def unwrapped(name: str) -> str:

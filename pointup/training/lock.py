@@ -71,7 +71,7 @@ class RunLock:
                 raise self.refusal(holder) from None
             if is_running_here(holder):
                 raise self.refusal(holder) from None
-        if holder and holder["host"] != platform.node() and self.shows_life():
+        if holder and holder["host"] != platform.node() and shows_life(self.path):
             file.close()
             raise self.refusal(holder)
         file.seek(0)
@@ -116,15 +116,33 @@ class RunLock:
             with contextlib.suppress(FileNotFoundError):  # Of a directory deleted under the run.
                 os.utime(self.path)
 
-    def shows_life(self) -> bool:
-        """Whether the file is touched within the time in which a live holder does so."""
-        before = self.path.stat().st_mtime_ns
-        deadline = time.monotonic() + 4 * SECONDS_BETWEEN_SIGNS
-        while time.monotonic() < deadline:
-            time.sleep(SECONDS_BETWEEN_SIGNS / 5)
-            if self.path.stat().st_mtime_ns != before:
-                return True
-        return False
+
+def shows_life(path: Path) -> bool:
+    """Whether a lock is touched within the time in which a live holder does so."""
+    before = path.stat().st_mtime_ns
+    deadline = time.monotonic() + 4 * SECONDS_BETWEEN_SIGNS
+    while time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_SIGNS / 5)
+        if path.stat().st_mtime_ns != before:
+            return True
+    return False
+
+
+def look_at(path: Path) -> tuple[dict[str, Any], bool]:
+    """Who a lock names, and whether that run still holds it; which is left as it is.
+
+    A holder on another machine is waited for, up to the time in which it shows signs of life.
+    """
+    with path.open() as file:
+        holder = read_holder(file)
+        try:
+            # Shared: it needs no right to write, and is given back at once.
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_UN)
+        except OSError as error:
+            return holder, error.errno not in UNSUPPORTED or is_running_here(holder)
+    elsewhere = bool(holder) and holder["host"] != platform.node()
+    return holder, elsewhere and shows_life(path)
 
 
 def read_holder(file: IO[str]) -> dict[str, Any]:
