@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from pointup.apps.prepare_joined import Join
 from pointup.apps.prepare_shapes import H5, Default, Meshes
 from pointup.apps.prepare_surveys import Pairs, Thin
 
@@ -16,12 +17,13 @@ Source = (
     | Annotated[Meshes, tyro.conf.subcommand("meshes")]
     | Annotated[H5, tyro.conf.subcommand("h5")]
     | Annotated[Default, tyro.conf.subcommand("default")]
+    | Annotated[Join, tyro.conf.subcommand("join")]
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Make a pair dataset from survey files, meshes, or the field's patch files."""
+    """Make a pair dataset from survey files, meshes, the field's patch files, or other datasets."""
 
     source: Source
 

@@ -25,7 +25,15 @@ from pointup.errors import DataError, FileError
 if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
 
-__all__ = ["BadSample", "Pair", "PairDataset", "find_bad_samples", "open_pairs", "write_pairs"]
+__all__ = [
+    "BadSample",
+    "Pair",
+    "PairDataset",
+    "find_bad_samples",
+    "open_pairs",
+    "read_pair",
+    "write_pairs",
+]
 
 HELD_OUT = 0.1
 BYTES_PER_BATCH = 1 << 25
@@ -199,6 +207,25 @@ def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
         return standardize(dataset, str(path_or_hub_id)).select(held_out)
     kept = np.setdiff1d(np.arange(len(dataset)), held_out)
     return standardize(dataset, str(path_or_hub_id)).select(kept)
+
+
+def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
+    """One pair of a dataset of `open_pairs`, as it was written."""
+    table = dataset.with_format("arrow")[row]
+    clouds = {column: first_points(table[column]) for column in POINT_COLUMNS}
+    origin, vertical, surface = (
+        table[column][0].as_py() for column in ("origin", "vertical", "surface")
+    )
+    return Pair(
+        name=table["name"][0].as_py(),
+        source=clouds["source"],
+        target=clouds["target"],
+        origin=np.array(origin),
+        target_normals=clouds["target_normals"] if len(clouds["target_normals"]) else None,
+        resample=clouds["resample"] if len(clouds["resample"]) else None,
+        vertical=vertical is not False,
+        surface=surface or "",
+    )
 
 
 def _held_out(num_samples: int) -> np.ndarray:
