@@ -293,6 +293,16 @@ def test_the_default_dataset_has_the_size_asked_for(tmp_path: Path) -> None:
     assert len(read(tmp_path / "out", "validation")) == 1
 
 
+@pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
+def test_the_default_dataset_has_the_share_of_scenes_asked_for(
+    tmp_path: Path, share: int, all_are_scenes: bool
+) -> None:
+    options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
+    assert run("default", *options, "-o", tmp_path / "out") == 0
+    are_scenes = [name.startswith("scene_") for name in read(tmp_path / "out", "train")]
+    assert are_scenes == [all_are_scenes] * 3
+
+
 @pytest.mark.parametrize(
     "make, note",
     [

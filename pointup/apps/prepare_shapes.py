@@ -181,9 +181,13 @@ class Default:
 
     num_pairs: int = 352
     """Pairs to make."""
+    scene_share: float = 0.35
+    """Share of scanned landscapes among them; the others are shapes."""
     dataset: NewDataset
 
     def __post_init__(self) -> None:
+        if not 0 <= self.scene_share <= 1:
+            raise ConfigError(f"--scene-share {self.scene_share}: must lie in [0, 1]")
         if self.num_pairs < 1:
             raise ConfigError(f"--num-pairs {self.num_pairs}: must be at least 1")
 
@@ -198,5 +202,6 @@ class Default:
                 self.num_pairs - num_validation,
                 num_validation,
                 self.dataset.num_workers,
+                self.scene_share,
             )
             return making.publish()

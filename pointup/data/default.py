@@ -87,8 +87,10 @@ def default_pairs(
     num_train: int = NUM_TRAIN,
     num_validation: int = NUM_VALIDATION,
     num_workers: int | None = None,
+    scene_share: float = SCENE_SHARE,
 ) -> None:
-    """Write the default pair dataset: about two thirds shapes, one third surveys of landscapes.
+    """Write the default pair dataset: about two thirds shapes, one third surveys of landscapes, or
+    another share of these.
 
     Sizes spread over a decade, 200 to about 2500 source points, with two to eight times as many in
     the target, four times in most shapes. Source and target are drawn independently. Validation
@@ -99,8 +101,12 @@ def default_pairs(
     surfaces: dict[str, Surface] = {}
 
     with _mapping(_num_cores() if num_workers is None else num_workers) as mapping:
-        train = mapping(partial(default_sample, seed, "train"), num_train)
-        validation = mapping(partial(default_sample, seed, "validation"), num_validation)
+        make_train, make_validation = (
+            partial(default_sample, seed, split, scene_share=scene_share)
+            for split in ("train", "validation")
+        )
+        train = mapping(make_train, num_train)
+        validation = mapping(make_validation, num_validation)
 
         def with_surfaces() -> Iterator[Pair]:
             for pair, surface in validation:
@@ -111,7 +117,7 @@ def default_pairs(
             "made_by": "pointup, procedurally",
             "recipe": RECIPE,
             "seed": seed,
-            "scene_share": SCENE_SHARE,
+            "scene_share": scene_share,
         }
         write_pairs((pair for pair, _ in train), with_surfaces(), directory, info, surfaces)
 
@@ -158,12 +164,14 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def default_sample(seed: int, split: str, number: int) -> tuple[Pair, Surface]:
+def default_sample(
+    seed: int, split: str, number: int, scene_share: float = SCENE_SHARE
+) -> tuple[Pair, Surface]:
     """A sample of the default dataset and its surface, a function of the arguments alone."""
     validation = split == "validation"
     for attempt in count():
         rng = np.random.default_rng([seed, validation, number, attempt])
-        make = scene_pair if rng.random() < SCENE_SHARE else shape_pair
+        make = scene_pair if rng.random() < scene_share else shape_pair
         pair, surface = make(rng, resample=validation)
         num_source, num_target = len(pair.source), len(pair.target)
         in_range = RATIOS[0] * num_source <= num_target <= RATIOS[1] * num_source
