@@ -120,6 +120,14 @@ def is_over_within(seconds: float, run: Path, outcome: str) -> bool:
     return is_over(float(found[1]), seconds, run, outcome)
 
 
+@contextmanager
+def timed(outcome: str) -> Iterator[None]:
+    """Notes how long something takes: to an outcome whose fault is there from the launch."""
+    began = time.time()
+    yield
+    SECONDS_TO_OUTCOME.append((f"{outcome} (from the launch)", time.time() - began))
+
+
 def is_over(since: float, seconds: float, run: Path, outcome: str) -> bool:
     while processes_of(run) and time.time() - since < seconds:
         time.sleep(0.05)

@@ -1,7 +1,8 @@
 """train.py with one real fault in it, told by FAULT="WHAT WHERE NUMBER [RANK]".
 
 On process RANK (all, without), in its first attempt, WHAT happens at call NUMBER of WHERE.
-With SEEN=DIRECTORY the clouds of every step are written there, by each process.
+With SEEN=DIRECTORY the clouds of every step are written there, by each process. With STEP_SECONDS
+every step takes so much longer, so that what is done to a run from outside meets it training.
 """
 
 from __future__ import annotations
@@ -151,11 +152,23 @@ def write_down_clouds(directory: Path) -> None:
     StepReduction.finish = finish
 
 
+def take_longer(seconds: float) -> None:
+    real = StepReduction.start
+
+    def start(self: StepReduction) -> None:
+        time.sleep(seconds)
+        real(self)
+
+    StepReduction.start = start
+
+
 def main() -> int:
     what, where, number, *rank = os.environ["FAULT"].split()
     mine = not rank or rank[0] == os.environ.get("RANK", "0")
     if "SEEN" in os.environ:
         write_down_clouds(Path(os.environ["SEEN"]))
+    if "STEP_SECONDS" in os.environ:
+        take_longer(float(os.environ["STEP_SECONDS"]))
     if mine and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         if what == "differ":
             differ(where)

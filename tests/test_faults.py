@@ -21,6 +21,7 @@ from disturbed import (
     log_of,
     output_of,
     processes_of,
+    timed,
     wait_for_step,
 )
 from test_distributed import SMALL
@@ -122,7 +123,7 @@ def test_a_killed_launcher_leaves_nothing_running_and_the_next_start_continues(
     run = tmp_path / "run"
     slots = ("--accumulation-steps", 2 // num_processes)
     with launched(
-        pair_directory, run, *slots, num_processes=num_processes, num_workers=1
+        pair_directory, run, *slots, num_processes=num_processes, num_workers=1, STEP_SECONDS="0.3"
     ) as process:
         wait_for_step(run, 2)
         killed = time.time()
@@ -161,7 +162,8 @@ def test_a_second_run_in_the_same_directory_is_refused(
     run = tmp_path / "run"
     with launched(pair_directory, run, "--steps", "100000", num_processes=1) as process:
         wait_for_step(run, 1)
-        ended = launch("--data", pair_directory, "--output-dir", run, *SMALL)
+        with timed("second run in the directory: refused"):
+            ended = launch("--data", pair_directory, "--output-dir", run, *SMALL)
         assert ended.returncode != 0
         assert re.search(r"train.py: error: .*run: process \d+ on \S+ since", ended.stderr)
         process.terminate()
@@ -173,7 +175,8 @@ def test_a_process_that_differs_is_named_with_what_differs(
     pair_directory: Path, tmp_path: Path, what: str
 ) -> None:
     run = tmp_path / "run"
-    with launched(pair_directory, run, fault=f"differ {what} 0 1") as process:
+    fault = f"differ {what} 0 1"
+    with launched(pair_directory, run, fault=fault) as process, timed(f"other {what}: told"):
         assert process.wait(PATIENCE) != 0
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]

@@ -21,6 +21,7 @@ from disturbed import (
     launched,
     log_of,
     output_of,
+    timed,
     weights_of,
 )
 from test_distributed import steps_of
@@ -71,7 +72,8 @@ def test_a_corrupt_sample_on_one_process_alone_is_told_before_the_first_step(
     broken = tmp_path / "broken"
     write_pairs(pairs("train", 40), pairs("validation", 6), broken, info={})
     run = tmp_path / "run"
-    with launched(pair_directory, run, fault=f"differ {broken} 0 1") as process:
+    fault = f"differ {broken} 0 1"
+    with launched(pair_directory, run, fault=fault) as process, timed("corrupt sample: told"):
         assert process.wait(PATIENCE) != 0
     assert re.search(
         r"process 1 on \S+ differs from process 0 in dataset: .*train.samples 39, there 40",
@@ -88,7 +90,8 @@ def test_a_dataset_that_can_not_be_read_on_one_process_is_told_with_its_path(
     for path in (broken / "train").glob("*.arrow"):
         path.write_bytes(path.read_bytes()[:1000])
     run = tmp_path / "run"
-    with launched(pair_directory, run, fault=f"differ {broken} 0 1") as process:
+    fault = f"differ {broken} 0 1"
+    with launched(pair_directory, run, fault=fault) as process, timed("unreadable dataset: told"):
         assert process.wait(PATIENCE) != 0
     assert re.search(rf"train.py: error: {broken}: can't be opened", output_of(run)), output_of(run)
 
@@ -141,6 +144,7 @@ def test_weights_without_gradient_on_one_process_count_as_zero_there(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="lose window 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
+        assert is_over_within(120, run, "weights without gradient on one process: trained on")
     steps = steps_of(run)
     assert len(steps) == STEPS and all(np.isfinite(line["loss"]) for line in steps)
     assert [line for line in metrics_of(run) if "validation" in line]

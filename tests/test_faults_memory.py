@@ -69,7 +69,7 @@ def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
 ) -> None:
     found = {}
     options = ("--token-budget", "auto", "--steps", 1)
-    for name, fault in (("much", "memory none 60000000"), ("little", "memory none 4000000 1")):
+    for name, fault in (("much", "memory none 60000000"), ("little", "memory none 12000000 1")):
         run = tmp_path / name
         with launched(pair_directory, run, *options, fault=fault) as process:
             assert process.wait(PATIENCE) == 0, output_of(run)

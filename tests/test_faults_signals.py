@@ -17,6 +17,7 @@ from disturbed import (
     assert_ends_like,
     continues,
     is_over,
+    is_over_within,
     latest_of,
     launched,
     output_of,
@@ -36,6 +37,7 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="usr1 reduction 6 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
+        assert is_over_within(GRACE_SECONDS, run, "SIGUSR1 to one process in evaluation: saved")
     assert latest_of(run) == "step_6"
     assert not any("validation" in line for line in metrics_of(run))
     continues(pair_directory, run)
@@ -75,6 +77,9 @@ def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
     fault = f"terminate {where} {1 if where == 'start' else 5} {rank}"
     with launched(pair_directory, run, fault=fault, num_workers=1) as process:
         process.wait(PATIENCE)
+        assert where == "worker" or is_over_within(
+            GRACE_SECONDS, run, f"SIGTERM to process {rank}, {where}: continues bit for bit"
+        )
     ended = latest_of(run) if (run / "checkpoints").exists() else ""
     assert (ended == f"step_{STEPS}") == (where == "worker"), "workers are deaf to signals"
     continues(pair_directory, run)
@@ -88,7 +93,7 @@ def test_a_signal_at_a_random_moment_leaves_a_whole_checkpoint_and_the_run_conti
 ) -> None:
     chance = random.Random(seed)
     run = tmp_path / "run"
-    step, share = chance.randrange(STEPS + 2), chance.random()
+    step, share = max(0, chance.randrange(-2, STEPS + 2)), chance.random()
     start_seconds = float(undisturbed.with_name("seconds").read_text())
     with launched(pair_directory, run, num_workers=1) as process:
         if step:

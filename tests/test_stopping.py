@@ -57,6 +57,25 @@ def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> N
     assert process.wait(10) == 130
 
 
+def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
+    code = (
+        "import os, time; from pointup.training.stopping import ending_with_launcher\n"
+        "if os.fork(): time.sleep(1); os._exit(0)\n"
+        "with ending_with_launcher(): print('starting', flush=True)\n"
+        "with ending_with_launcher(): time.sleep(60)\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "1"},
+    )
+    assert ended.stdout == "starting\n"
+    assert ended.stderr == "the launcher is gone, and training has not begun\n"
+    assert time.monotonic() - began < 30
+
+
 def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
     code = (
         "import os, time; from pointup.training.stopping import StopRequest\n"

@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType, ProjectConfiguration
 
 from pointup.errors import ConfigError
 from pointup.training.group import join_group
+from pointup.training.stopping import ending_with_launcher
 
 # What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
 DATA_PARALLEL = (
@@ -45,15 +46,16 @@ def make_accelerator(
     if not torch.accelerator.is_available():
         # Without this, processes launched on a machine without accelerator each form a world of 1.
         os.environ["ACCELERATE_USE_CPU"] = "true"
-    # With a timeout of its own: Accelerate drops one of 600 s, and gloo's is then 30 minutes.
-    join_group(collective_timeout_minutes)
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    accelerator = Accelerator(
-        log_with=list(log_with) or None,
-        project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
-    )
+    with ending_with_launcher():
+        # With a timeout of its own: Accelerate drops one of 600 s, and gloo's is then 30 minutes.
+        join_group(collective_timeout_minutes)
+        accelerator = Accelerator(
+            log_with=list(log_with) or None,
+            project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        )
     if accelerator.distributed_type not in DATA_PARALLEL:
         raise ConfigError(
             f"distributed_type {accelerator.distributed_type.value} is not supported: pointup "

@@ -250,7 +250,9 @@ class Monitor:
                 chart[1].append(f"{SECTIONS.get(row, row)}/{metric}")
         for tracker in self.accelerator.trackers:
             if tracker.name == "tensorboard":
-                tracker.tracker.add_custom_scalars({"validation": charts})
+                self._unless_disk_is_full(
+                    tracker.tracker.add_custom_scalars, {"validation": charts}
+                )
 
 
 def write_hyperparameters(tracker: GeneralTracker, values: dict[str, Any]) -> None:

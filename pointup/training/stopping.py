@@ -9,7 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 import psutil
@@ -120,6 +121,29 @@ def launcher_is_gone() -> bool:
         return False  # Hidden from this user: the parent changes when the launcher dies.
     adopts = parent == 1 or name == "systemd"
     return adopts and not any(word in " ".join(command) for word in MAY_LAUNCH)
+
+
+@contextmanager
+def ending_with_launcher() -> Iterator[None]:
+    """End this process when its launcher dies during a start, before there is anything to save.
+
+    What waits for the launcher's store would else do so for many minutes.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        while not launcher_is_gone():
+            if over.wait(0.5):
+                return
+        if not over.is_set():
+            end_at_once(1, "the launcher is gone, and training has not begun")
+
+    if any(name in os.environ for name in LAUNCHERS):
+        start_thread("launcher", watch)
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def ignore_here(number: int, frame: FrameType | None) -> None:
