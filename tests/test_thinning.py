@@ -30,6 +30,12 @@ def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tenso
         return farthest_point_sample(pos, ptr, num_samples)
 
 
+def sample_by_tree(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
+    """What many picks are made by, for few."""
+    with mock.patch.object(thinning, "_PICKS_FROM_BUCKETS", 0):
+        return farthest_point_sample(pos, ptr, num_samples)
+
+
 def on_sphere(num_points: int) -> np.ndarray:
     points = np.random.default_rng(0).normal(size=(num_points, 3))
     return points / np.linalg.norm(points, axis=1, keepdims=True)
@@ -42,7 +48,9 @@ def gap_and_reach(points: np.ndarray, index: np.ndarray) -> tuple[float, float]:
     return np.min(gaps), np.max(reach)
 
 
-both_samplers = pytest.mark.parametrize("sample", [farthest_point_sample, sample_on_any_device])
+every_sampler = pytest.mark.parametrize(
+    "sample", [farthest_point_sample, sample_by_tree, sample_on_any_device]
+)
 
 
 @st.composite
@@ -57,7 +65,7 @@ def clouds_to_thin(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(pos, dtype=torch.float32), ptr, torch.tensor(counts, dtype=torch.int64)
 
 
-@both_samplers
+@every_sampler
 @quick
 @given(clouds=clouds_to_thin())
 def test_every_pick_is_the_farthest_from_those_before(
@@ -74,7 +82,7 @@ def test_every_pick_is_the_farthest_from_those_before(
             assert to_earlier[picks[step] - start] >= to_earlier.max() * (1 - 1e-5)
 
 
-@both_samplers
+@every_sampler
 @quick
 @given(clouds=clouds_to_thin())
 def test_a_cloud_is_thinned_alike_in_any_batch(
@@ -89,7 +97,7 @@ def test_a_cloud_is_thinned_alike_in_any_batch(
     assert torch.equal(together, torch.cat([counts[:0], *alone]))
 
 
-@both_samplers
+@every_sampler
 def test_duplicates_follow_in_the_order_of_their_indices(sample: Sample) -> None:
     pos = torch.zeros(40, 3)
     pos[10], pos[20] = 1.0, 2.0
@@ -122,13 +130,13 @@ def test_map_coordinates_are_thinned_as_finely_as_local_ones() -> None:
     assert gap >= 0.99 * reach
 
 
-@both_samplers
+@every_sampler
 def test_half_precision_and_points_with_gradients_can_be_thinned(sample: Sample) -> None:
     pos, ptr, counts = torch.rand(30, 3).bfloat16(), torch.tensor([0, 30]), torch.tensor([5])
     assert torch.equal(sample(pos.requires_grad_(), ptr, counts), sample(pos.float(), ptr, counts))
 
 
-@both_samplers
+@every_sampler
 def test_what_cannot_be_thinned_is_refused(sample: Sample) -> None:
     pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
     with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
