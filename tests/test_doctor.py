@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Run
+from conftest import Run, free_port
 from packaging.requirements import Requirement
 
 from pointup.apps import doctor_accelerators, doctor_launch, doctor_machine
@@ -424,6 +424,25 @@ def test_a_process_that_goes_is_told_by_the_others(
     done = launch(script=script, num_processes=2, timeout=600)
     assert done.returncode == 1
     assert "fail  group              a process has gone" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes_is_told_in_bounded_time() -> None:
+    code = (
+        "import sys; from pointup.apps import cli, doctor_group; doctor_group.MINUTES = 0.05\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **place, **address},
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(f"fail  group              process 0 on {platform.node()} found")
 
 
 def test_findings_travel_between_processes_as_plain_values() -> None:

@@ -84,7 +84,7 @@ def launch(
                 end(process)
         if process.returncode or not answer.is_file():
             said = [line for line in output.read_text().splitlines() if "Error" in line]
-            text = f"{num_processes} processes {where} failed: {(said or ['no word'])[-1]}"
+            text = f"{num_processes} processes {where} failed: {(said or ['no word'])[0]}"
             return [fail("launch", text, "try `accelerate test`")]
         findings = [Finding(**finding) for finding in json.loads(answer.read_text())]
         took = in_time(time.monotonic() - began)
