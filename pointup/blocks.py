@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_remember: ContextVar[Callable[[Callable[[], Tensor]], Tensor] | None] = ContextVar(
+    "what a block remembers", default=None
+)
+
+
+def remembered(compute: Callable[[], Tensor]) -> Tensor:
+    """`compute()`, which a block that is computed again takes from its first computation.
+
+    For what is dear to compute and cheap to keep, inside the forward of an autograd function: it
+    is a constant to automatic differentiation, and must draw no random numbers.
+    """
+    remember = _remember.get()
+    return compute() if remember is None else remember(compute)
 
 
 def in_blocks(
@@ -27,8 +42,8 @@ def in_blocks(
     `table[index[block]]`, for each tensor of `rows` its rows of the block; what it returns has
     one row a point. Differentiable in tables, rows and `parameters`; whatever else the function
     uses is constant. With `recompute` the backward pass computes each block again: between the
-    passes nothing is kept but what goes in and out, and both touch memory no larger than a
-    block's.
+    passes nothing is kept but what goes in and out and what is `remembered`, and both touch memory
+    no larger than a block's.
 
     Shapes: tables (M, F), index (num_points, ...) int64, rows (num_points, ...), result
     (num_points, ...). `random` says that the function draws random numbers, which must be the
@@ -68,15 +83,19 @@ class _Blocks(torch.autograd.Function):
             # A weight cast here, outside autograd, must not be found again where it is needed.
             "cache_enabled": False,
         }
-        ctx.random_states, ctx.kept = [], {}
-        keep = not recompute and any(ctx.needs_input_grad)
+        ctx.random_states, ctx.kept, ctx.remembered = [], {}, {}
+        is_needed = any(ctx.needs_input_grad)
+        keep = not recompute and is_needed
         joined = torch.empty(0)
         with torch.autocast(**ctx.autocast), torch.set_grad_enabled(keep):
             for number, block in enumerate(blocks):
                 if random:
                     ctx.random_states.append(_random_state(device))
                 inputs = _inputs_of(block, ctx, tensors)
-                result = function(block, *inputs)
+                memory: list[Tensor] = []
+                ctx.remembered[number] = memory
+                with _recording(memory) if is_needed and recompute else nullcontext():
+                    result = function(block, *inputs)
                 if keep:
                     ctx.kept[number] = inputs, result
                     result = result.detach()
@@ -102,7 +121,12 @@ class _Blocks(torch.autograd.Function):
             if result is None:
                 state = ctx.random_states[number] if ctx.random_states else None
                 inputs = _inputs_of(block, ctx, tensors)
-                with _replayed(state, device), torch.enable_grad(), torch.autocast(**ctx.autocast):
+                with (
+                    _replayed(state, device),
+                    _recalling(ctx.remembered.pop(number)),
+                    torch.enable_grad(),
+                    torch.autocast(**ctx.autocast),
+                ):
                     result = ctx.function(block, *inputs)
             sources = [*inputs, *tensors[num_inputs:]]
             found = torch.autograd.grad(
@@ -120,6 +144,33 @@ class _Blocks(torch.autograd.Function):
                 else:
                     total += grad
         return None, None, None, None, None, None, *grads
+
+
+@contextmanager
+def _recording(memory: list[Tensor]) -> Iterator[None]:
+    """Inside, what is `remembered` is put into the memory."""
+
+    def remember(compute: Callable[[], Tensor]) -> Tensor:
+        value = compute()
+        memory.append(value.detach())
+        return value
+
+    token = _remember.set(remember)
+    try:
+        yield
+    finally:
+        _remember.reset(token)
+
+
+@contextmanager
+def _recalling(memory: list[Tensor]) -> Iterator[None]:
+    """Inside, what is `remembered` comes from the memory, in the order in which it came there."""
+    values = iter(memory)
+    token = _remember.set(lambda compute: next(values))
+    try:
+        yield
+    finally:
+        _remember.reset(token)
 
 
 def _inputs_of(block: slice, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
