@@ -22,9 +22,10 @@ import tyro
 from accelerate import Accelerator
 from torch_geometric.data import Batch
 
-from pointup.data.batch import make_loader
+from pointup.data.batch import make_loader, move
 from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import PointupError
+from pointup.geometry.validity import assume_valid
 from pointup.model import Upsampler
 from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
 from pointup.training.badsteps import BadSteps
@@ -117,7 +118,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
     reduction = StepReduction(accelerator, weights.parameters())
 
     def propagate(batch: Batch) -> torch.Tensor:
-        with accelerator.no_sync(model):
+        with accelerator.no_sync(model), assume_valid():
             losses = micro_batch_losses(model, batch, accelerator, config)
             accelerator.backward(losses.sum())
         return losses.detach()
@@ -236,8 +237,7 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
             reduction.start()
             for micro_step in range(config.accumulation_steps):
                 watchdog.at("waiting for data")
-                with reduction.waiting_for_data():
-                    batch = next(batches)
+                batch = reduction.next_batch(batches)
                 slot = micro_step * accelerator.num_processes + accelerator.process_index
                 watchdog.at("forward and backward")
                 with reduction.working():
@@ -246,7 +246,6 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                         reduction.add(losses, num_tokens(piece), piece.name)
             watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
-
             grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
             if bad_steps.may_step(progress.step, totals.loss, grad_norm, reduction.bad_clouds):
                 optimizer.step()
@@ -272,6 +271,8 @@ def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -
                     tokens_per_second=totals.num_tokens / seconds,
                     step_seconds=seconds,
                     data_wait_seconds=max(totals.data_wait_seconds),
+                    data_seconds=totals.data_seconds,
+                    limited_by=totals.limited_by,
                     idle_fraction=totals.idle_fraction,
                     peak_memory_bytes=peak_memory_bytes(accelerator.device),
                     fill=totals.num_tokens / (sampler.token_budget * sampler.slots),
@@ -288,11 +289,10 @@ def micro_batch_losses(
     model: torch.nn.Module, batch: Batch, accelerator: Accelerator, config: TrainConfig
 ) -> torch.Tensor:
     """Loss (B,) of each cloud; an empty batch has none, joined to the weights all the same."""
-    batch = batch.to(accelerator.device, non_blocking=True)
+    batch = move(batch, accelerator.device)
     ratio = training_ratio(batch, config.ratio, config.max_ratio)
     output = model(batch.pos, batch.ptr, ratio)
-    spacing = target_spacing(batch.pos, batch.ptr, ratio)
-    return cloud_losses(output, batch, spacing, config.loss)
+    return cloud_losses(output, batch, target_spacing(batch.pos, batch.ptr, ratio), config.loss)
 
 
 if __name__ == "__main__":

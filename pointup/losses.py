@@ -68,20 +68,27 @@ def density_aware_chamfer_distance(
     sizes = sizes_from_ptr(target_ptr)
     num_kept = (sizes - (trim * sizes).floor())[batch_from_ptr(target_ptr, len(target))]
     kept = segment_rank(squared.detach(), target_ptr) < num_kept
-    from_target = _density_aware(squared, index, target_ptr, ptr, kept, alpha)
+    from_target = _density_aware(squared, index, target_ptr, ptr, len(pos), kept, alpha)
     squared, index = nearest(pos, ptr, target, target_ptr)
     kept = torch.ones_like(index, dtype=torch.bool)
-    return 0.5 * (from_target + _density_aware(squared, index, ptr, target_ptr, kept, alpha))
+    to_target = _density_aware(squared, index, ptr, target_ptr, len(target), kept, alpha)
+    return 0.5 * (from_target + to_target)
 
 
 def _density_aware(
-    squared: Tensor, index: Tensor, ptr: Tensor, other_ptr: Tensor, kept: Tensor, alpha: float
+    squared: Tensor,
+    index: Tensor,
+    ptr: Tensor,
+    other_ptr: Tensor,
+    num_others: int,
+    kept: Tensor,
+    alpha: float,
 ) -> Tensor:
     """One direction, from the kept points to the neighbours that `index` names."""
     kept = kept & (index >= 0)
     num_kept, num_other = segment_sum(kept.long(), ptr), sizes_from_ptr(other_ptr)
     neighbor = index.clamp(min=0)
-    num_sharing = torch.zeros(int(other_ptr[-1]) + 1, dtype=torch.int64, device=index.device)
+    num_sharing = torch.zeros(num_others + 1, dtype=torch.int64, device=index.device)
     num_sharing.index_add_(0, neighbor, kept.long())
     crowding = (num_kept / num_other.clamp(min=1)).clamp(min=1)[batch_from_ptr(ptr, len(squared))]
     closeness = torch.exp(-alpha * safe_sqrt(_matched(squared)))

@@ -35,11 +35,13 @@ from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
     batch_from_ptr,
+    on_host,
     ptr_from_sizes,
     segment_max,
     segment_mean,
     segment_sum,
     sizes_from_ptr,
+    to_device,
 )
 
 FORMAT = 2
@@ -201,10 +203,11 @@ class Upsampler(
         Raises ValueError for a ratio below 1 and for non-finite points.
         """
         num_out = output_sizes(ptr, ratio)
-        sizes = sizes_from_ptr(ptr)
-        slots = slots_for_ratio(ratio, self.config.slots_per_ratio).to(ptr.device)
-        slots = slots.expand(sizes.shape)
-        candidates_ptr = ptr_from_sizes(sizes * slots)
+        # On the CPU, so that nothing waits for the device.
+        sizes = sizes_from_ptr(on_host(ptr))
+        slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
+        num_candidates = int((sizes * slots).sum())
+        candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
         if len(pos) == 0:
             # Joined to every weight, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
@@ -216,27 +219,29 @@ class Upsampler(
         geometry = local_geometry(
             pos, ptr, squared[:, :num_neighbors], neighbors[:, :num_neighbors]
         )
-        slots_of_point = slots.repeat_interleave(sizes)
         recompute = self.recompute
         if recompute is None:
-            recompute = int(candidates_ptr[-1]) > children_kept(pos.device)
+            recompute = num_candidates > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         pieces = []
         # Clouds with the same number of slots are expanded together, in the order of the input.
-        for num_slots, rows in same_number_of_slots(slots, ptr):
+        for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
             index = neighbors[rows, :num_slots]
             piece = self.place_children(pos, rows, index, features, g, geometry, recompute)
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
         log_spacing, log_shares = self.predict_spacing(features, geometry, ptr)
-        own = torch.arange(len(pos), device=pos.device).repeat_interleave(slots_of_point)
+        slots_of_point = to_device(slots, ptr.device)[batch_from_ptr(ptr, len(pos))]
+        own = torch.arange(len(pos), device=pos.device).repeat_interleave(
+            slots_of_point, output_size=num_candidates
+        )
         picked = sample_by_spacing(
             candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
         return Upsampled(
             candidates[picked],
-            ptr_from_sizes(num_out),
+            to_device(ptr_from_sizes(on_host(num_out)), ptr.device),
             own[picked],
             candidates,
             candidates_ptr,

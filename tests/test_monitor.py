@@ -54,6 +54,7 @@ def train(monitor: Monitor, step: int, loss: float = 0.5) -> None:
     monitor.train(
         step=step, epoch=0, loss=loss, learning_rate=1e-3, grad_norm=1.0, num_clouds=16,
         num_tokens=4096, tokens_per_second=8192.0, step_seconds=0.5, data_wait_seconds=0.01,
+        data_seconds={"reading": 0.2, "packing": 0.1}, limited_by="training",
         idle_fraction=0.02, peak_memory_bytes=2**31, fill=0.5, out_of_memory=0,
     )  # fmt: skip
 
@@ -77,13 +78,15 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         assert lines(config)[0].keys() == {
             "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
             "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
-            "peak_memory_bytes", "out_of_memory",
+            "peak_memory_bytes", "out_of_memory", "data_reading_seconds", "data_packing_seconds",
+            "limited_by",
         }  # fmt: skip
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]
     recorded = events(config)
     assert [event.step for event in recorded.Scalars("train/loss")] == [10, 20]
     assert recorded.Scalars("speed/tokens_per_second")[0].value == 8192
+    assert recorded.Scalars("speed/data_packing_seconds")[0].value == pytest.approx(0.1)
     assert recorded.Scalars("memory/peak_gib")[0].value == 2
 
 

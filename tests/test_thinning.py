@@ -24,7 +24,7 @@ def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tenso
     """What devices other than the CPU do, on the CPU."""
 
     def instead(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-        return thinning._sample_all_clouds(pos, torch.tensor(bounds), torch.tensor(counts))
+        return thinning._sample_all_clouds(pos, torch.tensor(bounds), bounds, counts)
 
     with mock.patch.object(thinning, "_sample_buckets", instead):
         return farthest_point_sample(pos, ptr, num_samples)

@@ -63,7 +63,8 @@ def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
     fields = {
         "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
         "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
-        "peak_memory_bytes",
+        "peak_memory_bytes", "data_reading_seconds", "data_augmenting_seconds",
+        "data_packing_seconds", "limited_by",
     }  # fmt: skip
     assert fields <= steps[0].keys()
     assert all(line["num_tokens"] <= 1200 for line in steps)

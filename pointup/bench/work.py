@@ -12,6 +12,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.bench.timing import now
+from pointup.data.batch import move
+from pointup.geometry.validity import assume_valid
 from pointup.model import Upsampler
 from pointup.training.memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
@@ -52,10 +54,10 @@ class TrainingWork:
 
     def step(self, batch: Batch) -> StepTotals:
         """Forward, loss, backward, reduction and update on one micro-batch."""
-        batch = batch.to(self.device)
+        batch = move(batch, self.device)
         self.reduction.start()
         ticks = [now(self.device)]
-        with self.reduction.working():
+        with self.reduction.working(), assume_valid():
             ratio = training_ratio(batch, None, MAX_RATIO)
             autocast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
             with autocast:

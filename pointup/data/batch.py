@@ -6,6 +6,8 @@ import atexit
 import multiprocessing
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from pointup.data.pairs import PairDataset
-from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes
+from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes, to_device
 
 MAX_OPEN_FILES = 65536
 SECONDS_TO_END = 5.0
@@ -28,8 +30,10 @@ def collate(samples: Sequence[Data]) -> Batch:
     `target_ptr`, and `name` (list of B), `index` (B,) int64. `target_normals` (M, 3) and
     `resample` (K, 3) with `resample_ptr` are there when any sample has them: a sample without has
     zeros for normals and no points of `resample`, so that what becomes of a cloud does not depend
-    on the others in its batch. No samples make an empty batch.
+    on the others in its batch. No samples make an empty batch. `seconds` tells how long each stage
+    took that made the batch.
     """
+    began = time.perf_counter()
     pos, ptr = _pack([sample.pos for sample in samples])
     target, target_ptr = _pack([sample.target for sample in samples])
     # Built without `Batch.from_data_list`: PyG would shift every attribute named like an index.
@@ -57,6 +61,17 @@ def collate(samples: Sequence[Data]) -> Batch:
         batch.resample, batch.resample_ptr = _pack(
             [sample.resample if "resample" in sample else nothing for sample in samples]
         )
+    seconds = sum((Counter(sample.get("seconds", {})) for sample in samples), Counter())
+    batch.seconds = {**seconds, "packing": time.perf_counter() - began}
+    return batch
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device, with the bounds of its clouds known on the host as well."""
+    bounds = {name: batch[name] for name in ("ptr", "target_ptr", "resample_ptr") if name in batch}
+    batch = batch.to(device, non_blocking=True)
+    for name, ptr in bounds.items():
+        batch[name] = to_device(ptr, device)
     return batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -264,6 +265,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     Indices count the kept samples: `keep` lists the rows of `dataset` in use. A sample is a PyG
     `Data` with `pos` (N, 3), `target` (M, 3) float32, `name`, `index`, `vertical`, and
     `target_normals` and `resample` where the sample has them; its tensors may be written to.
+    `seconds` tells how long reading and augmenting it took.
     With `max_tokens`, a larger pair is cropped to so many points about a random one of its source.
     What cropping and augmentation draw depends on (seed, epoch, index) alone: not on the worker,
     the process or a resume.
@@ -304,6 +306,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         return len(self.rows)
 
     def __getitem__(self, key: tuple[int, int] | int) -> Data:
+        began = time.perf_counter()
         epoch, index = key if isinstance(key, tuple) else (0, key)
         row = self._table[int(self.rows[index])]
         clouds = {
@@ -317,6 +320,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         vertical = (
             row["vertical"][0].as_py() is not False if "vertical" in row.column_names else True
         )
+        is_read = time.perf_counter()
         if self.augment or self.max_tokens is not None:
             rng = np.random.default_rng([self.seed, epoch, index])
             if self.max_tokens is not None:
@@ -334,5 +338,6 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             name=row["name"][0].as_py(),
             index=index,
             vertical=vertical,
+            seconds={"reading": is_read - began, "augmenting": time.perf_counter() - is_read},
             **tensors,
         )

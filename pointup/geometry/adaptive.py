@@ -7,7 +7,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pointup.geometry.packed import at_least_float32, sizes_from_ptr
+from pointup.geometry.packed import (
+    at_least_float32,
+    batch_from_ptr,
+    on_host,
+    ptr_from_sizes,
+    sizes_from_ptr,
+    to_device,
+)
 from pointup.geometry.thinning import farthest_point_sample
 
 # Picks at which the distance that farthest-point sampling has come down to is measured.
@@ -27,14 +34,13 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
     Raises ValueError as `farthest_point_sample`.
     """
-    if not log_spacing.any():
+    sizes, counts = sizes_from_ptr(on_host(ptr)), on_host(num_samples)
+    # Elsewhere than on the CPU a look would wait for the device.
+    is_even = pos.device.type == "cpu" and not log_spacing.any()
+    if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
         return farthest_point_sample(pos, ptr, num_samples)
-    sizes = sizes_from_ptr(ptr)
-    num_samples = num_samples.to(ptr.device)
-    if (num_samples > sizes).any():
-        return farthest_point_sample(pos, ptr, num_samples)  # says which cloud is too small
-    order = farthest_point_sample(pos, ptr, sizes)
-    bounds = ptr.tolist()
+    order = farthest_point_sample(pos, ptr, to_device(sizes, ptr.device))
+    bounds = on_host(ptr).tolist()
     ordered = at_least_float32(pos)[order]
     log_distance = torch.cat(
         [log_pick_distances(ordered[start:stop]) for start, stop in pairwise(bounds)]
@@ -42,10 +48,11 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     score = log_distance - log_spacing[order]
     # By cloud, and within it by score; both sorts keep the order of equals.
     best = torch.argsort(score, descending=True, stable=True)
-    cloud = torch.arange(len(sizes), device=ptr.device).repeat_interleave(sizes)
-    best = best[torch.argsort(cloud[best], stable=True)]
-    rank = torch.arange(len(best), device=ptr.device) - ptr[:-1].repeat_interleave(sizes)
-    return order[best[rank < num_samples.repeat_interleave(sizes)]]
+    best = best[torch.argsort(batch_from_ptr(ptr, len(pos))[best], stable=True)]
+    kept_ptr = to_device(ptr_from_sizes(counts), ptr.device)
+    num_kept = int(counts.sum())
+    skipped = (ptr - kept_ptr)[batch_from_ptr(kept_ptr, num_kept)]
+    return order[best[torch.arange(num_kept, device=ptr.device) + skipped]]
 
 
 def log_pick_distances(ordered: Tensor) -> Tensor:
@@ -54,15 +61,15 @@ def log_pick_distances(ordered: Tensor) -> Tensor:
     num_points = len(ordered)
     if num_points < 2:
         return ordered.new_zeros(num_points)
-    last = torch.tensor(num_points - 1.0, device=ordered.device)
-    share = torch.linspace(0, 1, NUM_MEASURED // 3, device=ordered.device)
+    last = torch.tensor(num_points - 1.0)
+    share = torch.linspace(0, 1, NUM_MEASURED // 3)
     # Where it falls quickly: at the start, and at the end if there are copies of points.
     measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
-    measured = measured.round().long().unique()
+    measured = measured.round().long().unique().to(ordered.device, non_blocking=True)
     distance = torch.cdist(ordered[measured], ordered)
     earlier = torch.arange(num_points, device=ordered.device) < measured[:, None]
     distance = distance.masked_fill(~earlier, torch.inf).amin(1)
-    distance = distance.clamp(min=1e-6 * float(distance.max().clamp(min=1e-30))).log()
+    distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()
     # Straight between the measured ones, over the logarithm of the number of points.
     at = torch.arange(1, num_points, device=ordered.device)
     right = torch.searchsorted(measured, at).clamp(min=1, max=max(1, len(measured) - 1))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pointup.geometry.neighbors import knn
-from pointup.geometry.packed import ptr_from_sizes, sizes_from_ptr
+from pointup.geometry.packed import on_host, ptr_from_sizes, sizes_from_ptr, to_device
 from pointup.geometry.thinning import farthest_point_sample
 
 
@@ -16,23 +16,23 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     Shapes: `ptr` (B+1,), `ratio` a number or (B,), result (B,) int64.
     Raises ValueError for a ratio below 1 or not finite.
     """
-    sizes = sizes_from_ptr(ptr)
-    ratios = torch.as_tensor(ratio, dtype=torch.float64, device=ptr.device).expand(sizes.shape)
+    sizes = sizes_from_ptr(on_host(ptr))
+    ratios = on_host(torch.as_tensor(ratio)).double().expand(sizes.shape)
     invalid = ~(torch.isfinite(ratios) & (ratios >= 1.0))
     if invalid.any():
         raise ValueError(
             f"upsampling ratio {ratios[invalid][0].item():g} is not a finite number of at least 1; "
             "thin the cloud to get fewer points"
         )
-    return (ratios * sizes).round().long()
+    return to_device((ratios * sizes).round().long(), ptr.device)
 
 
 def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tensor:
-    """Number of candidates made from each point: `ceil(slots_per_ratio * ratio)`, int64.
+    """Number of candidates made from each point: `ceil(slots_per_ratio * ratio)`, on the CPU.
 
     More than needed, so that thinning can choose; never fewer than `ratio` asks for.
     """
-    ratios = torch.as_tensor(ratio, dtype=torch.float64)
+    ratios = on_host(torch.as_tensor(ratio)).double()
     # A ratio computed as M / N carries rounding that must not cost a slot.
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 
@@ -58,14 +58,13 @@ def midpoint_upsample(pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> tuple[
     (M, 3) and their ptr (B+1,).
     """
     num_out = output_sizes(ptr, ratio)
-    sizes = sizes_from_ptr(ptr)
-    slots = slots_for_ratio(ratio).to(ptr.device).expand(sizes.shape)
+    sizes = sizes_from_ptr(on_host(ptr))
+    slots = slots_for_ratio(ratio).expand(sizes.shape)
     if len(pos) == 0:
         return pos, ptr
     _, index = knn(pos, ptr, int(slots.max()))
-    wanted = torch.arange(index.shape[1], device=pos.device) < slots.repeat_interleave(
-        sizes
-    ).unsqueeze(1)
-    candidates = midpoints(pos, index)[wanted]
-    picked = farthest_point_sample(candidates, ptr_from_sizes(sizes * slots), num_out)
-    return candidates[picked], ptr_from_sizes(num_out)
+    wanted = torch.arange(index.shape[1]) < slots.repeat_interleave(sizes).unsqueeze(1)
+    candidates = midpoints(pos, index)[wanted.to(pos.device)]
+    candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
+    picked = farthest_point_sample(candidates, candidates_ptr, num_out)
+    return candidates[picked], to_device(ptr_from_sizes(on_host(num_out)), ptr.device)

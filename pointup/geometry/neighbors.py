@@ -18,7 +18,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pointup.geometry import kernels
-from pointup.geometry.packed import at_least_float32
+from pointup.geometry.packed import at_least_float32, on_host
 from pointup.geometry.validity import check_clouds
 
 # Queries per task on the CPU: small enough to share one large cloud out among the threads.
@@ -218,7 +218,7 @@ def _search_chunks(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """Any device: all differences of a cloud, in chunks of queries that bound the memory."""
-    query_bounds, bounds = query_ptr.tolist(), ptr.tolist()
+    query_bounds, bounds = on_host(query_ptr).tolist(), on_host(ptr).tolist()
     squared_distance = query.new_full((len(query), k), torch.inf)
     index = torch.full((len(query), k), -1, dtype=torch.int64, device=query.device)
     for cloud in range(len(bounds) - 1):

@@ -4,6 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_host_copies = WeakTensorKeyDictionary()
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Bounds, sizes or ratios that the host knows, on the device; `on_host` then knows them too.
+
+    To be used as they are: changed in place, they would not be what the host takes them for.
+    """
+    if values.device == device:
+        return values
+    moved = values.to(device, non_blocking=True)
+    _host_copies[moved] = values
+    return moved
+
+
+def on_host(values: Tensor) -> Tensor:
+    """The values on the CPU; waits for the device, unless they came there by `to_device`."""
+    if values.device.type == "cpu":
+        return values
+    copy = _host_copies.get(values)
+    return values.cpu() if copy is None else copy
 
 
 def sizes_from_ptr(ptr: Tensor) -> Tensor:

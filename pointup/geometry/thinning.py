@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import fpsample
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from pointup.geometry import kernels
 from pointup.geometry.neighbors import has_copies, in_threads
-from pointup.geometry.packed import at_least_float32, batch_from_ptr
+from pointup.geometry.packed import at_least_float32, batch_from_ptr, on_host
 from pointup.geometry.validity import check_clouds
 
 # For more picks than this a tree is faster than buckets, all of which every pick looks at.
@@ -32,9 +34,7 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
     """
     pos = pos.detach()
     check_clouds((pos, ptr))
-    # One read from the device for both.
-    numbers = torch.cat([ptr, num_samples.to(ptr.device)]).tolist()
-    bounds, counts = numbers[: len(ptr)], numbers[len(ptr) :]
+    bounds, counts = on_host(ptr).tolist(), on_host(num_samples).tolist()
     for cloud, count in enumerate(counts):
         size = bounds[cloud + 1] - bounds[cloud]
         if not 0 <= count <= size:
@@ -45,7 +45,7 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
         from pointup.geometry.kernels.farthest import farthest_points
 
         return farthest_points(pos, ptr, bounds, counts)
-    return _sample_all_clouds(pos, ptr, num_samples)
+    return _sample_all_clouds(pos, ptr, bounds, counts)
 
 
 def _sample_buckets(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
@@ -94,15 +94,16 @@ def _completed(picks: np.ndarray, count: int, num_points: int) -> np.ndarray:
     return np.concatenate([first, np.flatnonzero(place < 0)[: count - len(first)]])
 
 
-def _sample_all_clouds(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
+def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
     """Any device: exact, one pick of all clouds at a time, on clouds padded to the same size."""
-    num_clouds, num_steps = len(num_samples), int(num_samples.max()) if len(num_samples) else 0
+    num_clouds, num_steps = len(counts), max(counts, default=0)
     if num_steps == 0:
         return torch.empty(0, dtype=torch.int64, device=pos.device)
     batch = batch_from_ptr(ptr, len(pos))
     column = torch.arange(len(pos), device=pos.device) - ptr[batch]
     pos = at_least_float32(pos)
-    padded = pos.new_zeros((num_clouds, int(column.max()) + 1, 3))
+    largest = max(stop - start for start, stop in pairwise(bounds))
+    padded = pos.new_zeros((num_clouds, largest, 3))
     padded[batch, column] = pos
     # Squared distance to the picked points; -1 for what must not be picked.
     distance = pos.new_full(padded.shape[:2], -1.0)
@@ -115,8 +116,8 @@ def _sample_all_clouds(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
         squared = (padded - padded[clouds, pick, None]).square().sum(2)
         torch.minimum(distance, squared, out=distance)
         distance[clouds, pick] = -1.0
-    taken = torch.arange(num_steps, device=pos.device) < num_samples.to(pos.device)[:, None]
-    return (picks + ptr[:-1, None])[taken]
+    taken = torch.cat([cloud * num_steps + torch.arange(n) for cloud, n in enumerate(counts)])
+    return (picks + ptr[:-1, None]).flatten()[taken.to(pos.device, non_blocking=True)]
 
 
 def poisson_disk_subset(

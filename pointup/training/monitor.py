@@ -112,6 +112,8 @@ class Monitor:
         tokens_per_second: float,
         step_seconds: float,
         data_wait_seconds: float,
+        data_seconds: Mapping[str, float],
+        limited_by: str,
         idle_fraction: float,
         peak_memory_bytes: int,
         fill: float,
@@ -120,9 +122,11 @@ class Monitor:
         """Record a training step: a line of metrics.jsonl, and curves.
 
         Counts, loss and speed are those of all processes together; `data_wait_seconds` is the
-        longest wait among them, `idle_fraction` the share of their time spent waiting for another,
-        `peak_memory_bytes` that of the main process, `fill` the share of the token budget in use,
-        `out_of_memory` how often memory ran out in this step.
+        longest wait among them, `data_seconds` what each stage of making the main process's batches
+        took, in its workers if it has any, `limited_by` what a faster step needs, `idle_fraction`
+        the share of their time spent waiting for another, `peak_memory_bytes` that of the main
+        process, `fill` the share of the token budget in use, `out_of_memory` how often memory ran
+        out in this step.
         """
         if self.metrics is None:
             return
@@ -137,14 +141,16 @@ class Monitor:
             "tokens_per_second": tokens_per_second,
             "step_seconds": step_seconds,
             "data_wait_seconds": data_wait_seconds,
+            **{f"data_{stage}_seconds": seconds for stage, seconds in data_seconds.items()},
             "idle_fraction": idle_fraction,
             "peak_memory_bytes": peak_memory_bytes,
             "out_of_memory": out_of_memory,
         }
-        self.metrics.write({"step": step, **values})
+        self.metrics.write({"step": step, **values, "limited_by": limited_by})
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
-        self._track({TRACKED[name]: value for name, value in values.items()}, step)
+        tracked = {TRACKED.get(name, f"speed/{name}"): value for name, value in values.items()}
+        self._track(tracked, step)
 
     def validation(
         self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]

@@ -11,7 +11,13 @@ from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
 from pointup.geometry.neighbors import knn, nearest, nearest_both
-from pointup.geometry.packed import batch_from_ptr, segment_mean, sizes_from_ptr
+from pointup.geometry.packed import (
+    batch_from_ptr,
+    on_host,
+    segment_mean,
+    sizes_from_ptr,
+    to_device,
+)
 from pointup.losses import (
     density_aware_chamfer_distance,
     point_to_plane_distance,
@@ -52,11 +58,13 @@ def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tenso
 
     A pair's own ratio is held between 1 and `max_ratio`; 1 where the source is empty.
     """
-    sizes = sizes_from_ptr(batch.ptr)
+    sizes = sizes_from_ptr(on_host(batch.ptr))
     if ratio is not None:
-        return torch.full(sizes.shape, ratio, dtype=torch.float64, device=sizes.device)
-    own = sizes_from_ptr(batch.target_ptr).double() / sizes.clamp(min=1)
-    return torch.where(sizes > 0, own.clamp(1.0, max_ratio), 1.0)
+        ratios = torch.full(sizes.shape, ratio, dtype=torch.float64)
+    else:
+        own = sizes_from_ptr(on_host(batch.target_ptr)).double() / sizes.clamp(min=1)
+        ratios = torch.where(sizes > 0, own.clamp(1.0, max_ratio), 1.0)
+    return to_device(ratios, batch.ptr.device)
 
 
 def target_spacing(pos: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
@@ -85,9 +93,9 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
     mean_spacing = torch.where(mean_spacing > 0, mean_spacing, torch.ones_like(mean_spacing))
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
-            pos / per_point(mean_spacing, ptr),
+            pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
             ptr,
-            target / per_point(mean_spacing, target_ptr),
+            target / mean_spacing[batch_from_ptr(target_ptr, len(target)), None],
             target_ptr,
             alpha=config.density_alpha,
             trim=config.trim,
@@ -131,7 +139,3 @@ def density_loss(output: Upsampled, batch: Batch) -> Tensor:
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
     log_share = output.log_shares[index.clamp(min=0)] - uniform
     return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)
-
-
-def per_point(values: Tensor, ptr: Tensor) -> Tensor:
-    return values.repeat_interleave(sizes_from_ptr(ptr)).unsqueeze(1)

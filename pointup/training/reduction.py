@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+NOTABLE = 0.02
+"""Share of a step that waiting may take before it is said to limit it."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,25 @@ class StepTotals:
     """Time each process waited for its data."""
     out_of_memory: int
     """How often memory ran out in this step, on all processes together."""
+    data_seconds: Mapping[str, float]
+    """Time that each stage of making this process's batches took, whoever did it meanwhile."""
 
     @property
     def idle_fraction(self) -> float:
         """Share of the processes' time spent waiting for the slowest one."""
         slowest = max(self.busy_seconds)
         return 1.0 - sum(self.busy_seconds) / (len(self.busy_seconds) * slowest) if slowest else 0.0
+
+    @property
+    def limited_by(self) -> str:
+        """What a faster step needs: the slowest stage of making batches, if they are waited for;
+        "other processes", if they are; else "training"."""
+        waits = max(self.data_wait_seconds)
+        if waits > NOTABLE * (waits + max(self.busy_seconds)):
+            return max(
+                self.data_seconds, key=lambda stage: self.data_seconds[stage], default="data"
+            )
+        return "other processes" if self.idle_fraction > NOTABLE else "training"
 
 
 class StepReduction:
@@ -62,6 +80,7 @@ class StepReduction:
             self.num_weights + 6 + 2 * num_processes, dtype=dtype, device=accelerator.device
         )
         self.busy_seconds = self.data_wait_seconds = 0.0
+        self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
         # Of each micro-batch: names, losses, and whether the sums are finite with it.
         self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
@@ -72,6 +91,7 @@ class StepReduction:
         self.micro_batches = []
         self.forget()
         self.busy_seconds = self.data_wait_seconds = 0.0
+        self.data_seconds = Counter()
         self.out_of_memory = 0
 
     def forget_failure(self) -> None:
@@ -84,12 +104,13 @@ class StepReduction:
         for parameter in self.parameters:
             parameter.grad = None
 
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Count the time spent inside as waiting for data."""
+    def next_batch(self, batches: Iterator[Batch]) -> Batch:
+        """The next batch; the time until it is there counts as waiting for data."""
         began = time.monotonic()
-        yield
+        batch = next(batches)
         self.data_wait_seconds += time.monotonic() - began
+        self.data_seconds.update(batch.seconds)
+        return batch
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -167,4 +188,5 @@ class StepReduction:
             busy_seconds=tuple(totals[6 : 6 + num_processes]),
             data_wait_seconds=tuple(totals[6 + num_processes :]),
             out_of_memory=round(totals[5]),
+            data_seconds=self.data_seconds,
         )
