@@ -42,7 +42,8 @@ class TrainingWork:
     `group` is an Accelerator, or `Alone`. fp16 is timed without a scaler of the loss.
     """
 
-    def __init__(self, group: Any, precision: str = "fp32") -> None:
+    def __init__(self, group: Any, precision: str = "fp32", loss: LossConfig | None = None) -> None:
+        self.loss = loss or LossConfig()
         torch.manual_seed(0)
         self.device: torch.device = group.device
         self.dtype = PRECISIONS[precision]
@@ -64,7 +65,7 @@ class TrainingWork:
                 output = self.model(batch.pos, batch.ptr, ratio)
             ticks.append(now(self.device))
             spacing = target_spacing(batch.pos, batch.ptr, ratio)
-            losses = cloud_losses(output, batch, spacing, LossConfig())
+            losses = cloud_losses(output, batch, spacing, self.loss)
             ticks.append(now(self.device))
             losses.sum().backward()
             self.reduction.add(losses, num_tokens(batch))
