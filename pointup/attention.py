@@ -214,30 +214,30 @@ def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) ->
 
 
 class _Pull(torch.autograd.Function):
-    """Products (M, K) of directions (M, P) with positions (M, K, P).
+    """Products (M, K, D) of positions (M, K, P) with directions (M, D, P).
 
-    By hand, since automatic differentiation makes the gradient of the positions transposed, by
-    products of matrices with one column.
+    By hand, since automatic differentiation makes the gradient of the positions transposed.
     """
 
     @staticmethod
-    def forward(ctx: Any, direction: Tensor, positions: Tensor) -> Tensor:
-        ctx.save_for_backward(direction, positions)
-        return torch.bmm(positions, direction.unsqueeze(2)).squeeze(2)
+    def forward(ctx: Any, directions: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(directions, positions)
+        return torch.bmm(positions, directions.transpose(1, 2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_pull: Tensor) -> tuple[Tensor, Tensor]:
-        direction, positions = ctx.saved_tensors
-        grad_direction = torch.bmm(grad_pull.unsqueeze(1), positions).squeeze(1)
-        return grad_direction, grad_pull.unsqueeze(2) * direction.unsqueeze(1)
+        directions, positions = ctx.saved_tensors
+        grad_directions = torch.bmm(grad_pull.transpose(1, 2), positions)
+        return grad_directions, torch.bmm(grad_pull, directions)
 
 
-def pull_along(direction: Tensor, positions: Tensor) -> Tensor:
-    """Products (N, R, K) of directions (N, R, P) with encoded positions (N, R, K, P)."""
-    positions = positions.to(direction.dtype)
-    pull: Tensor = _Pull.apply(direction.flatten(0, 1), positions.flatten(0, 1))
-    return pull.view(positions.shape[:3])
+def pull_along(directions: Tensor, positions: Tensor) -> Tensor:
+    """Products (D, ..., K) of directions (..., D P) with encoded positions (..., K, P)."""
+    *shape, num_neighbors, hidden = positions.shape
+    directions = directions.reshape(-1, directions.shape[-1] // hidden, hidden)
+    pull: Tensor = _Pull.apply(directions, positions.to(directions.dtype).flatten(0, -3))
+    return pull.view(*shape, num_neighbors, -1).movedim(-1, 0)
 
 
 class AttentionBlock(nn.Module):

@@ -26,10 +26,11 @@ from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing
 from pointup.geometry.local import (
     LocalGeometry,
+    arches,
     describe_neighbors,
     describe_neighbors_of_children,
+    directions,
     local_geometry,
-    surface_offsets,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -170,14 +171,16 @@ class Upsampler(
         self.slot = nn.Linear(2 * dim + hidden, dim)
         self.shuffle = block(config.heads, feed_forward=False)
         # One layer: there are R x K of these positions a point.
-        self.child_position = nn.Sequential(nn.Linear(6, hidden), nn.ReLU())
+        self.child_position = nn.Sequential(nn.Linear(8, hidden), nn.ReLU())
         self.refine = block(config.child_heads)
         self.pull_norm = nn.LayerNorm(dim)
-        self.pull = nn.Linear(dim, hidden)
-        self.surface = nn.Linear(dim, 2)
+        self.pull = nn.Linear(dim, 2 * hidden)
+        self.arch = nn.Linear(dim, 1)
+        self.normal_norm = nn.LayerNorm(dim)
+        self.normal = nn.Linear(dim, 2 * hidden)
         self.density_norm = nn.LayerNorm(dim)
         self.density = nn.Linear(dim, 1)
-        for offset in (self.pull, self.surface, self.density):
+        for offset in (self.pull, self.arch, self.normal, self.density):
             nn.init.zeros_(offset.weight)
             nn.init.zeros_(offset.bias)
         calibrate(self, self.layers_to_calibrate())
@@ -223,11 +226,14 @@ class Upsampler(
         if recompute is None:
             recompute = num_candidates > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
+        normals = self.turn_normals(features, g, geometry, recompute)
         pieces = []
         # Clouds with the same number of slots are expanded together, in the order of the input.
         for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
             index = neighbors[rows, :num_slots]
-            piece = self.place_children(pos, rows, index, features, g, geometry, recompute)
+            piece = self.place_children(
+                pos, rows, index, features, g, normals, geometry, recompute
+            )
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
@@ -329,6 +335,41 @@ class Upsampler(
             recompute=recompute,
         )
 
+    def turn_normals(
+        self, features: Tensor, g: Tensor, geometry: LocalGeometry, recompute: bool = True
+    ) -> Tensor:
+        r"""Unit normals (N, 3) of the surface at the input points, of either sign.
+
+        From the normal n of the plane fitted to all neighbours alike, by
+
+        .. math:: n - \frac{1}{K} \sum_j (w_j (n \cdot r_j) r_j - u_j \pm n_j)
+
+        one step towards the plane fitted with weights w, and towards the mean of the neighbours'
+        normals with weights u: which of them lie on the same face the features say.
+        """
+
+        def turn(block: slice, x: Tensor, g: Tensor) -> Tensor:
+            local = geometry.rows(block)
+            fit, follow = pull_along(self.normal(self.normal_norm(x)), g).masked_fill(
+                local.missing, 0.0
+            )
+            own, others = local.normal.unsqueeze(2), geometry.normal[local.index]
+            with torch.autocast(x.device.type, enabled=False):
+                fit = fit.float() * (local.relative @ own).squeeze(2)
+                follow = follow.float() * (others @ own).squeeze(2).sign()
+                turned = follow.unsqueeze(1) @ others - fit.unsqueeze(1) @ local.relative
+            return directions(local.normal + turned.squeeze(1) / g.shape[1])
+
+        modules = (self.normal_norm, self.normal)
+        return in_blocks(
+            turn,
+            len(features),
+            points_per_block(features.device),
+            rows=[features, g],
+            parameters=[weight for module in modules for weight in module.parameters()],
+            recompute=recompute,
+        )
+
     @property
     def random(self) -> bool:
         return self.training and self.config.dropout > 0
@@ -340,6 +381,7 @@ class Upsampler(
         slot_neighbor: Tensor,
         features: Tensor,
         g: Tensor,
+        normals: Tensor,
         geometry: LocalGeometry,
         recompute: bool = True,
     ) -> Tensor:
@@ -347,11 +389,15 @@ class Upsampler(
 
         Child m of a point moves from its anchor by
 
-        .. math:: s \cdot \frac{1}{K} \sum_j (w(x_m) \cdot g_{mj}) \, r_{mj}
+        .. math::
+            s \cdot \frac{1}{K} \sum_j (w(x_m) \cdot g_{mj}) \, r_{mj}
+            + (v(x_m) \cdot g_{mj}) (r_{mj} \cdot n_j) \, n_j
 
         where r leads from the child to its parent's neighbour j in units of the spacing s: it is
-        pulled to and pushed from them, as by the masks of subdivision surfaces. On a plane it
-        stays on the plane. Besides, it goes a learned share of each of `surface_offsets`.
+        pulled to and pushed from them, as by the masks of subdivision surfaces, and to and from
+        their planes, whose normals are n. A chord lies on one side of a curved surface and the
+        planes on the other, so that both together can hit it. On a plane it stays on the plane.
+        Besides, it goes a learned share of the way to `arches`.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `features` (N, C)
         and `g` (N, K, P) of all points.
@@ -371,8 +417,11 @@ class Upsampler(
             kv_shuffle: Tensor,
             kv_refine: Tensor,
             x_neighbor_NRC: Tensor,
+            normal_of_neighbor: Tensor,
+            normal_of_slot: Tensor,
             x_parent_NC: Tensor,
             g: Tensor,
+            own_normal: Tensor,
         ) -> Tensor:
             local = geometry.rows(block)
             spacing = local.spacing.unsqueeze(1)
@@ -387,25 +436,32 @@ class Upsampler(
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
 
             linear = cast(nn.Linear, self.child_position[0])
-            mean_there = whole.mean[neighbor] * (spacing_there / spacing)
-            surface = torch.stack(surface_offsets(local, to_slot, mean_there, normal_there), 2)
+            arch = arches(to_slot, own_normal, normal_of_slot)
+            fitted = whole.normal[local.index]
             offset = torch.zeros_like(to_slot)
             for _ in range(self.config.num_refinements):
                 from_parent = 0.5 * to_slot + offset
-                described = describe_neighbors_of_children(local, from_parent, to_slot)
+                described = describe_neighbors_of_children(
+                    local, from_parent, to_slot, fitted
+                )
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)
-                pull = pull_along(self.pull(x_normed_NRC), child_g)
-                pull = pull.masked_fill(local.missing.unsqueeze(1), 0.0)
-                offset = offset + mean_pull(pull.float(), local.relative, from_parent)
-                share = self.surface(x_normed_NRC).float().unsqueeze(3)
-                offset = offset + (share * surface).sum(2)
+                pulls = pull_along(self.pull(x_normed_NRC), child_g)
+                to_points, to_planes = pulls.masked_fill(local.missing.unsqueeze(1), 0.0).float()
+                offset = (
+                    offset
+                    + mean_pull(to_points, local.relative, from_parent)
+                    + mean_pull_to_planes(
+                        to_planes, local.relative, from_parent, normal_of_neighbor
+                    )
+                    + self.arch(x_normed_NRC).float() * arch
+                )
             return (own + others) * 0.5 + offset * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
-            self.pull_norm, self.pull, self.surface,
+            self.pull_norm, self.pull, self.arch,
         )  # fmt: skip
         return in_blocks(
             place,
@@ -415,8 +471,10 @@ class Upsampler(
                 (self.shuffle.key_value(features), geometry.index),
                 (self.refine.key_value(features), geometry.index),
                 (neighbor_NC, slot_neighbor),
+                (normals, geometry.index),
+                (normals, slot_neighbor),
             ],
-            rows=[parent_NC, g[rows]],
+            rows=[parent_NC, g[rows], normals[rows]],
             parameters=[weight for module in modules for weight in module.parameters()],
             random=self.random,
             recompute=recompute,
@@ -477,6 +535,17 @@ def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
     with torch.autocast(pull.device.type, enabled=False):
         to_neighbors = pull @ relative - pull.sum(-1, keepdim=True) * from_parent
     return to_neighbors / pull.shape[2]
+
+
+def mean_pull_to_planes(
+    pull: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
+) -> Tensor:
+    """As `mean_pull`, of `pull` times the ways to the planes through the neighbours, whose unit
+    normals (n, K, 3) may have either sign."""
+    with torch.autocast(pull.device.type, enabled=False):
+        height = (relative * normal).sum(-1).unsqueeze(1) - from_parent @ normal.transpose(1, 2)
+        to_planes: Tensor = (pull * height) @ normal
+    return to_planes / pull.shape[2]
 
 
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:

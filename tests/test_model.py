@@ -32,7 +32,8 @@ def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
     torch.manual_seed(seed)
     model = Upsampler(**{**SMALL, **options}).eval()
     torch.nn.init.normal_(model.pull.weight, std=0.2)
-    torch.nn.init.normal_(model.surface.weight, std=0.2)
+    torch.nn.init.normal_(model.arch.weight, std=0.2)
+    torch.nn.init.normal_(model.normal.weight, std=0.2)
     torch.nn.init.normal_(model.density.weight, std=0.2)
     return model
 

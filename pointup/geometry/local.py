@@ -107,24 +107,18 @@ def determinant(matrix: Tensor) -> Tensor:
     return (torch.linalg.cross(x, y) * z).sum(1)
 
 
-def surface_offsets(
-    geometry: LocalGeometry, to_slot: Tensor, mean: Tensor, normal: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Ways (N, R, 3) from the midpoints between points and neighbours to the surface near both.
+def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
+    """Ways (N, R, 3) from the midpoints between points and neighbours to the arch over both.
 
-    To the arch over both, the middle of the cubic that leaves each along its plane (the edges of
-    Vlachos et al. 2001, "Curved PN triangles"): what a smooth surface through the points asks for.
-    And to the mean of their fitted planes: what noise asks for. In units of the point's spacing.
+    The middle of the cubic that leaves each along its plane (the edges of Vlachos et al. 2001,
+    "Curved PN triangles"): what a smooth surface through both asks for.
 
-    Shapes: `to_slot` (N, R, 3) from the point to the neighbour, `mean` (N, R, 3) from the
-    neighbour to the mean of its own neighbours and `normal` (N, R, 3) there.
+    Shapes: `to_slot` (N, R, 3) from the point to the neighbour, the unit normals `own` (N, 3) of
+    the point and `normal` (N, R, 3) of the neighbour, of either sign.
     """
-    own = geometry.normal.unsqueeze(1)
+    own = own.unsqueeze(1)
     rise, fall = (to_slot * own).sum(-1, keepdim=True), (to_slot * normal).sum(-1, keepdim=True)
-    arch = (fall * normal - rise * own) / 8
-    below = (geometry.mean.unsqueeze(1) * own).sum(-1, keepdim=True) - rise / 2
-    beyond = (mean * normal).sum(-1, keepdim=True) + fall / 2
-    return arch, (below * own + beyond * normal) / 2
+    return (fall * normal - rise * own) / 8
 
 
 def describe_neighbors(
@@ -152,15 +146,17 @@ def describe_neighbors(
 
 
 def describe_neighbors_of_children(
-    geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor
+    geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor, normal: Tensor
 ) -> Tensor:
-    """What a child sees of its parent's neighbours: (7, N, R, K).
+    """What a child sees of its parent's neighbours: (9, N, R, K).
 
     Direction and distance, the products with the direction of the child's slot and with the mean
-    direction of the parent's neighbours, and 1.
+    direction of the parent's neighbours, their height over the parent's plane, the child's over
+    theirs, and 1.
 
     Shapes: `from_parent` (N, R, 3) from the parent to the child, `to_slot` (N, R, 3) from the
-    parent to the neighbour of the slot, both in units of the parent's spacing.
+    parent to the neighbour of the slot, both in units of the parent's spacing, `normal` (N, K, 3)
+    of the neighbours.
     """
     # The coordinates come first: sums over three values that lie side by side are slow.
     x, y, z = (
@@ -170,7 +166,10 @@ def describe_neighbors_of_children(
     squared = x.square() + y.square() + z.square()
     onwards = product((x, y, z), to_slot.unsqueeze(2))
     inwards = product((x, y, z), geometry.mean[:, None, None])
-    return torch.stack([x, y, z, safe_sqrt(squared), onwards, inwards, torch.ones_like(x)])
+    above = product((x, y, z), geometry.normal[:, None, None]).abs()
+    below = product((x, y, z), normal.unsqueeze(1)).abs()
+    one = torch.ones_like(x)
+    return torch.stack([x, y, z, safe_sqrt(squared), onwards, inwards, above, below, one])
 
 
 def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
