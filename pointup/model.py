@@ -231,9 +231,7 @@ class Upsampler(
         # Clouds with the same number of slots are expanded together, in the order of the input.
         for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
             index = neighbors[rows, :num_slots]
-            piece = self.place_children(
-                pos, rows, index, features, g, normals, geometry, recompute
-            )
+            piece = self.place_children(pos, rows, index, features, g, normals, geometry, recompute)
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
@@ -441,9 +439,7 @@ class Upsampler(
             offset = torch.zeros_like(to_slot)
             for _ in range(self.config.num_refinements):
                 from_parent = 0.5 * to_slot + offset
-                described = describe_neighbors_of_children(
-                    local, from_parent, to_slot, fitted
-                )
+                described = describe_neighbors_of_children(local, from_parent, to_slot, fitted)
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pointup.attention import RelativeAttention, encode_positions, pull_along
 from pointup.calibration import reference_clouds
 from pointup.errors import ModelError
+from pointup.geometry.local import plane_normals
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model import Upsampler, same_number_of_slots
@@ -101,6 +102,21 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     first = model(pos, ptr, 3.0).candidates.view(70, -1, 3)
     second = model(pos[shuffled], ptr, 3.0).candidates.view(70, -1, 3)
     torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
+
+
+def test_the_side_to_which_a_normal_points_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 60)
+    expected = model(pos, ptr, 3.0)
+
+    def turned_round(covariance: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, (len(covariance), 1)) * 2 - 1
+        return plane_normals(covariance) * signs
+
+    monkeypatch.setattr("pointup.geometry.local.plane_normals", turned_round)
+    torch.testing.assert_close(model(pos, ptr, 3.0).pos, expected.pos, rtol=1e-4, atol=1e-5)
 
 
 def test_points_of_a_plane_stay_on_the_plane_whatever_the_weights() -> None:
@@ -236,7 +252,7 @@ def test_the_derivatives_by_hand_equal_finite_differences() -> None:
         inputs = [torch.randn(3, 2, 4), torch.randn(3, 2, 8), torch.randn(shape)]
         inputs = [values.double().requires_grad_() for values in inputs]
         assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
-    directions, positions = torch.randn(3, 2, 4).double(), torch.randn(3, 2, 5, 4).double()
+    directions, positions = torch.randn(3, 2, 8).double(), torch.randn(3, 2, 5, 4).double()
     inputs = [directions.requires_grad_(), positions.requires_grad_()]
     assert torch.autograd.gradcheck(pull_along, inputs)
     linear, described = torch.nn.Linear(3, 4).double(), torch.randn(4, 3, 2, 5).double()

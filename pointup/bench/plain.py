@@ -17,10 +17,11 @@ from pointup.attention import AttentionBlock
 from pointup.bench.clouds import one_cloud
 from pointup.geometry.local import (
     LocalGeometry,
+    arches,
     describe_neighbors,
     describe_neighbors_of_children,
+    directions,
     local_geometry,
-    surface_offsets,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.thinning import farthest_point_sample
@@ -96,28 +97,40 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
     )
     x_NRC = plain_block(model.shuffle, x_NRC, features, g.unsqueeze(1), geometry)
 
-    spacing_there = geometry.spacing[slot_neighbor] / geometry.spacing.unsqueeze(1)
-    surface = surface_offsets(
-        geometry, to_slot, geometry.mean[slot_neighbor] * spacing_there,
-        geometry.normal[slot_neighbor],
-    )  # fmt: skip
+    normals = plain_normals(model, features, g, geometry)
+    arch = arches(to_slot, normals, normals[slot_neighbor])
+    fitted, turned = geometry.normal[geometry.index], normals[geometry.index].unsqueeze(1)
     offset = torch.zeros_like(to_slot)
     for _ in range(config.num_refinements):
         from_parent = 0.5 * to_slot + offset
-        described = describe_neighbors_of_children(geometry, from_parent, to_slot)
+        described = describe_neighbors_of_children(geometry, from_parent, to_slot, fitted)
         g_NRKP = model.child_position(described[:-1].permute(1, 2, 3, 0))
         x_NRC = plain_block(model.refine, x_NRC, features, g_NRKP, geometry)
         x_normed_NRC = model.pull_norm(x_NRC)
-        pull_NRK = (model.pull(x_normed_NRC).unsqueeze(2) * g_NRKP).sum(-1)
-        pull_NRK = pull_NRK.masked_fill(geometry.missing.unsqueeze(1), 0.0)
-        to_neighbors = geometry.relative.unsqueeze(1) - from_parent.unsqueeze(2)
-        offset = offset + (pull_NRK.unsqueeze(3) * to_neighbors).mean(2)
-        for share, way in zip(model.surface(x_normed_NRC).split(1, dim=-1), surface, strict=True):
-            offset = offset + share * way
+        directions_NR2P = model.pull(x_normed_NRC).unflatten(-1, (2, -1))
+        pull_NRK2 = torch.einsum("nrdp,nrkp->nrkd", directions_NR2P, g_NRKP)
+        pull_NRK2 = pull_NRK2.masked_fill(geometry.missing[:, None, :, None], 0.0)
+        to_points = geometry.relative.unsqueeze(1) - from_parent.unsqueeze(2)
+        to_planes = (to_points * turned).sum(-1, keepdim=True) * turned
+        ways = torch.stack([to_points, to_planes], dim=3)
+        offset = offset + (pull_NRK2.unsqueeze(4) * ways).sum(3).mean(2)
+        offset = offset + model.arch(x_normed_NRC) * arch
     children = (pos.unsqueeze(1) + pos[slot_neighbor]) * 0.5
     children = (children + offset * geometry.spacing.unsqueeze(1)).flatten(0, 1)
     picked = farthest_point_sample(children.detach(), one_cloud(children), output_sizes(ptr, ratio))
     return children[picked], children
+
+
+def plain_normals(model: Upsampler, features: Tensor, g: Tensor, geometry: LocalGeometry) -> Tensor:
+    """Normals (N, 3) of the points, turned as the features say."""
+    directions_N2P = model.normal(model.normal_norm(features)).unflatten(-1, (2, -1))
+    weights_NK2 = torch.einsum("ndp,nkp->nkd", directions_N2P, g)
+    fit_NK, follow_NK = weights_NK2.masked_fill(geometry.missing.unsqueeze(-1), 0.0).unbind(-1)
+    own, others = geometry.normal.unsqueeze(1), geometry.normal[geometry.index]
+    fit_NK = fit_NK * (geometry.relative * own).sum(-1)
+    follow_NK = follow_NK * (others * own).sum(-1).sign()
+    turned = follow_NK.unsqueeze(-1) * others - fit_NK.unsqueeze(-1) * geometry.relative
+    return directions(geometry.normal + turned.mean(1))
 
 
 def plain_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:

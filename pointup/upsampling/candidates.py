@@ -169,12 +169,15 @@ def _run(
     )
     geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
     features, g = model.encode(geometry)
+    normals = model.turn_normals(features, g, geometry)
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
     offsets, distances = [], []
     for rows, slots in _calls(num_slots, children_per_call):
-        children = model.place_children(pos, rows, slot_index[rows, :slots], features, g, geometry)
+        children = model.place_children(
+            pos, rows, slot_index[rows, :slots], features, g, normals, geometry
+        )
         offset = children - pos[rows].unsqueeze(1)
         offsets.append(offset.flatten(0, 1).cpu())
         distances.append(_distance_to_points(offset, rows, slot_index, pos, geometry).cpu())
