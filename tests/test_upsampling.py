@@ -15,7 +15,6 @@ from pointup.data.clouds import PointCloud
 from pointup.errors import ConfigError, DataError, FileError, ModelError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.model import Upsampler
-from pointup.upsampling import models
 from pointup.upsampling.candidates import make_candidates
 from pointup.upsampling.colors import color_boxes, touching
 from pointup.upsampling.halving import Halving, split_boxes
@@ -619,20 +618,6 @@ def test_what_is_no_cloud_is_an_error(
 def test_wishes_that_cannot_be_met_are_errors(wishes: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         Wishes(**wishes)
-
-
-def test_without_a_model_the_error_says_how_to_train_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(models, "WEIGHTS", tmp_path)
-    with pytest.raises(ModelError, match=r"train\.py.*--model runs/default/model"):
-        upsample(sheet(20))
-
-
-def test_the_shipped_model_is_the_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small_model(0.1).save_pretrained(tmp_path / "first")
-    monkeypatch.setattr(models, "WEIGHTS", tmp_path)
-    assert np.array_equal(upsample(sheet(50)), upsample(sheet(50), model=small_model(0.1)))
 
 
 def test_a_model_in_training_is_left_as_it_was() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Model = Annotated[str | None, tyro.conf.arg(metavar="DIR|HUB_ID")]
+Model = Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")]
 
 
 @dataclass(frozen=True, kw_only=True)

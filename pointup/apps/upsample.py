@@ -33,8 +33,9 @@ class Upsample:
     """Files to upsample, or folders of them."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """File to write, its kind by its extension; of several files or a folder, a folder."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="DIR|HUB_ID")] = None
-    """Directory or Hub repository of a trained model; by default the one that is shipped."""
+    model: Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")] = None
+    """One of the models that come with pointup, or directory or Hub repository of another; by
+    default `lidar` for LAS and LAZ files, and `shapes` for all others."""
     ratio: Annotated[float | None, tyro.conf.arg(metavar="R")] = None
     """Points out for each point in, 1 or more, fractions too; by default 4."""
     density: Annotated[float | None, tyro.conf.arg(metavar="D")] = None
@@ -74,18 +75,19 @@ class Upsample:
     def _run(self) -> int:
         from pointup.apps.shares import LaunchedShares
         from pointup.apps.upsample_file import upsample_file
-        from pointup.upsampling.models import load_model
+        from pointup.upsampling.models import load_model, shipped_for
 
         wishes = self._wishes()
         jobs, complaints = self._plan()
         shares = LaunchedShares(self.output.parent)
-        model = load_model(self.model, shares.device)
-        for source, target in jobs:
+        names = [self.model or shipped_for(source) for source, _ in jobs]
+        models = {name: load_model(name, shares.device) for name in set(names)}
+        for (source, target), name in zip(jobs, names, strict=True):
             try:
                 line = upsample_file(
                     source,
                     target,
-                    model,
+                    models[name],
                     wishes,
                     shares,
                     only_new=self.only_new,

@@ -12,7 +12,7 @@ import torch
 from pointup.data.clouds import PointCloud, check_positions
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import added_dimensions
-from pointup.upsampling.models import load_model
+from pointup.upsampling.models import load_model, shipped_for
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.running import Alone
 from pointup.upsampling.store import build_store
@@ -43,7 +43,8 @@ def upsample(
     The result is what `pointup upsample` writes. It depends on the cloud, the model and these:
         density: points per unit of area on the ground, in place of the ratio; places that are
             denser are left alone.
-        model: a model, its directory or its name on the Hub; by default the one that is shipped.
+        model: a model, its directory or its name on the Hub, or one that is shipped: "lidar", the
+            default for a cloud read from LAS or LAZ, or "shapes", that for all else.
         originals: without, all `round(ratio * N)` points are made by the model.
         only_new: leave the points themselves out of the result.
         max_distance: make no point farther than this from the nearest one of the cloud.
@@ -61,9 +62,11 @@ def upsample(
         seed=seed,
     )
     place = torch.device(device) if device else default_device()
-    loaded = load_model(model, place)
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
+    if model is None:
+        model = shipped_for(given.path if is_cloud else None)
+    loaded = load_model(model, place)
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
