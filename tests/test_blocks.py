@@ -25,8 +25,9 @@ def gradients(model: Upsampler, recompute: bool) -> list[Tensor]:
 def model_of(dropout: float) -> Upsampler:
     torch.manual_seed(0)
     model = Upsampler(feature_dim=8, k=4, num_layers=1, num_refinements=2, dropout=dropout)
-    for layer in (model.pull, model.surface):
-        torch.nn.init.normal_(layer.weight, std=0.1)
+    for weight in model.parameters():  # Zero before training are those that move the children.
+        if not weight.any() and weight.dim() == 2:
+            torch.nn.init.normal_(weight, std=0.1)
     return model
 
 
