@@ -50,6 +50,17 @@ FORMAT = 2
 SMOOTHING = 2
 """Passes of a mean over the neighbours that make the spacing of points smooth."""
 
+MODEL_CARD = """---
+{{ card_data }}
+---
+
+# A pointup model
+
+Makes point clouds denser, by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
+in Python `pointup.upsample(points, ratio=4, model="DIR")`. What data it was trained on, and how well
+it does, is for those to add who share it.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -126,6 +137,7 @@ class Upsampler(
     library_name="pointup",
     tags=["point-cloud", "upsampling", "lidar"],
     license="apache-2.0",
+    model_card_template=MODEL_CARD,
 ):
     """Upsample packed point clouds by any ratio.
 
