@@ -2,7 +2,6 @@
 
     accelerate launch --config_file accelerate_configs/cpu.yaml train.py
     accelerate launch --config_file accelerate_configs/8gpu.yaml train.py --data pairs/ --hours 7
-    accelerate launch --config_file accelerate_configs/cpu2.yaml train.py --quick
 
 The same command again continues the run in --output-dir.
 """
@@ -35,6 +34,7 @@ from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation
 from pointup.training.group import tell_error
+from pointup.training.initial import initial_model
 from pointup.training.launch import (
     check_closely,
     make_accelerator,
@@ -98,21 +98,21 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
     check_agreement(accelerator, facts_of_start(config))
+    config, weights = initial_model(config)
     rank = accelerator.process_index, accelerator.num_processes
     with (
         RankLog(config.output_dir, *rank, is_verbose=config.debug),
         torch.autograd.set_detect_anomaly(config.debug),
     ):
         claim_output_dir(config, accelerator)
-        run(config, accelerator, stop_after)
+        run(config, weights, accelerator, stop_after)
 
 
-def run(config: TrainConfig, accelerator: Accelerator, stop_after: int | None) -> None:
+def run(
+    config: TrainConfig, weights: Upsampler, accelerator: Accelerator, stop_after: int | None
+) -> None:
     """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
-    torch.manual_seed(config.seed)
-    weights = Upsampler(**asdict(config.model))
-    weights.recompute = {"auto": None, "on": True, "off": False}[config.gradient_checkpointing]
     optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
     model, optimizer = accelerator.prepare(weights, optimizer)
     reduction = StepReduction(accelerator, weights.parameters())

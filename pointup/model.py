@@ -57,8 +57,8 @@ MODEL_CARD = """---
 # A pointup model
 
 Makes point clouds denser, by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
-in Python `pointup.upsample(points, ratio=4, model="DIR")`. What data it was trained on, and how well
-it does, is for those to add who share it.
+in Python `pointup.upsample(points, ratio=4, model="DIR")`. What data it was trained on, and how
+well it does, is for those to add who share it.
 """
 
 

@@ -236,7 +236,6 @@ WRONG = [
     (["shapes", "--meshes", "inputs"], "inputs: no files of shapes in it"),
     (["shapes", "--truth", "truth", "--inputs", "gone"], "gone: no such folder"),
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--ratio", 2], "--ratio"),
-    (["shapes", "--truth", "truth", "--inputs", "inputs", "--passes", 0], "--passes 0"),
     (["shapes", "--truth", "truth", "--inputs", "broken"], "broken/one.xyz: "),
     (["shapes", "--truth", "inputs", "--inputs", "truth"], "are the folders swapped?"),
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--model", "truth"], "truth: neither"),

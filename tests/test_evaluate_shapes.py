@@ -16,12 +16,13 @@ from pointup.evaluation.shapes import (
     evaluate_shape,
     measure_shape,
     shape_metrics,
-    upsample_whole,
+    upsample_shape,
 )
 from pointup.evaluation.shapesets import DrawnShapes, StoredShapes
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
 from pointup.model import Upsampler
+from pointup.upsampling.arrays import upsample
 
 TRUTH = np.array([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
 PREDICTION = np.array([[0.0, 0.0, 0.0], [2.0, 2.0, 0.0]])
@@ -193,33 +194,33 @@ def test_16x_is_done_in_two_passes_of_4x() -> None:
     pos, ptr = torch.tensor(source - centre).float(), torch.tensor([0, 60])
     for _ in range(2):
         pos, ptr = midpoint_upsample(pos, ptr, 4.0)
-    twice = upsample_whole(source, 16.0, None)
+    twice = upsample_shape(source, 16.0, None)
     assert np.array_equal(twice, pos.double().numpy() + centre)
 
 
-def test_model_and_midpoints_upsample_in_the_same_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ratio", [1.0, 2.37, 7.3, 11.1])
+def test_clouds_get_the_size_that_the_ratio_says(ratio: float) -> None:
+    source = torus().sample(97, np.random.default_rng(3))[0]
+    for model in (None, Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()):
+        assert len(upsample_shape(source, ratio, model)) == round(97 * ratio)
+
+
+def test_midpoints_are_the_same_far_from_the_origin() -> None:
+    source = torus().sample(60, np.random.default_rng(4))[0]
+    move = np.array([5e5, 4.1e6, 0.0])
+    midpoints = upsample_shape(source + move, 3.0, None)
+    between = 0.5 * (source[:, None] + source[None])
+    assert nearest_by_brute_force(midpoints - move, between.reshape(-1, 3))[0].max() < 1e-6
+
+
+def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=16)
     assert shape.source is not None
-    for passes, given in ((2, None), (1, 1)):
-        rows = evaluate_shape(shape, Upsampler().eval(), passes=given)
-        expected = measure_shape(upsample_whole(shape.source, 16, None, passes), shape, "field")
-        assert rows["model"] == rows["midpoints"] == expected
-
-
-@pytest.mark.parametrize(("ratio", "passes"), [(1.0, 1), (2.37, 1), (7.3, 2), (11.1, 3)])
-def test_whole_clouds_get_the_size_that_the_ratio_says(ratio: float, passes: int) -> None:
-    source = torus().sample(97, np.random.default_rng(3))[0]
-    assert len(upsample_whole(source, ratio, None, passes)) == round(97 * ratio)
-
-
-def test_untrained_model_and_midpoints_are_the_same_far_from_the_origin_too() -> None:
-    source = torus().sample(60, np.random.default_rng(4))[0]
-    move = np.array([5e5, 4.1e6, 0.0])
-    midpoints = upsample_whole(source + move, 3.0, None)
-    assert np.array_equal(midpoints, upsample_whole(source + move, 3.0, Upsampler().eval()))
-    between = 0.5 * (source[:, None] + source[None])
-    assert nearest_by_brute_force(midpoints - move, between.reshape(-1, 3))[0].max() < 1e-6
+    model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
+    made = upsample(shape.source, 16, model=model)
+    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "field")
+    assert np.array_equal(made[:40], shape.source)
 
 
 def test_means_are_over_the_shapes_that_have_a_figure() -> None:

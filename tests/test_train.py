@@ -77,6 +77,32 @@ def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
     assert Upsampler.from_pretrained(run / "model").config == SMALL
 
 
+def test_a_run_can_start_from_another_model(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    torch.manual_seed(1)
+    first = Upsampler(**{**SMALL.__dict__, "k": 7})
+    torch.nn.init.normal_(first.pull.weight, std=0.1)
+    first.save_pretrained(tmp_path / "first")
+    config = options(
+        pair_directory, tmp_path / "run", steps=1, learning_rate=1e-12, model=ModelConfig(),
+        initial_model=str(tmp_path / "first"),
+    )  # fmt: skip
+    training.train(config, accelerator)
+    last = Upsampler.from_pretrained(tmp_path / "run" / "model").state_dict()
+    for name, weights in last.items():
+        torch.testing.assert_close(weights, first.state_dict()[name], rtol=0, atol=1e-9)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["k"] == 7
+    with pytest.raises(ConfigError, match=r"--initial-model .* leave out"):
+        training.train(
+            options(
+                pair_directory, tmp_path / "other", steps=1, model=SMALL,
+                initial_model=str(tmp_path / "first"),
+            ),
+            accelerator,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("stop_after", [2, 5])
 def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(

@@ -46,9 +46,6 @@ class Shapes:
     """Samplings of each shape where clouds are drawn; figures are their means."""
     pattern: Literal["poisson", "random"] = "poisson"
     """How inputs are drawn: Poisson-disk, or random, which is as uneven as lidar."""
-    passes: int | None = None
-    """Passes of equal ratio to upsample in; by default one up to 8x, and beyond it 4x first, as in
-    `pointup upsample`: 16x is 4x twice, the field's way."""
     protocol: Literal["field", "half"] = "field"
     """CD and HD as the sum of both directions (PU-GCN and most others), or half of it."""
     output: Output = field(default_factory=Output)
@@ -61,18 +58,16 @@ class Shapes:
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
         from pointup.upsampling.wishes import pass_ratios
 
-        if self.passes is not None and self.passes < 1:
-            raise ConfigError(f"--passes {self.passes}: must be at least 1")
         self.output.check()
         shapes = self._shapes()
         upsampler = open_model(self.model)
         measured, sizes = [], set()
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
-            rows = evaluate_shape(shape, upsampler, self.protocol, self.passes)
+            rows = evaluate_shape(shape, upsampler, self.protocol)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
-                passes = self.passes or len(pass_ratios(ratio))
+                passes = len(pass_ratios(ratio))
                 sizes.add((len(shape.source), len(shape.truth), ratio, passes))
 
         names = list(dict.fromkeys(shape["name"] for shape in measured))

@@ -14,6 +14,7 @@ from pointup.evaluation.measures import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
 from pointup.model import Upsampler
+from pointup.upsampling.arrays import upsample
 from pointup.upsampling.wishes import pass_ratios
 
 Protocol = Literal["field", "half"]
@@ -94,12 +95,12 @@ def evaluate_shape(
     shape: Shape,
     upsampler: Upsampler | None,
     protocol: Protocol = "field",
-    passes: int | None = None,
 ) -> dict[str, Figures]:
     """Figures of what there is: "model", "prediction", "midpoints" (no network) and "floor".
 
-    The ratio is that of the truth to the source. Model and midpoints upsample the whole cloud, in
-    `passes` of equal ratio, by default in those of `pass_ratios`: 16x is 4x twice, the field's way.
+    The ratio is that of the truth to the source. Model and midpoints upsample in the passes of
+    `pass_ratios`: 16x is 4x twice, the field's way. What is measured of the model is what
+    `pointup upsample` writes.
     """
     clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
@@ -109,9 +110,9 @@ def evaluate_shape(
                 f"{shape.name}: the input has {len(shape.source)} points, the truth only "
                 f"{len(shape.truth)}; are the folders swapped?"
             )
-        clouds["midpoints"] = upsample_whole(shape.source, ratio, None, passes)
+        clouds["midpoints"] = upsample_shape(shape.source, ratio, None)
         if upsampler is not None:
-            clouds = {"model": upsample_whole(shape.source, ratio, upsampler, passes), **clouds}
+            clouds = {"model": upsample_shape(shape.source, ratio, upsampler), **clouds}
     clouds["floor"] = shape.second
     return {
         row: measure_shape(points, shape, protocol)
@@ -120,23 +121,20 @@ def evaluate_shape(
     }
 
 
-@torch.no_grad()
-def upsample_whole(
-    source: np.ndarray, ratio: float, upsampler: Upsampler | None, passes: int | None = None
-) -> np.ndarray:
-    """Upsample a cloud (N, 3) as one piece, by the model or, without one, by midpoints.
+def upsample_shape(source: np.ndarray, ratio: float, upsampler: Upsampler | None) -> np.ndarray:
+    """Upsample a cloud (N, 3) to `round(ratio * N)` points, in the passes of `pass_ratios`.
 
-    In `passes` of equal ratio, by default in those of `pass_ratios`.
+    By a model, as `pointup upsample` does, keeping the points of the source; or without a network
+    by `midpoint_upsample`, as one piece.
     """
+    if upsampler is not None:
+        device = next(upsampler.parameters()).device
+        return upsample(source, ratio, model=upsampler, device=device)
     centre = source.mean(axis=0)
-    device = next(upsampler.parameters()).device if upsampler is not None else "cpu"
-    pos, ptr = (tensor.to(device) for tensor in _pack(source - centre))
-    ratios = pass_ratios(ratio) if passes is None else [ratio ** (1 / passes)] * passes
-    upsample = midpoint_upsample if upsampler is None else upsampler
-    for reached in np.cumprod(ratios).tolist():
-        num_points = round(len(source) * reached)
-        pos, ptr, *_ = upsample(pos, ptr, num_points / len(pos))
-    return pos.double().cpu().numpy() + centre
+    pos, ptr = _pack(source - centre)
+    for reached in np.cumprod(pass_ratios(ratio)).tolist():
+        pos, ptr = midpoint_upsample(pos, ptr, round(len(source) * reached) / len(pos))
+    return pos.double().numpy() + centre
 
 
 def _pack(points: np.ndarray) -> tuple[Tensor, Tensor]:

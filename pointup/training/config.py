@@ -49,6 +49,9 @@ class TrainConfig:
     Without one, procedural shapes and scenes are made on first use and cached."""
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
+    initial_model: str | None = None
+    """Model to start from, in place of random weights: shapes, lidar, a directory, or a repository
+    on the Hub. Its options are those of the run."""
     steps: int | None = None
     """Length of the run in optimizer steps (200 when neither epochs nor hours are given)."""
     epochs: float | None = None
