@@ -299,7 +299,7 @@ def test_the_default_dataset_has_the_share_of_scenes_asked_for(
 ) -> None:
     options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
     assert run("default", *options, "-o", tmp_path / "out") == 0
-    are_scenes = [name.startswith("scene_") for name in read(tmp_path / "out", "train")]
+    are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]
     assert are_scenes == [all_are_scenes] * 3
 
 
