@@ -18,8 +18,10 @@ from pointup.model import Upsampler
 from pointup.upsampling.candidates import make_candidates
 from pointup.upsampling.colors import color_boxes, touching
 from pointup.upsampling.halving import Halving, split_boxes
+from pointup.upsampling.job import Upsampling
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.region import Region
+from pointup.upsampling.relaxation import relax
 from pointup.upsampling.running import Alone
 from pointup.upsampling.selection import first_radius, select_evenly
 from pointup.upsampling.store import Store, build_store
@@ -471,6 +473,32 @@ def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
     for share in (2, 10, 50):
         border, inner = np.percentile(at_borders, share), np.percentile(between, share)
         assert border == pytest.approx(inner, rel=0.15)
+
+
+@pytest.mark.parametrize("originals", [True, False])
+def test_blocks_are_evened_out_like_the_whole_cloud(
+    make_store: StoreMaker, originals: bool
+) -> None:
+    store = make_store(sheet(2000, side=16.0), block_size=300)
+    wishes = Wishes(originals=originals)
+    upsampling = Upsampling(store, small_model(0.05), wishes, CPU, 300, ratio=4.0)
+    for tile in upsampling.tiles(300):
+        upsampling.make_candidates(tile)
+    for blocks in upsampling.colors():
+        for block in blocks:
+            upsampling.thin(block)
+    picked = [
+        upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
+    ]
+    for block in range(len(upsampling)):
+        upsampling.even_out(block)
+    made = np.concatenate([cloud.positions for cloud in upsampling.new_points()]) - store.anchor
+    fixed = np.concatenate(
+        [store.read_block(block)["position"] for block in range(len(upsampling))]
+    )
+    whole = relax(np.concatenate(picked), fixed if originals else fixed[:0])
+    off = np.linalg.norm(made - whole, axis=1)
+    assert len(picked) > 4 and np.mean(off < 1e-9) > 0.9 and off.max() < 0.02
 
 
 def test_thinning_is_as_good_as_farthest_points() -> None:

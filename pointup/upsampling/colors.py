@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 
-def touching(low: np.ndarray, high: np.ndarray, box: int) -> np.ndarray:
-    """Indices of the boxes, low and high (B, 3), that touch one of them, itself left out."""
-    touched = ((low <= high[box]) & (high >= low[box])).all(axis=1)
+def touching(low: np.ndarray, high: np.ndarray, box: int, margin: float = 0.0) -> np.ndarray:
+    """Indices of the boxes, low and high (B, 3), that touch one of them, itself left out.
+
+    Or come closer to it than `margin`, along every axis.
+    """
+    touched = ((low <= high[box] + margin) & (high >= low[box] - margin)).all(axis=1)
     touched[box] = False
     return np.flatnonzero(touched)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointup.upsampling.region import Region
+from pointup.upsampling.store import Store
+from pointup.upsampling.wishes import MAX_LOCAL_RATIO
+
 NUM_IN_CIRCLE = 32
 """Neighbours that the density around a point is measured with."""
 
@@ -32,3 +36,13 @@ def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarra
     # The last neighbour lies on the circle, not in it.
     count = max(distance.shape[1] - 2, 1)
     return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
+
+
+def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
+    """The ratio (N,) that reaches a density on the ground, for each point of a block."""
+    region = Region(store, block, block + 1, dims=2)
+    places = region.places(block)
+    distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(store)))
+    positions = region.rows["position"][:, :2]
+    there = ground_density(positions[places], distance, positions[near])
+    return (density / there).clip(1.0, MAX_LOCAL_RATIO)

@@ -1,4 +1,4 @@
-"""One pass over a stored cloud, part by part: candidates by the model, then thinning.
+"""One pass over a stored cloud, part by part: candidates by the model, thinning, evening out.
 
 The parts are nested boxes, made by halving. A cell has a quota of new points; a block is thinned at
 once; a batch goes through the model at once; a tile is read at once and worked on by one thread.
@@ -10,15 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from pointup.data.clouds import PointCloud, os_errors
+from pointup.data.clouds import PointCloud
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import (
@@ -28,35 +26,32 @@ from pointup.upsampling.attributes import (
     SYNTHETIC,
     attributes_between,
 )
+from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
-from pointup.upsampling.density import NUM_IN_CIRCLE, ground_density
+from pointup.upsampling.density import ratios_for_density
 from pointup.upsampling.halving import split_boxes
 from pointup.upsampling.region import Region
-from pointup.upsampling.selection import first_radius, select_evenly
+from pointup.upsampling.relaxation import relax
+from pointup.upsampling.selection import first_radius, select_evenly, shuffled
 from pointup.upsampling.store import BLOCK_SIZE, Store
-from pointup.upsampling.wishes import MAX_LOCAL_RATIO, MAX_PASS_RATIO, PASS_RATIO, Wishes
+from pointup.upsampling.tiling import Tile, cut_into_tiles
+from pointup.upsampling.wishes import MAX_PASS_RATIO, PASS_RATIO, Wishes
 
-CELL_SIZE = 256
+CELL_SIZE = 32
 """Most points of a cell, in which the number of new points is exact."""
 WANTED = "wanted"
 """Attribute of points between two passes: how many each of them is still to become."""
 _CHILDREN_PER_CALL = 16_384
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Blocks from `start` to `stop`, in batches of which each begins with one of `batches`."""
-
-    start: int
-    stop: int
-    batches: np.ndarray
+# How far around a block points are looked at to even it out, in spacings of its source.
+_MARGIN = 3.0
 
 
 class Upsampling:
-    """One cloud being upsampled: first `make_candidates` of every tile, then `thin` every block.
+    """One cloud being upsampled: `make_candidates` of every tile, `thin` and then `even_out` every
+    block.
 
-    Results of both go to files in the store's directory, where the other processes find them.
+    Results of each go to files in the store's directory, where the other processes find them.
 
     `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
     is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
@@ -77,6 +72,7 @@ class Upsampling:
     ) -> None:
         self.store, self.model, self.wishes, self.device = store, model, wishes, device
         self.ratio, self.measured = ratio, measured
+        self._files = BlockFiles(store.directory)
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # Small enough for a CPU's cache.
@@ -89,25 +85,8 @@ class Upsampling:
         self._device_turn: Any = nullcontext() if on_cpu else threading.Lock()
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
-        """Cut the cloud into tiles of at most so many points, or with sides of at most `side`.
-
-        A tile is at least one batch.
-        """
-        store, ends = self.store, np.append(self._batches, self.store.num_blocks)
-
-        def fits(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-            first, last = ends[starts], ends[stops]
-            if side is None:
-                return store.block_ptr[last] - store.block_ptr[first] <= num_points
-            low = np.array([store.low[a:b, :2].min(0) for a, b in zip(first, last, strict=True)])
-            high = np.array([store.high[a:b, :2].max(0) for a, b in zip(first, last, strict=True)])
-            return (high - low <= side).all(axis=1)
-
-        first = split_boxes(store.block_keys[self._batches], fits)
-        return [
-            Tile(int(ends[a]), int(ends[b]), self._batches[a:b])
-            for a, b in zip(first, np.append(first[1:], len(self._batches)), strict=True)
-        ]
+        """Tiles of at most so many points, or with sides of at most `side`."""
+        return cut_into_tiles(self.store, self._batches, num_points, side)
 
     def make_candidates(self, tile: Tile) -> None:
         """Let the model make more points than wanted of every point of a tile."""
@@ -133,8 +112,13 @@ class Upsampling:
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
-        bounds = [self._load(block, "candidates")["bounds"] for block in range(len(self))]
+        bounds, spacing = [], []
+        for block in range(len(self)):
+            with self._files.load(block, "candidates") as saved:
+                bounds.append(saved["bounds"])
+                spacing.append(np.median(saved["spacing"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
+        self._spacing = np.array(spacing)
         self._colors = color_boxes(self._low, self._high)
         return [
             np.flatnonzero(self._colors == color).tolist()
@@ -143,11 +127,11 @@ class Upsampling:
 
     def thin(self, block: int) -> None:
         """Keep as many of a block's candidates as wanted, far from what its neighbours keep."""
-        with self._load(block, "candidates") as saved:
+        with self._files.load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, quota, radius = saved["cell"], saved["quota"], float(saved["radius"])
             wanted = saved["wanted"]
-        self._path(block, "candidates").unlink()
+        self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
         core = region.places(block)
         parent = found.parent
@@ -158,7 +142,7 @@ class Upsampling:
             distance = found.distance / scale
         for other in touching(self._low, self._high, block):
             if self._colors[other] < self._colors[block]:
-                with self._load(other, "points") as saved:
+                with self._files.load(other, "picked") as saved:
                     kept = saved["position"]
                 if len(kept) and len(points):
                     gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
@@ -169,25 +153,61 @@ class Upsampling:
                 away = self._from_measured(region, points, 1)[1][:, 0]
             distance[away > self.wishes.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
-        priority = _shuffled(self.wishes.seed, start + parent, found.slot)
+        priority = shuffled(self.wishes.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
         if len(points):
             picked = select_evenly(points, scale, distance, cell[parent], quota, priority, radius)
         points, row = points[picked], parent[picked]
-        measured, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
         attributes = region.rows["attributes"][core]
-        self._save(
+        self._files.save(
             block,
-            "points",
+            "picked",
             position=points,
             row=row,
             wanted=wanted,
             parent=region.rows["index"][core[row]]
             if self.measured is None
             else attributes[PARENT][row],
-            distance=gaps[:, 0].astype(np.float32),
-            attributes=attributes_between(measured["attributes"], gaps, nearest),
         )
+
+    def even_out(self, block: int) -> None:
+        """Move a block's new points along the surface until they are evenly spread."""
+        with self._files.load(block, "picked") as saved:
+            picked = {name: saved[name] for name in saved.files}
+        region = Region(self.store, block, block + 1)
+        selected = picked["position"]
+        free, fixed = self._around(block, selected)
+        points = relax(free, fixed)[: len(selected)]
+        rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
+        if self.wishes.max_distance is not None and len(points):
+            too_far = gaps[:, 0] > self.wishes.max_distance
+            points = np.where(too_far[:, None], selected, points)
+            rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
+        self._files.save(
+            block,
+            "points",
+            **picked | {"position": points},
+            distance=gaps[:, 0].astype(np.float32),
+            attributes=attributes_between(rows["attributes"], gaps, nearest),
+        )
+
+    def _around(self, block: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What can push a block's new points: these and further new ones, and points that stay."""
+        margin = _MARGIN * self._spacing[block]
+        low, high = self._low[block] - margin, self._high[block] + margin
+        new, old = [points], [np.empty((0, 3))]
+        for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
+            if other != block:
+                with self._files.load(other, "picked") as saved:
+                    new.append(saved["position"])
+            if self.wishes.originals:
+                old.append(self.store.read_block(other)["position"])
+        free, fixed = np.concatenate(new), np.concatenate(old)
+        is_near, is_fixed = (
+            ((cloud >= low) & (cloud <= high)).all(axis=1) for cloud in (free, fixed)
+        )
+        is_near[: len(points)] = True
+        return free[is_near], fixed[is_fixed]
 
     def new_points(self) -> Iterator[PointCloud]:
         """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`."""
@@ -195,13 +215,14 @@ class Upsampling:
         if self.measured is not None:
             anchor = self.measured.anchor + anchor
         for block in range(len(self)):
-            with self._load(block, "points") as saved:
+            with self._files.load(block, "points") as saved:
                 rows = saved["attributes"]
                 attributes = {name: rows[name] for name in rows.dtype.names or ()}
                 attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
                 attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
                 cloud = PointCloud(saved["position"] + anchor, attributes)
-            self._path(block, "points").unlink()
+            for what in ("picked", "points"):
+                self._files.delete(block, what)
             if len(cloud):
                 yield cloud
 
@@ -209,7 +230,7 @@ class Upsampling:
         """Whether there are points that a further pass makes more of."""
         num_points, wanted = 0, 1.0
         for block in range(len(self)):
-            with self._load(block, "points") as saved:
+            with self._files.load(block, "points") as saved:
                 num_points += len(saved["wanted"]) * self.wishes.originals + len(saved["row"])
                 wanted = max(wanted, saved["wanted"].max())
         return num_points > 1 and (self.ratio is not None or wanted > 1)
@@ -223,7 +244,7 @@ class Upsampling:
         for block in range(len(self)):
             rows = self.store.read_block(block)
             parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
-            with self._load(block, "points") as saved:
+            with self._files.load(block, "points") as saved:
                 position, row, wanted = saved["position"], saved["row"], saved["wanted"]
             if self.wishes.originals:
                 position = np.concatenate([rows["position"], position])
@@ -243,19 +264,10 @@ class Upsampling:
         if self.measured is not None:
             wanted = self.store.read_block(block)["attributes"][WANTED]
         else:
-            wanted = self._wanted(block)
+            assert self.wishes.density is not None
+            wanted = ratios_for_density(self.store, block, self.wishes.density)
         ratio = np.where(wanted > MAX_PASS_RATIO, PASS_RATIO, wanted)
         return ratio, wanted / ratio
-
-    def _wanted(self, block: int) -> np.ndarray:
-        """The ratio that reaches the density wanted, for each point of a block."""
-        assert self.wishes.density is not None
-        region = Region(self.store, block, block + 1, dims=2)
-        places = region.places(block)
-        distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(self.store)))
-        positions = region.rows["position"][:, :2]
-        density = ground_density(positions[places], distance, positions[near])
-        return (self.wishes.density / density).clip(1.0, MAX_LOCAL_RATIO)
 
     def _from_measured(
         self, region: Region, points: np.ndarray, k: int
@@ -285,7 +297,7 @@ class Upsampling:
         radius = first_radius(points, scale) if len(points) else 0.0
         reach = radius * scale.max(initial=0.0)
         around = points if len(points) else rows["position"]
-        self._save(
+        self._files.save(
             block,
             "candidates",
             **vars(found),
@@ -307,27 +319,3 @@ class Upsampling:
             wanted = np.rint(np.append(0.0, np.cumsum(ratio))[cell_ptr])
         total = wanted - rows if self.wishes.originals else wanted
         return np.diff(total).astype(np.int64)
-
-    def _path(self, block: int, what: str) -> Path:
-        return self.store.directory / f"{what}_{block}.npz"
-
-    def _save(self, block: int, what: str, **arrays: np.ndarray) -> None:
-        path = self._path(block, what)
-        with os_errors(path, "written"):
-            np.savez(path, **arrays)  # type: ignore[arg-type]
-
-    def _load(self, block: int, what: str) -> Any:
-        path = self._path(block, what)
-        with os_errors(path, "read"):
-            return np.load(path)
-
-
-def _shuffled(seed: int, row: np.ndarray, slot: np.ndarray) -> np.ndarray:
-    """Random numbers (M,) int64, all different, for each child of each row of the store."""
-    # The finalizer of MurmurHash3, which maps different numbers to different ones.
-    mixed = (row.astype(np.uint64) << np.uint64(16)) + slot.astype(np.uint64)
-    mixed += np.uint64(seed % 2**32) << np.uint64(32)
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        mixed ^= mixed >> np.uint64(33)
-        mixed *= np.uint64(factor)
-    return (mixed ^ (mixed >> np.uint64(33))).view(np.int64)

@@ -16,7 +16,7 @@ from pointup.upsampling.store import BLOCK_SIZE
 
 TILE_SIZE = 65_536
 """Most points of a tile where its side isn't given."""
-MODEL_SHARE, THINNING_SHARE = 0.85, 0.15
+MODEL_SHARE, THINNING_SHARE, EVENING_SHARE = 0.6, 0.1, 0.3
 """Shares of the work, about."""
 
 # Of the threads of an accelerator's host; they only look up neighbours.
@@ -81,6 +81,11 @@ def run_upsampling(
                 for block in _in_threads(upsampling.thin, shares.mine(blocks), num_threads):
                     num_points = store.block_ptr[block + 1] - store.block_ptr[block]
                     report(THINNING_SHARE * num_points)
+        with shares.together():
+            every_block = shares.mine(range(len(upsampling)))
+            for block in _in_threads(upsampling.even_out, every_block, num_threads):
+                num_points = store.block_ptr[block + 1] - store.block_ptr[block]
+                report(EVENING_SHARE * num_points)
 
 
 def _return_memory() -> None:

@@ -155,3 +155,14 @@ def _close_pairs(
         return nothing, nothing, nothing.astype(np.float64)
     first, second, gap = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return first, second, gap
+
+
+def shuffled(seed: int, row: np.ndarray, slot: np.ndarray) -> np.ndarray:
+    """Random numbers (M,) int64, all different, for each child of each row of the store."""
+    # The finalizer of MurmurHash3, which maps different numbers to different ones.
+    mixed = (row.astype(np.uint64) << np.uint64(16)) + slot.astype(np.uint64)
+    mixed += np.uint64(seed % 2**32) << np.uint64(32)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed ^= mixed >> np.uint64(33)
+        mixed *= np.uint64(factor)
+    return (mixed ^ (mixed >> np.uint64(33))).view(np.int64)
