@@ -73,6 +73,16 @@ def test_no_point_goes_far() -> None:
     assert (moved < furthest).all() and moved.mean() < 0.3 * furthest.mean()
 
 
+def test_the_border_of_a_sheet_is_not_driven_outwards() -> None:
+    points = plane(2000)
+    spacing = 2000**-0.5
+    relaxed = relax(points, NOTHING)[:, :2]
+    beyond = np.maximum(relaxed - 1.0, -relaxed).max(axis=1).clip(min=0.0)
+    assert beyond.max() < 0.5 * spacing
+    # Points within a spacing of the border, of which every other one would go beyond it.
+    assert np.mean(beyond > 0.1 * spacing) < 0.02
+
+
 def test_points_of_a_wire_stay_on_it() -> None:
     rng = np.random.default_rng(0)
     wire = np.column_stack([np.sort(rng.random(300)), 1e-6 * rng.normal(size=(300, 2))])

@@ -15,8 +15,7 @@ from scipy.spatial import cKDTree
 NUM_NEIGHBORS = 12
 """Points around one that push it and tell where the surface is."""
 
-_ROUNDS = 2
-_STEPS = 4
+_STEPS = 5
 # Share of the spacing that a coincident neighbour pushes by in one step.
 _STEP = 0.5
 # Neighbours that make a point's spacing, the mean distance to them.
@@ -26,9 +25,12 @@ _PLANE_FALL, _QUADRIC_FALL = 4.0, 3.0
 # Against fits that the neighbours don't determine, in units of the furthest one. Hardly any on the
 # height, which would hold a point where it is; the others don't depend on where x and y point.
 _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
-# Most that a point moves in a round, within its plane and off it, in spacings. Neighbours in trees
+# Most that a point moves, within its plane and off it, in spacings. Neighbours in trees
 # lie on no surface.
 _MAX_MOVE, _MAX_HEIGHT = 0.5, 0.5
+# How far off the mean of its neighbours a point is inside of a cloud and at its border; 1 is the
+# distance of the furthest of them.
+_INSIDE, _BORDER = 0.2, 0.35
 # Where neighbours vary less than this across than along, as on a wire, points are held to its line.
 _WIRE = 0.2
 # Rows worked on at once, which keeps what they need in the processor's cache.
@@ -44,12 +46,6 @@ def relax(free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     """
     if len(free) + len(fixed) < 4:
         return free
-    for _ in range(_ROUNDS):
-        free = _relaxed_once(free, fixed)
-    return free
-
-
-def _relaxed_once(free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     start = np.concatenate([free, fixed])
     k = min(NUM_NEIGHBORS, len(start) - 1)
     distance, index = (np.asarray(found) for found in cKDTree(start).query(start, k=k + 1))
@@ -58,16 +54,23 @@ def _relaxed_once(free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
     # That of all neighbours: a point that has just one close neighbour is to leave it.
     spacing = near[index[:, 1:]].mean(axis=1)
     movable = (spacing > 0) & (distance[:, -1] > 0)
-    frame, mobility = np.zeros((len(free), 3, 3)), np.zeros((len(free), 3))
+    frame, mobility, outward = (
+        np.zeros((len(free), 3, 3)),
+        np.zeros((len(free), 3)),
+        np.zeros_like(free),
+    )
     for rows in _parts(movable):
-        frame[rows], mobility[rows] = _frames(start[index[rows]], distance[rows])
+        around = start[index[rows]]
+        frame[rows], mobility[rows] = _frames(around, distance[rows])
+        outward[rows] = _outward(start[rows] - around[:, 1:].mean(axis=1), distance[rows, -1])
     now = start.copy()
     for _ in range(_STEPS):
         before = now.copy()
         for rows in _parts(movable):
             away = before[rows, None] - before[index[rows, 1:]]
             moved = before[rows] - start[rows]
-            moved += _across(_push(away, spacing[rows]), frame[rows], mobility[rows])
+            push = _across(_push(away, spacing[rows]), frame[rows], mobility[rows])
+            moved += _held_back(push, outward[rows])
             now[rows] = start[rows] + _shortened(moved, _MAX_MOVE * spacing[rows])
     for rows in _parts(movable):
         around = (start[index[rows]] - now[rows, None]) @ frame[rows]
@@ -115,6 +118,23 @@ def _across(push: np.ndarray, frame: np.ndarray, mobility: np.ndarray) -> np.nda
     """The part of pushes (Q, 3) that the axes let through."""
     along = mobility * np.einsum("qi,qij->qj", push, frame)
     return np.einsum("qj,qij->qi", along, frame)
+
+
+def _outward(off: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """The way out of the cloud (Q, 3) at its border, 0 inside.
+
+    off: (Q, 3) from the mean of a point's neighbours, which lie within `radius` (Q,), to the point:
+    by chance a seventh of the radius, at a straight border 0.42 of it, which gives a length of 1.
+    """
+    length = np.linalg.norm(off, axis=1)
+    share = ((length / radius - _INSIDE) / (_BORDER - _INSIDE)).clip(0.0, 1.0)
+    return off * (share / np.maximum(length, 1e-9 * radius))[:, None]
+
+
+def _held_back(push: np.ndarray, outward: np.ndarray) -> np.ndarray:
+    """Pushes (Q, 3) that don't drive the border of a cloud outwards."""
+    length = np.einsum("qi,qi->q", push, outward).clip(min=0.0)
+    return push - length[:, None] * outward
 
 
 def _shortened(moved: np.ndarray, most: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from pointup.upsampling.store import BLOCK_SIZE
 
 TILE_SIZE = 65_536
 """Most points of a tile where its side isn't given."""
-MODEL_SHARE, THINNING_SHARE, EVENING_SHARE = 0.45, 0.15, 0.4
+MODEL_SHARE, THINNING_SHARE, EVENING_SHARE = 0.55, 0.2, 0.25
 """Shares of the work, about."""
 
 # Of the threads of an accelerator's host; they only look up neighbours.
