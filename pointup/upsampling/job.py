@@ -29,7 +29,7 @@ from pointup.upsampling.attributes import (
 from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
-from pointup.upsampling.density import ratios_for_density
+from pointup.upsampling.density import area_shares, nearest_gaps, ratios_for_density
 from pointup.upsampling.halving import split_boxes
 from pointup.upsampling.region import Region
 from pointup.upsampling.relaxation import relax
@@ -104,21 +104,25 @@ class Upsampling:
                 self._children_per_call,
                 self._device_turn,
             )
+            gap = nearest_gaps(region, core)
             row = 0
             for block, ratio, wanted in zip(blocks, ratios, later, strict=True):
-                part = candidates.rows(row, row + len(ratio))
+                rows = slice(row, row + len(ratio))
                 row += len(ratio)
-                self._save_candidates(block, part, ratio, wanted)
+                part = candidates.rows(rows.start, rows.stop)
+                self._save_candidates(block, part, ratio, wanted, gap[rows])
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
-        bounds, spacing = [], []
+        bounds, spacing, gap = [], [], []
         for block in range(len(self)):
             with self._files.load(block, "candidates") as saved:
                 bounds.append(saved["bounds"])
                 spacing.append(np.median(saved["spacing"]))
+                gap.append(np.median(saved["gap"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
         self._spacing = np.array(spacing)
+        self._quotas = self._share_out(float(np.median(gap)))
         self._colors = color_boxes(self._low, self._high)
         return [
             np.flatnonzero(self._colors == color).tolist()
@@ -129,7 +133,7 @@ class Upsampling:
         """Keep as many of a block's candidates as wanted, far from what its neighbours keep."""
         with self._files.load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
-            cell, quota, radius = saved["cell"], saved["quota"], float(saved["radius"])
+            cell, radius = saved["cell"], float(saved["radius"])
             wanted = saved["wanted"]
         self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
@@ -156,7 +160,9 @@ class Upsampling:
         priority = shuffled(self.wishes.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
         if len(points):
-            picked = select_evenly(points, scale, distance, cell[parent], quota, priority, radius)
+            picked = select_evenly(
+                points, scale, distance, cell[parent], self._quotas[block], priority, radius
+            )
         points, row = points[picked], parent[picked]
         attributes = region.rows["attributes"][core]
         self._files.save(
@@ -287,7 +293,12 @@ class Upsampling:
         return np.where(ratio > 1, slots, 0) if self.wishes.originals else slots
 
     def _save_candidates(
-        self, block: int, found: Candidates, ratio: np.ndarray, wanted: np.ndarray
+        self,
+        block: int,
+        found: Candidates,
+        ratio: np.ndarray,
+        wanted: np.ndarray,
+        gap: np.ndarray,
     ) -> None:
         rows = self.store.read_block(block)
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
@@ -303,19 +314,27 @@ class Upsampling:
             **vars(found),
             cell=cell,
             wanted=wanted,
-            quota=self._quota(block, ratio, np.append(first, len(rows))),
+            ratio=ratio,
+            gap=gap,
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
         )
 
-    def _quota(self, block: int, ratio: np.ndarray, cell_ptr: np.ndarray) -> np.ndarray:
-        """New points wanted in each cell; the fractions add up from cell to cell."""
+    def _share_out(self, usual_gap: float) -> list[np.ndarray]:
+        """New points wanted in each cell of each block; as many in all as the ratio asks for."""
+        weights = []
+        for block in range(len(self)):
+            with self._files.load(block, "candidates") as saved:
+                cell, ratio, gap = saved["cell"], saved["ratio"], saved["gap"]
+            # A density says itself how many points each place is to have.
+            weight = ratio if self.ratio is None else ratio * area_shares(gap, usual_gap)
+            if self.wishes.originals:
+                weight = (weight - 1).clip(min=0.0)
+            weights.append(np.bincount(cell, weight))
+        ptr = np.cumsum([0, *(len(weight) for weight in weights)])
+        reached = np.append(0.0, np.cumsum(np.concatenate(weights)))
         if self.ratio is not None:
-            # From the beginning of the cloud, so that the whole has exactly round(ratio * N).
-            rows = cell_ptr + int(self.store.block_ptr[block])
-            wanted = np.rint(self.ratio * rows)
-        else:
-            rows = cell_ptr
-            wanted = np.rint(np.append(0.0, np.cumsum(ratio))[cell_ptr])
-        total = wanted - rows if self.wishes.originals else wanted
-        return np.diff(total).astype(np.int64)
+            num_new = round(self.ratio * len(self.store)) - self.wishes.originals * len(self.store)
+            reached *= num_new / max(reached[-1], np.finfo(float).tiny)
+        quota = np.diff(np.rint(reached)).astype(np.int64)
+        return np.split(quota, ptr[1:-1])

@@ -42,6 +42,11 @@ class Region:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def num_points(self) -> int:
+        """Points of the whole cloud."""
+        return len(self._store)
+
     def places(self, block: int) -> np.ndarray:
         """Places in `rows` of the points of a loaded block."""
         size = self._store.block_ptr[block + 1] - self._store.block_ptr[block]

@@ -15,13 +15,13 @@ from scipy.spatial import cKDTree
 NUM_NEIGHBORS = 12
 """Points around one that push it and tell where the surface is."""
 
-_STEPS = 5
+_STEPS = 6
 # Share of the spacing that a coincident neighbour pushes by in one step.
-_STEP = 0.5
+_STEP = 0.45
 # Neighbours that make a point's spacing, the mean distance to them.
 _NUM_SPACING = 6
 # Fall of the weights of a fit towards the last neighbour, e to the minus this.
-_PLANE_FALL, _QUADRIC_FALL = 4.0, 3.0
+_PLANE_FALL, _QUADRIC_FALL = 4.0, 5.0
 # Against fits that the neighbours don't determine, in units of the furthest one. Hardly any on the
 # height, which would hold a point where it is; the others don't depend on where x and y point.
 _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
