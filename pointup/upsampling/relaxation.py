@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 NUM_NEIGHBORS = 12
 """Points around one that push it and tell where the surface is."""
 
-_STEPS = 6
+_STEPS = 5
 # Share of the spacing that a coincident neighbour pushes by in one step.
 _STEP = 0.45
 # Neighbours that make a point's spacing, the mean distance to them.
