@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pointup.geometry import adaptive
 from pointup.geometry.adaptive import log_pick_distances, sample_by_spacing
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.thinning import farthest_point_sample
@@ -48,6 +50,23 @@ def test_half_the_spacing_gives_four_times_the_points_as_evenly_as_elsewhere() -
         gap = (torch.cdist(points, points) + 9 * torch.eye(len(points))).amin(1)
         # No closer than a set of this many can be: farthest points are half that apart at worst.
         assert gap.min() > 0.4 * side * (2 / 1500 / 0.8) ** 0.5
+
+
+def test_clouds_put_in_order_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, ptr = torch.rand(9000, 3) * torch.tensor([2, 1, 0]), torch.tensor([0, 1000, 9000])
+    wanted, log_spacing = torch.tensor([250, 2000]), 0.01 * pos[:, 0]
+    whole = sample_by_spacing(pos, ptr, wanted, log_spacing)
+    monkeypatch.setattr(adaptive, "LARGEST_PIECE", 2000)
+    pieced = sample_by_spacing(pos, ptr, wanted, log_spacing)
+    assert len(pieced) == len(pieced.unique()) == 2250
+    # The small cloud is left whole; the other one is in four pieces.
+    assert torch.equal(pieced[:250], whole[:250])
+    kept = pos[pieced[250:]]
+    quarters = torch.bincount((2 * kept[:, 0]).long().clamp(max=3))
+    assert quarters.min() > 450 and quarters.max() < 550
+    gap = (torch.cdist(kept, kept) + 9 * torch.eye(2000)).amin(1)
+    expected = (torch.cdist(pos[whole[250:]], pos[whole[250:]]) + 9 * torch.eye(2000)).amin(1)
+    assert float(gap.mean() / expected.mean()) == pytest.approx(1, abs=0.05)
 
 
 def test_the_distances_of_farthest_points_never_rise_and_are_those_measured() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from pointup.geometry.packed import (
 )
 from pointup.geometry.thinning import farthest_point_sample
 
+LARGEST_PIECE = 32_768
+"""Points of a cloud that are put in order together on the CPU."""
+
 # Picks at which the distance that farthest-point sampling has come down to is measured.
 NUM_MEASURED = 48
 
@@ -28,7 +32,9 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     Farthest-point sampling orders all points; whatever its start, those picked before it has come
     down to some distance are that far apart, in every place. Kept are the points whose distance at
     their pick is largest in units of their spacing. With equal spacings that is
-    `farthest_point_sample`.
+    `farthest_point_sample`. On the CPU a cloud of more than `LARGEST_PIECE` points is put in order
+    piece by piece, as one order of all takes more than its share of time; across the border of two
+    pieces points may be kept that are closer than others.
 
     Shapes: pos (N, 3), num_samples (B,) int64, log_spacing (N,) natural logarithm of the spacing,
     in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
@@ -39,8 +45,13 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     is_even = pos.device.type == "cpu" and not log_spacing.any()
     if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
         return farthest_point_sample(pos, ptr, num_samples)
-    order = farthest_point_sample(pos, ptr, to_device(sizes, ptr.device))
-    bounds = on_host(ptr).tolist()
+    if pos.device.type == "cpu" and int(sizes.max()) > LARGEST_PIECE:
+        together, piece_ptr = _in_pieces(pos, on_host(ptr))
+        order = together[farthest_point_sample(pos[together], piece_ptr, sizes_from_ptr(piece_ptr))]
+    else:
+        piece_ptr = ptr
+        order = farthest_point_sample(pos, ptr, to_device(sizes, ptr.device))
+    bounds = on_host(piece_ptr).tolist()
     ordered = at_least_float32(pos)[order]
     log_distance = torch.cat(
         [log_pick_distances(ordered[start:stop]) for start, stop in pairwise(bounds)]
@@ -53,6 +64,27 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     num_kept = int(counts.sum())
     skipped = (ptr - kept_ptr)[batch_from_ptr(kept_ptr, num_kept)]
     return order[best[torch.arange(num_kept, device=ptr.device) + skipped]]
+
+
+def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (N,) piece by piece, clouds in their order, and the ptr of the pieces.
+
+    Clouds are halved across their longest side, again and again, into pieces of at most
+    `LARGEST_PIECE` points.
+    """
+    points, pieces = pos.numpy(), []
+    for start, stop in pairwise(ptr.tolist()):
+        left = [np.arange(start, stop)]
+        while left:
+            index = left.pop()
+            if len(index) <= LARGEST_PIECE:
+                pieces.append(index)
+                continue
+            axis = int(np.ptp(points[index], axis=0).argmax())
+            half = np.argpartition(points[index, axis], len(index) // 2)
+            left += [index[half[: len(index) // 2]], index[half[len(index) // 2 :]]]
+    sizes = torch.tensor([len(piece) for piece in pieces])
+    return torch.from_numpy(np.concatenate(pieces)), ptr_from_sizes(sizes)
 
 
 def log_pick_distances(ordered: Tensor) -> Tensor:
