@@ -59,10 +59,12 @@ def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> N
 
 def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
     code = (
-        "import os, time; from pointup.training.stopping import ending_with_launcher\n"
-        "if os.fork(): time.sleep(4); os._exit(0)\n"
+        "import os, time\n"
+        "done, tell = os.pipe()\n"
+        "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
+        "from pointup.training.stopping import ending_with_launcher\n"
         "with ending_with_launcher(): print('starting', flush=True)\n"
-        "with ending_with_launcher(): time.sleep(60)\n"
+        "with ending_with_launcher(): os.write(tell, b'.'); time.sleep(60)\n"
     )
     began = time.monotonic()
     ended = subprocess.run(
@@ -78,9 +80,12 @@ def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
 
 def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
     code = (
-        "import os, time; from pointup.training.stopping import StopRequest\n"
-        "if os.fork(): time.sleep(4); os._exit(0)\n"
+        "import os, time\n"
+        "done, tell = os.pipe()\n"
+        "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
+        "from pointup.training.stopping import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"
+        "    os.write(tell, b'.')\n"
         "    while not stop.asked: time.sleep(0.01)\n"
         "    print(stop.asked_by, flush=True)\n"
         "    time.sleep(60)\n"
