@@ -336,16 +336,16 @@ def test_passes_give_exactly_so_many_points(size: int, ratio: float, originals: 
     assert len(made) == round(ratio * size)
 
 
-def test_two_passes_are_one_after_the_other() -> None:
-    points, model = sheet(300), small_model(0.1)
+@pytest.mark.parametrize("seed", range(3))
+def test_two_passes_are_one_after_the_other(seed: int) -> None:
+    # A store rounds to a finer grid, so that both ways the second pass begins with the same points.
+    points, model = np.rint(1024 * sheet(300, seed=seed)) / 1024, small_model(0.1)
     made = upsample(points, 12.0, model=model)
     once = upsample(points, 4.0, model=model)
     twice = upsample(once, 3.0, model=model)
-    assert np.allclose(made[:1200], once, atol=1e-6)
-    # The first pass stands block after block: other rounding, and where two candidates are as good
-    # as each other the other one may be kept, from which those around it then keep off.
-    off = cKDTree(made[1200:]).query(twice[1200:])[0]
-    assert np.mean(off < 1e-3) > 0.97 and np.mean(off < 0.05) > 0.99
+    assert np.array_equal(made[:1200], once)
+    # The first pass stands block after block, which is another order where coordinates tie.
+    assert cKDTree(made[1200:]).query(twice[1200:])[0].max() < 1e-9
 
 
 def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) -> None:
