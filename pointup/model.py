@@ -7,23 +7,17 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pointup.attention import AttentionBlock, RelativeAttention, encode_positions, pull_along
-from pointup.blocks import in_blocks
+from pointup.attention import AttentionBlock, RelativeAttention
+from pointup.blocks import children_kept, in_blocks, points_per_block
 from pointup.calibration import calibrate
 from pointup.errors import ModelError
-from pointup.geometry.adaptive import sample_by_spacing
+from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
 from pointup.geometry.local import (
     LocalGeometry,
     arches,
@@ -32,85 +26,18 @@ from pointup.geometry.local import (
     directions,
     local_geometry,
 )
-from pointup.geometry.midpoints import output_sizes, slots_for_ratio
+from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
     ptr_from_sizes,
-    segment_max,
-    segment_mean,
-    segment_sum,
     sizes_from_ptr,
     to_device,
 )
-
-FORMAT = 2
-"""Version of the layout of weights and options; a model of another one is refused."""
-SMOOTHING = 2
-"""Passes of a mean over the neighbours that make the spacing of points smooth."""
-
-MODEL_CARD = """---
-{{ card_data }}
----
-
-# A pointup model
-
-Makes point clouds denser, by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
-in Python `pointup.upsample(points, ratio=4, model="DIR")`. What data it was trained on, and how
-well it does, is for those to add who share it.
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Options of the model."""
-
-    feature_dim: int = 48
-    """Channels of each point's feature vector."""
-    k: int = 12
-    """Neighbours each point attends to, itself not counted."""
-    num_layers: int = 2
-    """Attention layers over the input points, before the node shuffle."""
-    heads: int = 4
-    """Heads of the attention among input points."""
-    child_heads: int = 4
-    """Heads of the attention of children to their parent's neighbours."""
-    position_hidden: int = 24
-    """Hidden size of the MLP that encodes relative positions."""
-    num_refinements: int = 1
-    """How often each child looks at its parent's neighbours and moves; the weights are shared."""
-    slots_per_ratio: float = 2.0
-    """Candidates made for each output point; thinning keeps the most even ones."""
-    concat: bool = True
-    """Concatenate the heads; otherwise each head has all channels and they are averaged."""
-    beta: bool = True
-    """Gate the residual connection of each attention by a learned share."""
-    dropout: float = 0.0
-    """Share of attention weights dropped in training."""
-
-    def __post_init__(self) -> None:
-        at_least_one = (
-            "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
-        )  # fmt: skip
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_layers < 0:
-            raise ValueError(f"model.num_layers is {self.num_layers}; it can't be negative")
-        for name in ("heads", "child_heads"):
-            if self.concat and self.feature_dim % getattr(self, name):
-                raise ValueError(
-                    f"model.feature_dim {self.feature_dim} is not a multiple of model.{name} "
-                    f"{getattr(self, name)}; change one, or set concat to False"
-                )
-        if self.slots_per_ratio < 1.0:
-            raise ValueError(
-                f"model.slots_per_ratio is {self.slots_per_ratio}; at least 1 candidate is needed "
-                "for each output point"
-            )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")
+from pointup.hub import MODEL_CARD, StoredModel
+from pointup.modelconfig import ModelConfig
+from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
 
 
 class Upsampled(NamedTuple):
@@ -133,7 +60,7 @@ class Upsampled(NamedTuple):
 
 class Upsampler(
     nn.Module,
-    PyTorchModelHubMixin,
+    StoredModel,
     library_name="pointup",
     tags=["point-cloud", "upsampling", "lidar"],
     license="apache-2.0",
@@ -247,7 +174,8 @@ class Upsampler(
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
-        log_spacing, log_shares = self.predict_spacing(features, geometry, ptr)
+        power = self.density(self.density_norm(features)).float()[:, 0]
+        log_spacing, log_shares = spacing_by_power(power, geometry, ptr)
         slots_of_point = to_device(slots, ptr.device)[batch_from_ptr(ptr, len(pos))]
         own = torch.arange(len(pos), device=pos.device).repeat_interleave(
             slots_of_point, output_size=num_candidates
@@ -263,29 +191,6 @@ class Upsampler(
             candidates_ptr,
             log_shares,
         )
-
-    def predict_spacing(
-        self, features: Tensor, geometry: LocalGeometry, ptr: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Logarithm (N,) of the spacing that the output should have around each input point, up to
-        a constant, and of the shares (N,) of a cloud's output that follow from it.
-
-        A power of the input's spacing there, which the features choose: 0, as before training,
-        makes the output equally dense everywhere, and 1 keeps places as much denser than others
-        as they are.
-        """
-        batch = batch_from_ptr(ptr, len(features))
-        smooth = geometry.spacing
-        for _ in range(SMOOTHING):
-            smooth = smooth[geometry.index].mean(1)
-        log_smooth = smooth[:, 0].log()
-        power = self.density(self.density_norm(features)).float()[:, 0]
-        log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
-        # A point's part of a surface grows with the square of its spacing.
-        log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
-        highest = segment_max(log_points.detach(), ptr)[batch]
-        total = segment_sum((log_points - highest).exp(), ptr)[batch]
-        return log_spacing, log_points - highest - total.log()
 
     def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
         """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P).
@@ -487,97 +392,3 @@ class Upsampler(
             random=self.random,
             recompute=recompute,
         )
-
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
-        """Save weights (safetensors) and options, in the Hub's format."""
-        kwargs.setdefault("config", {"format": FORMAT, **asdict(self.config)})
-        return super().save_pretrained(save_directory, **kwargs)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Upsampler:
-        """Load a model from a directory or a Hub repository, in evaluation mode.
-
-        Raises ModelError when there is no model, or one of another format.
-        """
-        name = str(pretrained_model_name_or_path)
-        stored = read_config(name, **{k: kwargs[k] for k in ("revision", "token") if k in kwargs})
-        if stored.get("format") != FORMAT:
-            raise ModelError(
-                f"{name}: format {stored.get('format')} of the model is not {FORMAT}, the one this "
-                "version of pointup reads; train it again, or install the version that wrote it"
-            )
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, strict=True, **kwargs)
-        except (RuntimeError, SafetensorError, ValueError, FileNotFoundError) as error:
-            reason = str(error).splitlines()[0]
-            raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
-
-    @classmethod
-    def _from_pretrained(cls, **kwargs: Any) -> Upsampler:
-        kwargs.pop("format", None)
-        return super()._from_pretrained(**kwargs)
-
-
-def points_per_block(device: torch.device) -> int:
-    """Points, or children, that are worked on at a time.
-
-    On the CPU their tensors stay in the cache; elsewhere they only have to bound the memory.
-    """
-    return 8192 if device.type == "cpu" else 1 << 17
-
-
-def children_kept(device: torch.device) -> int:
-    """Most children in a batch whose intermediate values are kept for the backward pass.
-
-    About 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice, a third slower.
-    """
-    return 1 << 16 if device.type == "cpu" else 1 << 18
-
-
-def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
-    """Mean over a parent's neighbours of `pull` times the way to them, (n, R, 3), in float32.
-
-    Shapes: `pull` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours and
-    `from_parent` (n, R, 3) from it to the child.
-    """
-    with torch.autocast(pull.device.type, enabled=False):
-        to_neighbors = pull @ relative - pull.sum(-1, keepdim=True) * from_parent
-    return to_neighbors / pull.shape[2]
-
-
-def mean_pull_to_planes(
-    pull: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
-) -> Tensor:
-    """As `mean_pull`, of `pull` times the ways to the planes through the neighbours, whose unit
-    normals (n, K, 3) may have either sign."""
-    with torch.autocast(pull.device.type, enabled=False):
-        height = (relative * normal).sum(-1).unsqueeze(1) - from_parent @ normal.transpose(1, 2)
-        to_planes: Tensor = (pull * height) @ normal
-    return to_planes / pull.shape[2]
-
-
-def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
-    """Runs of consecutive clouds with equal numbers of slots, as (slots, slice of their points)."""
-    values, lengths = torch.unique_consecutive(slots, return_counts=True)
-    borders = ptr[F.pad(lengths.cumsum(0), (1, 0))].tolist()
-    return [
-        (num_slots, slice(start, stop))
-        for num_slots, start, stop in zip(values.tolist(), borders, borders[1:], strict=False)
-        if stop > start
-    ]
-
-
-def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
-    """The config.json of a model directory or Hub repository; ModelError where there is none."""
-    path = Path(name) / "config.json"
-    try:
-        if not Path(name).is_dir():
-            path = Path(hf_hub_download(name, "config.json", **kwargs))
-        return cast(dict[str, Any], json.loads(path.read_text()))
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path}: not a valid config.json ({error})") from error
-    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise ModelError(
-            f"{name}: neither a directory with a model (config.json, model.safetensors) nor a Hub "
-            "repository that can be reached; train one with train.py, its model/ directory is one"
-        ) from error

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pointup.attention import RelativeAttention, encode_positions, pull_along
+from pointup.attention import RelativeAttention
 from pointup.calibration import reference_clouds
 from pointup.errors import ModelError
 from pointup.geometry.local import plane_normals
-from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model import Upsampler, same_number_of_slots
+from pointup.model import Upsampler
+from pointup.pulls import encode_positions, pull_along
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
 

@@ -22,7 +22,8 @@ import train as training
 from pointup.data.batch import collate
 from pointup.data.pairs import PairDataset, open_pairs, write_pairs
 from pointup.errors import ConfigError, DataError, PointupError, TrainingError
-from pointup.model import ModelConfig, Upsampler
+from pointup.model import Upsampler
+from pointup.modelconfig import ModelConfig
 from pointup.training import checkpoint
 from pointup.training.config import TrainConfig
 from pointup.training.launch import make_accelerator

@@ -56,7 +56,7 @@ class Doctor:
         from pointup.apps.doctor_group import group_findings
         from pointup.apps.doctor_launch import alone_findings
         from pointup.apps.doctor_run import read_config, run_findings
-        from pointup.model import ModelConfig
+        from pointup.modelconfig import ModelConfig
         from pointup.training.config import TrainConfig
 
         options = read_config(self.run_dir) if self.run_dir else {}

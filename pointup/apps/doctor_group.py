@@ -24,7 +24,8 @@ from pointup.apps.doctor_accelerators import accelerator_findings, compute_findi
 from pointup.apps.doctor_finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
 from pointup.apps.doctor_machine import machine_findings
 from pointup.errors import ConfigError
-from pointup.model import ModelConfig, Upsampler
+from pointup.model import Upsampler
+from pointup.modelconfig import ModelConfig
 from pointup.training.agreement import PACKAGES, checksum_of_code, differences
 from pointup.training.group import connect_store
 from pointup.training.launch import make_accelerator

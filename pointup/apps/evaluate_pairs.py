@@ -43,7 +43,7 @@ class Pairs:
         from pointup.evaluation.measures import METRICS, mean_rows
         from pointup.evaluation.pairs import ROWS, measure_pairs
         from pointup.evaluation.report import Report, Table
-        from pointup.model import ModelConfig
+        from pointup.modelconfig import ModelConfig
         from pointup.training.objective import training_ratio
 
         for name in ("ratio", "max_ratio"):

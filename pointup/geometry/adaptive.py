@@ -1,4 +1,4 @@
-"""Thinning that keeps points denser in some places than in others."""
+"""A spacing that differs from place to place, and thinning that keeps points by it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pointup.geometry.local import LocalGeometry
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
     on_host,
     ptr_from_sizes,
+    segment_max,
+    segment_mean,
+    segment_sum,
     sizes_from_ptr,
     to_device,
 )
@@ -20,6 +24,8 @@ from pointup.geometry.thinning import farthest_point_sample
 
 LARGEST_PIECE = 32_768
 """Points of a cloud that are put in order together on the CPU."""
+SMOOTHING = 2
+"""Passes of a mean over the neighbours that make the spacing of points smooth."""
 
 # Picks at which the distance that farthest-point sampling has come down to is measured.
 NUM_MEASURED = 48
@@ -111,3 +117,23 @@ def log_pick_distances(ordered: Tensor) -> Tensor:
         low, high = measured[right - 1].log(), measured[right].log()
         between = torch.lerp(distance[right - 1], distance[right], (at.log() - low) / (high - low))
     return torch.cat([between[:1], between])
+
+
+def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithm (N,) of the spacing that the output should have around each input point, up to a
+    constant, and of the shares (N,) of a cloud's output that follow from it.
+
+    The spacing is a power (N,) of the input's spacing there: 0 makes the output equally dense
+    everywhere, and 1 keeps places as much denser than others as they are.
+    """
+    batch = batch_from_ptr(ptr, len(power))
+    smooth = geometry.spacing
+    for _ in range(SMOOTHING):
+        smooth = smooth[geometry.index].mean(1)
+    log_smooth = smooth[:, 0].log()
+    log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
+    # A point's part of a surface grows with the square of its spacing.
+    log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
+    highest = segment_max(log_points.detach(), ptr)[batch]
+    total = segment_sum((log_points - highest).exp(), ptr)[batch]
+    return log_spacing, log_points - highest - total.log()

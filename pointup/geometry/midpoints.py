@@ -37,6 +37,17 @@ def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tens
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 
 
+def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
+    """Runs of consecutive clouds with equal numbers of slots, as (slots, slice of their points)."""
+    values, lengths = torch.unique_consecutive(slots, return_counts=True)
+    borders = ptr[ptr_from_sizes(lengths)].tolist()
+    return [
+        (num_slots, slice(start, stop))
+        for num_slots, start, stop in zip(values.tolist(), borders, borders[1:], strict=False)
+        if stop > start
+    ]
+
+
 def midpoints(pos: Tensor, index: Tensor) -> Tensor:
     """Midpoints from each point to its neighbours.
 

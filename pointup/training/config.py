@@ -13,7 +13,7 @@ from typing import Any, Literal
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
-from pointup.model import ModelConfig
+from pointup.modelconfig import ModelConfig
 from pointup.training.objective import LossConfig
 from pointup.training.saving import OnSaveError
 from pointup.training.schedule import LrScaling

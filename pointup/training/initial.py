@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 import torch
 
 from pointup.errors import ConfigError
-from pointup.model import ModelConfig, Upsampler
+from pointup.model import Upsampler
+from pointup.modelconfig import ModelConfig
 from pointup.training.config import TrainConfig
 from pointup.upsampling.models import load_model
 

@@ -1,0 +1,56 @@
+"""Options of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Options of the model."""
+
+    feature_dim: int = 48
+    """Channels of each point's feature vector."""
+    k: int = 12
+    """Neighbours each point attends to, itself not counted."""
+    num_layers: int = 2
+    """Attention layers over the input points, before the node shuffle."""
+    heads: int = 4
+    """Heads of the attention among input points."""
+    child_heads: int = 4
+    """Heads of the attention of children to their parent's neighbours."""
+    position_hidden: int = 24
+    """Hidden size of the MLP that encodes relative positions."""
+    num_refinements: int = 1
+    """How often each child looks at its parent's neighbours and moves; the weights are shared."""
+    slots_per_ratio: float = 2.0
+    """Candidates made for each output point; thinning keeps the most even ones."""
+    concat: bool = True
+    """Concatenate the heads; otherwise each head has all channels and they are averaged."""
+    beta: bool = True
+    """Gate the residual connection of each attention by a learned share."""
+    dropout: float = 0.0
+    """Share of attention weights dropped in training."""
+
+    def __post_init__(self) -> None:
+        at_least_one = (
+            "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
+        )  # fmt: skip
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_layers < 0:
+            raise ValueError(f"model.num_layers is {self.num_layers}; it can't be negative")
+        for name in ("heads", "child_heads"):
+            if self.concat and self.feature_dim % getattr(self, name):
+                raise ValueError(
+                    f"model.feature_dim {self.feature_dim} is not a multiple of model.{name} "
+                    f"{getattr(self, name)}; change one, or set concat to False"
+                )
+        if self.slots_per_ratio < 1.0:
+            raise ValueError(
+                f"model.slots_per_ratio is {self.slots_per_ratio}; at least 1 candidate is needed "
+                "for each output point"
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")

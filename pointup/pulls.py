@@ -1,0 +1,97 @@
+"""Pulls of children towards their parents' neighbours, from encoded positions.
+
+Legend of shape suffixes:
+    n parents   R children of each   K neighbours of a parent, itself among them
+    P channels of an encoded position   F features that describe a position
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class _Encode(torch.autograd.Function):
+    """relu(W d) for d (F, M), one column for each of very many positions: (M, P).
+
+    By hand, since the products that automatic differentiation chooses for matrices this long and
+    thin take four times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, described: Tensor, weight: Tensor) -> Tensor:
+        encoded = torch.mm(described.t(), weight.t()).relu_()
+        ctx.save_for_backward(described, weight, encoded)
+        return encoded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+        described, weight, encoded = ctx.saved_tensors
+        grad = torch.ops.aten.threshold_backward(grad, encoded, 0)
+        grad_described = None
+        if ctx.needs_input_grad[0]:
+            grad_described = torch.mm(grad, weight).t().contiguous()
+        return grad_described, torch.mm(described, grad).t()
+
+
+def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
+    """relu of `layer` applied to positions described by (F + 1, N, R, K): (N, R, K, P).
+
+    The last feature is 1, for the bias.
+    """
+    weight = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).to(dtype)
+    encoded: Tensor = _Encode.apply(described.flatten(1).to(dtype), weight)
+    return encoded.view(*described.shape[1:], -1)
+
+
+class _Pull(torch.autograd.Function):
+    """Products (M, K, D) of positions (M, K, P) with directions (M, D, P).
+
+    By hand, since automatic differentiation makes the gradient of the positions transposed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, directions: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(directions, positions)
+        return torch.bmm(positions, directions.transpose(1, 2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_pull: Tensor) -> tuple[Tensor, Tensor]:
+        directions, positions = ctx.saved_tensors
+        grad_directions = torch.bmm(grad_pull.transpose(1, 2), positions)
+        return grad_directions, torch.bmm(grad_pull, directions)
+
+
+def pull_along(directions: Tensor, positions: Tensor) -> Tensor:
+    """Products (D, ..., K) of directions (..., D P) with encoded positions (..., K, P)."""
+    *shape, num_neighbors, hidden = positions.shape
+    directions = directions.reshape(-1, directions.shape[-1] // hidden, hidden)
+    pull: Tensor = _Pull.apply(directions, positions.to(directions.dtype).flatten(0, -3))
+    return pull.view(*shape, num_neighbors, -1).movedim(-1, 0)
+
+
+def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
+    """Mean over a parent's neighbours of `pull` times the way to them, (n, R, 3), in float32.
+
+    Shapes: `pull` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours and
+    `from_parent` (n, R, 3) from it to the child.
+    """
+    with torch.autocast(pull.device.type, enabled=False):
+        to_neighbors = pull @ relative - pull.sum(-1, keepdim=True) * from_parent
+    return to_neighbors / pull.shape[2]
+
+
+def mean_pull_to_planes(
+    pull: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
+) -> Tensor:
+    """As `mean_pull`, of `pull` times the ways to the planes through the neighbours, whose unit
+    normals (n, K, 3) may have either sign."""
+    with torch.autocast(pull.device.type, enabled=False):
+        height = (relative * normal).sum(-1).unsqueeze(1) - from_parent @ normal.transpose(1, 2)
+        to_planes: Tensor = (pull * height) @ normal
+    return to_planes / pull.shape[2]
