@@ -126,6 +126,25 @@ def launch() -> Callable[..., Run]:
     return run
 
 
+@pytest.fixture
+def make_store(tmp_path: Path) -> Callable[..., Any]:
+    """Makes a store of positions, read in chunks and cut into small blocks."""
+    from sheets import in_chunks
+
+    from pointup.data.clouds import PointCloud
+    from pointup.upsampling.store import build_store
+
+    count = iter(range(100))
+
+    def make(positions: np.ndarray, block_size: int = 200, chunk_size: int = 500) -> Any:
+        directory = tmp_path / str(next(count))
+        directory.mkdir()
+        cloud = PointCloud(positions, {"number": np.arange(len(positions))})
+        return build_store(in_chunks(cloud, chunk_size), directory, block_size)
+
+    return make
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

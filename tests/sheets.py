@@ -1,0 +1,56 @@
+"""Clouds, a model and stores that the tests of upsampling share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from pointup.data.clouds import PointCloud
+from pointup.model import Upsampler
+from pointup.upsampling.passes import run_passes
+from pointup.upsampling.running import Alone
+from pointup.upsampling.store import Store
+from pointup.upsampling.wishes import Wishes
+
+CPU = torch.device("cpu")
+SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2}
+StoreMaker = Callable[..., Store]
+
+
+def small_model(noise: float = 0.0) -> Upsampler:
+    """A model quick enough for tests; with noise it moves the children, as a trained one does."""
+    torch.manual_seed(0)
+    model = Upsampler(**SMALL).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += noise * torch.randn_like(weights)
+    return model
+
+
+def sheet(num_points: int, side: float = 32.0, seed: int = 0) -> np.ndarray:
+    """Random points of a wavy sheet."""
+    rng = np.random.default_rng(seed)
+    xy = side * rng.random((num_points, 2))
+    return np.column_stack([xy, np.sin(xy[:, 0] / 3) + np.cos(xy[:, 1] / 4)])
+
+
+def grid(side: int) -> np.ndarray:
+    axis = np.arange(side, dtype=np.float64)
+    return np.stack(np.meshgrid(axis, axis, [0.0]), axis=-1).reshape(-1, 3)
+
+
+def in_chunks(cloud: PointCloud, size: int) -> Iterator[PointCloud]:
+    for start in range(0, len(cloud), size):
+        yield cloud.select(slice(start, start + size))
+
+
+StoreMaker = Callable[..., Store]
+
+
+def upsample_in_blocks(
+    store: Store, model: Upsampler, wishes: Wishes, tile: float | None = None, budget: int = 400
+) -> np.ndarray:
+    parts = run_passes(store, model, wishes, Alone(), CPU, token_budget=budget, tile=tile)
+    return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in parts)])
