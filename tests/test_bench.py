@@ -71,9 +71,11 @@ def test_the_plain_model_makes_the_same_children_with_the_same_gradients(
 def test_brute_force_finds_what_the_package_finds() -> None:
     pos, target = sheet(150, 0, 0.05).requires_grad_(), sheet(400, 1)
     ours = chamfer_distance(pos, one_cloud(pos), target, one_cloud(target)).sum()
-    plain = plain_chamfer_distance(pos, target)
-    torch.testing.assert_close(ours, plain)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, pos)[0] for loss in (ours, plain)))
+    for recompute in (False, True):
+        plain = plain_chamfer_distance(pos, target, recompute)
+        torch.testing.assert_close(ours, plain)
+        (gradient,) = torch.autograd.grad(plain, pos)
+        torch.testing.assert_close(torch.autograd.grad(ours, pos, retain_graph=True)[0], gradient)
     squared, index = knn(target, one_cloud(target), 7)
     plain_squared, plain_index = plain_knn(target, 7)
     torch.testing.assert_close(plain_squared, squared)

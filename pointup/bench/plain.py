@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pointup.attention import AttentionBlock
 from pointup.bench.clouds import one_cloud
@@ -47,12 +48,24 @@ def plain_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return distance.square(), nn.functional.pad(index, (0, missing), value=-1)
 
 
-def plain_chamfer_distance(pos: Tensor, target: Tensor) -> Tensor:
-    """Mean distance to the nearest of the other cloud, both ways, of a single pair."""
+def plain_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = False) -> Tensor:
+    """Mean distance to the nearest of the other cloud, both ways, of a single pair.
+
+    Its derivatives take both matrices of distances: `recompute` makes them again, part by part,
+    where they would not fit into memory.
+    """
+
+    def nearest(rows: Tensor, others: Tensor) -> Tensor:
+        return distances(rows, others).min(1).values.sum()
+
     total = pos.new_zeros(())
     for query, others in ((pos, target), (target, pos)):
         for rows in query.split(ROWS):
-            total = total + distances(rows, others).min(1).values.sum() / len(query)
+            if recompute:
+                found = checkpoint(nearest, rows, others, use_reentrant=False)
+            else:
+                found = nearest(rows, others)
+            total = total + found / len(query)
     return total
 
 
