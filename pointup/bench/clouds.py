@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pointup.data.batch import collate
+from pointup.data.locality import in_spatial_order
 from pointup.geometry.packed import ptr_from_sizes
 
 RATIO = 4.0
@@ -35,16 +36,18 @@ def ragged(
 
 
 def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
-    """Pairs whose sources have so many points and whose targets have four times as many."""
-    pairs = [
-        Data(
-            pos=sheet(size, seed + 2 * number),
-            target=sheet(round(RATIO * size), seed + 2 * number + 1),
-            name=f"sheet {number}",
-            index=number,
-        )
-        for number, size in enumerate(sizes)
-    ]
+    """Pairs whose sources have so many points and whose targets have four times as many.
+
+    In the order in which `PairDataset` gives their points.
+    """
+    pairs = []
+    for number, size in enumerate(sizes):
+        clouds = {
+            "source": sheet(size, seed + 2 * number).numpy(),
+            "target": sheet(round(RATIO * size), seed + 2 * number + 1).numpy(),
+        }
+        source, target = map(torch.from_numpy, in_spatial_order(clouds).values())
+        pairs.append(Data(pos=source, target=target, name=f"sheet {number}", index=number))
     return collate(pairs)
 
 
