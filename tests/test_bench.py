@@ -145,7 +145,7 @@ def test_small_sizes_of_every_section_give_figures(monkeypatch: pytest.MonkeyPat
 def test_two_processes_are_measured_against_one() -> None:
     first, second = run_group(2, on_gpus=False, budget=600, steps=2, rounds=1)
     assert first["busy"] == second["busy"]
-    assert len(first["cpu"]) == len(second["cpu"]) == 2
+    assert len(first["cpu"]) == len(second["cpu"]) == len(first["same"]) == 2
     # Nearly full batches, of both processes together in every step.
     assert all(1000 < tokens <= 1200 for tokens in first["tokens"])
     assert summary([first, second])["speedup"] > 0
@@ -154,11 +154,13 @@ def test_two_processes_are_measured_against_one() -> None:
 def test_scaling_is_tokens_together_over_tokens_alone_in_the_same_time() -> None:
     first = {"tokens_alone": 100, "alone": [1.0, 1.0], "together": [1.0, 1.0]}
     first |= {"tokens": [90, 90, 90, 90], "busy": [[1.0, 1.0]] * 4, "cpu": [1.0] * 4}
+    first |= {"same": [[1.0, 0.6], [0.6, 1.0]]}
     row = summary([first, {"cpu": [0.8] * 4}])
     assert row["processes"] == 2
     assert row["speedup"] == pytest.approx(1.8)
     assert row["idle"] == 0
     assert row["idle_cpu"] == pytest.approx(0.1)
+    assert row["idle_same"] == pytest.approx(0.2)
 
 
 def table(name: str, rows: list[Row]) -> Section:

@@ -27,6 +27,8 @@ from pointup.training.memory import num_tokens
 
 MOST_PROCESSES = 8
 SAMPLES = 2000
+BUDGETS = 3
+"""Token budgets of small steps that a step here has: in short ones the machine's unrest is all."""
 
 
 def measure(effort: Effort) -> Iterator[Row]:
@@ -37,8 +39,9 @@ def measure(effort: Effort) -> Iterator[Row]:
     if most < num_processes:
         yield {"processes": 2, "left_out": "this machine has one core"}
     while num_processes <= min(most, MOST_PROCESSES):
-        steps, rounds = (3, 1) if effort.quick else (8, 3)
-        budget = token_budget(effort.device) // (2 if effort.quick else 1)
+        steps, rounds = (3, 1) if effort.quick else (5, 3)
+        budget = token_budget(effort.device)
+        budget = budget // 2 if effort.quick else BUDGETS * budget
         yield summary(run_group(num_processes, on_gpus, budget, steps, rounds))
         num_processes *= 2
 
@@ -71,7 +74,7 @@ def work_in_group(
     rounds: int,
 ) -> None:
     """A process of the group: rounds of some steps of the first process alone, while the others
-    wait, and of as many steps of all of them."""
+    wait, of as many steps of all of them, and of as many in which all do the same work."""
     torch.set_num_threads(1)
     os.environ |= {
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes),
@@ -93,9 +96,10 @@ def work_in_group(
         ]
 
     of_one, of_all = batches(1, 0), batches(num_processes, rank)
+    the_same = of_all if rank == 0 else batches(num_processes, 0)
     work = [(alone, of_one)] if rank == 0 else []
     measured: dict[str, Any] = {"tokens_alone": sum(map(num_tokens, of_one))}
-    measured |= {"alone": [], "together": [], "busy": [], "cpu": [], "tokens": []}
+    measured |= {"alone": [], "together": [], "busy": [], "cpu": [], "tokens": [], "same": []}
     together.step(of_all[0])
     for trainer, own in work:
         trainer.step(own[0])
@@ -115,6 +119,7 @@ def work_in_group(
             measured["busy"].append(totals.busy_seconds)
             measured["tokens"].append(totals.num_tokens)
         measured["together"].append(time.perf_counter() - start)
+        measured["same"] += [together.step(batch).busy_seconds for batch in the_same]
     (Path(directory) / f"{rank}.json").write_text(json.dumps(measured))
     dist.destroy_process_group()
 
@@ -131,6 +136,7 @@ def summary(measured: list[dict[str, Any]]) -> Row:
         "speedup": float(together / alone),
         "idle": idle(np.array(first["busy"])),
         "idle_cpu": idle(np.array([process["cpu"] for process in measured]).T),
+        "idle_same": idle(np.array(first["same"])),
     }
 
 
@@ -149,8 +155,10 @@ SECTION = Section(
         Column("speedup", "times as fast", ".2f", "higher"),
         Column("idle", "idle, measured", ".2%", "lower"),
         Column("idle_cpu", "idle by CPU time", ".2%", "lower"),
+        Column("idle_same", "with equal work", ".2%"),
     ),
     measure,
     note="Alone and together in turns, in the same processes. Idle: share of the time spent\n"
-    "waiting for the slowest; by CPU time other programs on the machine don't count.",
+    "waiting for the slowest; by CPU time other programs on the machine don't count, and with\n"
+    "equal work, the same batches on all, it is the machine's alone.",
 )
