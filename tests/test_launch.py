@@ -49,22 +49,35 @@ def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_pat
     assert processes_asked_for([]) == 1
 
 
-def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
-    tmp_path: Path,
-) -> None:
+def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A launch of a script that says how large its world is."""
     script = tmp_path / "world.py"
     script.write_text(
         "from pointup.training.launch import make_accelerator\n"
         "from pathlib import Path\n"
         f"print('WORLD', make_accelerator(Path({str(tmp_path)!r})).num_processes)\n"
     )
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--cpu"]
-    ended = subprocess.run(
-        [*command, "--num_processes", "2", str(script)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *options]
+    return subprocess.run([*command, str(script)], capture_output=True, text=True)
+
+
+def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
+    tmp_path: Path,
+) -> None:
+    ended = launched(tmp_path, "--cpu", "--num_processes", "2")
     assert ended.returncode != 0
     assert "asked for 2 processes but started 1" in ended.stderr
     assert "WORLD" not in ended.stdout
+
+
+def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
+    config = (CONFIGS / "cpu.yaml").read_text()
+    asking = tmp_path / "asking.yaml"
+    asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")
+    assert "WORLD 1" in launched(tmp_path, "--config_file", str(CONFIGS / "cpu.yaml")).stdout
+    ended = launched(tmp_path, "--config_file", str(asking))
+    assert ended.returncode != 0 and "WORLD" not in ended.stdout
+    assert "dynamo_backend INDUCTOR is not supported" in ended.stderr
 
 
 def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None:

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DistributedType, ProjectConfiguration
+from accelerate.utils import DistributedType, DynamoBackend, ProjectConfiguration
 
 from pointup.errors import ConfigError
 from pointup.training.group import join_group
@@ -39,8 +39,8 @@ def make_accelerator(
 ) -> Accelerator:
     """The Accelerator that the launcher's configuration asks for.
 
-    Raises ConfigError when fewer processes were started than asked for, and for a kind of
-    parallelism other than plain data parallelism.
+    Raises ConfigError when fewer processes were started than asked for, for a kind of parallelism
+    other than plain data parallelism, and for a dynamo backend.
     """
     check_number_of_processes()
     if not torch.accelerator.is_available():
@@ -60,6 +60,13 @@ def make_accelerator(
         raise ConfigError(
             f"distributed_type {accelerator.distributed_type.value} is not supported: pointup "
             "trains by plain data parallelism; choose MULTI_GPU, or NO for one process"
+        )
+    backend = accelerator.state.dynamo_plugin.backend
+    if backend != DynamoBackend.NO:
+        # It can't follow searches in trees; around them it made no step shorter.
+        raise ConfigError(
+            f"dynamo_backend {backend.value} is not supported: torch.compile gains nothing here; "
+            "leave out dynamo_config, or answer no to it in `accelerate config`"
         )
     world = int(os.environ.get("WORLD_SIZE", 1))
     if accelerator.num_processes != world:
