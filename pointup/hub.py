@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from pointup.errors import ModelError
 from pointup.modelconfig import ModelConfig
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout of weights and options; a model of another one is refused."""
 
 MODEL_CARD = """---

@@ -25,6 +25,7 @@ from pointup.geometry.local import (
     describe_neighbors_of_children,
     directions,
     local_geometry,
+    nearest_gaps,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -32,6 +33,7 @@ from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
     ptr_from_sizes,
+    segment_log_softmax,
     sizes_from_ptr,
     to_device,
 )
@@ -56,6 +58,9 @@ class Upsampled(NamedTuple):
     log_shares: Tensor
     """(N,) float32: logarithm of the share of its cloud's output that each input point should
     have nearest to it, as predicted; thinning follows it."""
+    log_quotas: Tensor
+    """(N,) float32: the same, predicted better, but only once a cloud is made; `pointup upsample`
+    shares out its new points by it."""
 
 
 class Upsampler(
@@ -119,7 +124,12 @@ class Upsampler(
         self.normal = nn.Linear(dim, 2 * hidden)
         self.density_norm = nn.LayerNorm(dim)
         self.density = nn.Linear(dim, 1)
-        for offset in (self.pull, self.arch, self.normal, self.density):
+        self.quota_norm = nn.LayerNorm(dim)
+        self.quota = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
+        # Powers of the spacing and of the gaps to the nearest: a little more where there is less.
+        self.quota_powers = nn.Parameter(torch.tensor([0.0, 0.5]))
+        last = cast(nn.Linear, self.quota[-1])
+        for offset in (self.pull, self.arch, self.normal, self.density, last):
             nn.init.zeros_(offset.weight)
             nn.init.zeros_(offset.bias)
         calibrate(self, self.layers_to_calibrate())
@@ -153,8 +163,9 @@ class Upsampler(
         if len(pos) == 0:
             # Joined to every weight, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
-            no_shares = nothing.sum(1)
-            return Upsampled(nothing, ptr, ptr.new_empty(0), nothing, candidates_ptr, no_shares)
+            shares = nothing.sum(1)
+            empty = ptr.new_empty(0)
+            return Upsampled(nothing, ptr, empty, nothing, candidates_ptr, shares, shares)
 
         num_neighbors = self.config.k + 1
         squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max())))
@@ -190,6 +201,7 @@ class Upsampler(
             candidates,
             candidates_ptr,
             log_shares,
+            segment_log_softmax(self.quota_logits(features, geometry), ptr),
         )
 
     def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
@@ -284,6 +296,16 @@ class Upsampler(
             parameters=[weight for module in modules for weight in module.parameters()],
             recompute=recompute,
         )
+
+    def quota_logits(self, features: Tensor, geometry: LocalGeometry) -> Tensor:
+        """Logarithm (N,) of the quota of a cloud's output that each input point is to stand for,
+        up to a constant of the cloud.
+
+        Learned from the features as they are: nothing else learns from it.
+        """
+        logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
+        gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
+        return logits + (gaps * self.quota_powers).sum(1)
 
     @property
     def random(self) -> bool:

@@ -54,9 +54,10 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
         assert np.allclose(some, all_five[:slots], atol=1e-6)
 
 
-def test_a_model_that_makes_nan_is_an_error() -> None:
+@pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])
+def test_a_model_that_makes_nan_is_an_error(name: str) -> None:
     model = small_model()
     with torch.no_grad():
-        next(model.parameters()).fill_(torch.nan)
+        model.get_parameter(name).fill_(torch.nan)
     with pytest.raises(ModelError, match="not finite"):
         upsample(sheet(50), model=model)

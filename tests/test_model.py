@@ -37,6 +37,7 @@ def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
     torch.nn.init.normal_(model.arch.weight, std=0.2)
     torch.nn.init.normal_(model.normal.weight, std=0.2)
     torch.nn.init.normal_(model.density.weight, std=0.2)
+    torch.nn.init.normal_(model.quota[-1].weight, std=0.2)
     return model
 
 
@@ -157,7 +158,8 @@ def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
     model = as_if_trained()
     pos, ptr = packed(40, 3)
     output = model(pos, ptr, 4.0)
-    (output.candidates.square().sum() + output.log_shares.square().sum()).backward()
+    made = (output.candidates, output.log_shares, output.log_quotas)
+    sum(values.square().sum() for values in made).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
         assert parameter.grad.any() or name.endswith("key_value.bias"), name
@@ -236,7 +238,8 @@ def test_blocks_and_recomputation_change_nothing(
         torch.manual_seed(1)
         output = model(pos, ptr, 2.0)
         candidates = output.candidates
-        (candidates.square().sum() + output.log_shares.square().sum()).backward()
+        made = (candidates, output.log_shares, output.log_quotas)
+        sum(values.square().sum() for values in made).backward()
         results.append([candidates.detach(), *(weight.grad for weight in model.parameters())])
         monkeypatch.undo()
     torch.testing.assert_close(*results)
@@ -288,6 +291,29 @@ def test_dense_places_stay_dense_where_the_features_say_so() -> None:
         # The prediction is what thinning then does.
         assert abs(float(output.log_shares[:600].exp().sum()) - num_left[-1] / 3000) < 0.15
     assert num_left[0] < 2000 and num_left[1] > 2250
+
+
+def test_nothing_but_the_quotas_learns_from_them_and_those_of_a_cloud_add_up_to_one() -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 3)
+    quotas = model(pos, ptr, 4.0).log_quotas
+    for cloud in quotas.split([40, 3]):
+        torch.testing.assert_close(cloud.exp().sum(), torch.tensor(1.0))
+    (quotas[:7]).sum().backward()
+    learns = {name for name, weights in model.named_parameters() if weights.grad is not None}
+    assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
+
+
+def test_quotas_follow_gaps_and_not_the_unit_of_length() -> None:
+    pos = torch.rand(300, 3) * torch.tensor([1, 1, 0])
+    ptr, model = torch.tensor([0, 300]), Upsampler()
+    with torch.no_grad():
+        torch.nn.init.constant_(model.quota_powers, 1.0)
+        quotas, scaled = (model(scale * pos, ptr, 2.0).log_quotas for scale in (1.0, 100.0))
+    torch.testing.assert_close(quotas, scaled, rtol=0, atol=1e-4)
+    distance = (torch.cdist(pos, pos) + 9 * torch.eye(300)).sort(1).values
+    expected = distance[:, :12].mean(1) * distance[:, :4].mean(1)
+    torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
 
 
 def test_runs_of_equal_slots_cover_the_points_in_order() -> None:

@@ -91,9 +91,15 @@ def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() ->
     ptr = torch.tensor([0, 2])
     batch = Batch(pos=pos, ptr=ptr, target=target, target_ptr=torch.tensor([0, 4]))
 
+    equal = torch.tensor([0.5, 0.5]).log()
+
     def loss(first: float) -> float:
-        log_shares = torch.tensor([first, 1 - first]).log()
-        return float(density_loss(Upsampled(pos, ptr, ptr, pos, ptr, log_shares), batch))
+        log_shares, found = torch.tensor([first, 1 - first]).log(), []
+        for shares, quotas in ((log_shares, equal), (equal, log_shares)):
+            output = Upsampled(pos, ptr, ptr, pos, ptr, shares, quotas)
+            found.append(float(density_loss(output, batch)))
+        assert found[0] == found[1]
+        return found[0]
 
     assert loss(0.5) == 0.0
     assert loss(0.75) == pytest.approx(-(0.75 * math.log(1.5) + 0.25 * math.log(0.5)))

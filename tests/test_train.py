@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,25 @@ def test_a_run_can_start_from_another_model(
             ),
             accelerator,
         )  # fmt: skip
+
+
+def test_weights_that_are_not_to_be_trained_stay_as_they_are(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    torch.manual_seed(1)
+    first = Upsampler(**SMALL.__dict__)
+    first.save_pretrained(tmp_path / "first")
+    config = options(
+        pair_directory, tmp_path / "run", steps=2, model=ModelConfig(), train_only=("quota",),
+        initial_model=str(tmp_path / "first"),
+    )  # fmt: skip
+    training.train(config, accelerator)
+    before, after = first.state_dict(), final_weights(tmp_path / "run", step=2)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(name.startswith("quota") for name in changed)
+    with pytest.raises(ConfigError, match=r"--train-only none: no such weights; .*quota"):
+        other = replace(config, train_only=("none",), output_dir=tmp_path / "other")
+        training.train(other, accelerator)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -266,6 +266,24 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     assert model.training
 
 
+def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
+    # Twice as dense on the left.
+    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
+    model, shares = small_model(), []
+    for power in (0.0, 1.0):
+        torch.nn.init.constant_(model.quota_powers, 0.0)
+        with torch.no_grad():
+            model.quota_powers[1] = power
+        made = upsample(points, 4.0, model=model, originals=False)
+        assert len(made) == 4 * len(points)
+        shares.append(float(np.mean(made[:, 0] < 0.5)))
+    assert shares[0] == pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
+    # Gaps on the right are larger by the root of two.
+    assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.85 * 0.5)), abs=0.01)
+
+
 def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((4000, 2)), np.zeros(4000)])

@@ -14,9 +14,8 @@ from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
     ptr_from_sizes,
-    segment_max,
+    segment_log_softmax,
     segment_mean,
-    segment_sum,
     sizes_from_ptr,
     to_device,
 )
@@ -134,6 +133,4 @@ def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tup
     log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
     # A point's part of a surface grows with the square of its spacing.
     log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
-    highest = segment_max(log_points.detach(), ptr)[batch]
-    total = segment_sum((log_points - highest).exp(), ptr)[batch]
-    return log_spacing, log_points - highest - total.log()
+    return log_spacing, segment_log_softmax(log_points, ptr)

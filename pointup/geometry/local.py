@@ -59,6 +59,18 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     return LocalGeometry(index, missing, relative, spacing, mean, covariance, normal)
 
 
+def nearest_gaps(geometry: LocalGeometry) -> Tensor:
+    """Mean distance (N,) to the four nearest others, in units of the input.
+
+    The spacing of the neighbourhood where all of them are missing, and a thousandth of it where
+    they lie in one place.
+    """
+    distance = torch.linalg.vector_norm(geometry.relative[:, 1:5], dim=-1)
+    found = (~geometry.missing[:, 1:5]).sum(1)
+    mean = torch.where(found > 0, distance.sum(1) / found.clamp(min=1), 1.0)
+    return mean.clamp(min=1e-3) * geometry.spacing[:, 0]
+
+
 def plane_normals(covariance: Tensor) -> Tensor:
     """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
 

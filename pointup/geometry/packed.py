@@ -103,3 +103,10 @@ def safe_sqrt(squared: Tensor) -> Tensor:
 def _accumulator(values: Tensor) -> Tensor:
     # MPS has no float64.
     return values.float() if values.device.type == "mps" else values.double()
+
+
+def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
+    """Log of the softmax (N,) of values (N,) over each cloud."""
+    batch = batch_from_ptr(ptr, len(values))
+    shifted = values - segment_max(values.detach(), ptr)[batch]
+    return shifted - segment_sum(shifted.exp(), ptr).log()[batch]

@@ -52,6 +52,8 @@ class TrainConfig:
     initial_model: str | None = None
     """Model to start from, in place of random weights: shapes, lidar, a directory, or a repository
     on the Hub. Its options are those of the run."""
+    train_only: tuple[str, ...] = ()
+    """Train the weights alone whose names begin with one of these, as quota; the others stay."""
     steps: int | None = None
     """Length of the run in optimizer steps (200 when neither epochs nor hours are given)."""
     epochs: float | None = None

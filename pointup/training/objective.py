@@ -121,11 +121,11 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
 
 
 def density_loss(output: Upsampled, batch: Batch) -> Tensor:
-    """How far the predicted shares of the source's points are from those that the target has.
+    """How far predicted shares and quotas of the source's points are from those of the target.
 
     Each target point belongs to the nearest source point: the Kullback-Leibler divergence (B,) of
-    the predicted shares from the counted ones, less what counting alone gives, which no weight can
-    change; so that equal shares of a target twice as dense cost the same.
+    the predicted ones from those counted, of both together, less what counting alone gives, which
+    no weight can change; so that equal shares of a target twice as dense cost the same.
     """
     with torch.no_grad():
         _, index = nearest(batch.target, batch.target_ptr, batch.pos, batch.ptr)
@@ -137,5 +137,5 @@ def density_loss(output: Upsampled, batch: Batch) -> Tensor:
         )
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = output.log_shares[index.clamp(min=0)] - uniform
+    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] - 2 * uniform
     return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)

@@ -27,12 +27,15 @@ class Candidates:
         offset: (M, 3) float32, from the parent to the child.
         distance: (M,) float32, to the nearest of the parent's neighbours and the parent itself.
         spacing: (N,) float32, distance between points around each parent.
+        quota: (N,) float32, logarithm of the part of all new points that each parent is to have,
+            up to a constant of the cloud.
     """
 
     num_slots: np.ndarray
     offset: np.ndarray
     distance: np.ndarray
     spacing: np.ndarray
+    quota: np.ndarray
 
     @property
     def parent(self) -> np.ndarray:
@@ -54,6 +57,7 @@ class Candidates:
             self.offset[children],
             self.distance[children],
             self.spacing[start:stop],
+            self.quota[start:stop],
         )
 
 
@@ -130,7 +134,8 @@ def make_candidates(
     """
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
-        return Candidates(num_slots, nothing, nothing[:, 0], np.ones(len(core), dtype=np.float32))
+        ones = np.ones(len(core), dtype=np.float32)
+        return Candidates(num_slots, nothing, nothing[:, 0], ones, np.zeros_like(ones))
     # Points with the same number of slots one after another.
     order = np.argsort(num_slots, kind="stable")
     near = gather_neighborhood(
@@ -138,7 +143,7 @@ def make_candidates(
     )
     try:
         with turn:
-            offset, distance, spacing = _run(
+            offset, distance, *of_parents = _run(
                 model, near, num_slots[order], device, children_per_call
             )
     except torch.OutOfMemoryError as error:
@@ -146,12 +151,12 @@ def make_candidates(
             f"{device} has too little memory for {len(near.pos)} points at a time; lower "
             "--token-budget"
         ) from error
-    if not np.isfinite(offset).all():
-        raise ModelError("the model makes coordinates that are not finite; train it again")
+    for made in (offset, *of_parents):
+        if not np.isfinite(made).all():
+            raise ModelError("the model makes numbers that are not finite; train it again")
     back = np.argsort(np.repeat(order, num_slots[order]), kind="stable")
-    smooth = np.empty_like(spacing)
-    smooth[order] = spacing
-    return Candidates(num_slots, offset[back], distance[back], smooth)
+    place = np.argsort(order)
+    return Candidates(num_slots, offset[back], distance[back], *(v[place] for v in of_parents))
 
 
 @torch.inference_mode()
@@ -161,8 +166,8 @@ def _run(
     num_slots: np.ndarray,
     device: torch.device,
     children_per_call: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Offset and distance of the children, and the smooth spacing of their parents."""
+) -> tuple[np.ndarray, ...]:
+    """Offset and distance of the children, smooth spacing and quota of their parents."""
     pos, index, squared, slot_index = (
         torch.from_numpy(values).to(device)
         for values in (near.pos, near.index, near.squared, near.slot_index)
@@ -181,8 +186,11 @@ def _run(
         offset = children - pos[rows].unsqueeze(1)
         offsets.append(offset.flatten(0, 1).cpu())
         distances.append(_distance_to_points(offset, rows, slot_index, pos, geometry).cpu())
-    smooth = spacing[: len(num_slots), 0].cpu()
-    return torch.cat(offsets).numpy(), torch.cat(distances).numpy(), smooth.numpy()
+    quota = model.quota_logits(features, geometry)
+    of_parents = (values[: len(num_slots)].cpu() for values in (spacing[:, 0], quota))
+    return tuple(
+        values.numpy() for values in (torch.cat(offsets), torch.cat(distances), *of_parents)
+    )
 
 
 def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, int]]:

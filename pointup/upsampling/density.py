@@ -16,10 +16,6 @@ NUM_IN_CIRCLE = 32
 _OFF_BY_CHANCE = (2 * NUM_IN_CIRCLE) ** -0.5
 _OFF_AT_EDGE = 4 / (3 * np.pi)
 
-# Neighbours that say how much area a point stands for, the power of it that counts, and the largest
-# gap in usual ones.
-_NUM_NEAREST, _POWER, _MOST_GAP = 4, 0.18, 1.4
-
 
 def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
     """Points per unit of area around each query, (Q,), inf where they share one place.
@@ -50,21 +46,3 @@ def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
     positions = region.rows["position"][:, :2]
     there = ground_density(positions[places], distance, positions[near])
     return (density / there).clip(1.0, MAX_LOCAL_RATIO)
-
-
-def nearest_gaps(region: Region, places: np.ndarray) -> np.ndarray:
-    """Mean distance (N,) of points at `places` in a region to the few nearest others."""
-    distance, _ = region.neighbors_of(places, min(_NUM_NEAREST + 1, region.num_points))
-    return distance[:, 1:].mean(axis=1)
-
-
-def area_shares(gap: np.ndarray, usual: float) -> np.ndarray:
-    """How much more of the output than others, (N,), points get that stand for a larger area.
-
-    Points measured at random leave gaps by chance, which would stay. So that places that were
-    measured more densely stay denser, a point gets only a small power of its area. `gap` is that of
-    `nearest_gaps` and `usual` the one that gets a share of 1.
-    """
-    if not usual > 0:
-        return np.ones(len(gap))
-    return (gap / usual).clip(1 / _MOST_GAP, _MOST_GAP) ** (2 * _POWER)

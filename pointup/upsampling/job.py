@@ -29,8 +29,9 @@ from pointup.upsampling.attributes import (
 from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
-from pointup.upsampling.density import area_shares, nearest_gaps, ratios_for_density
+from pointup.upsampling.density import ratios_for_density
 from pointup.upsampling.halving import split_boxes
+from pointup.upsampling.quotas import by_quota, by_ratio
 from pointup.upsampling.region import Region
 from pointup.upsampling.relaxation import relax
 from pointup.upsampling.selection import first_radius, select_evenly, shuffled
@@ -104,25 +105,23 @@ class Upsampling:
                 self._children_per_call,
                 self._device_turn,
             )
-            gap = nearest_gaps(region, core)
             row = 0
             for block, ratio, wanted in zip(blocks, ratios, later, strict=True):
                 rows = slice(row, row + len(ratio))
                 row += len(ratio)
                 part = candidates.rows(rows.start, rows.stop)
-                self._save_candidates(block, part, ratio, wanted, gap[rows])
+                self._save_candidates(block, part, ratio, wanted)
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
-        bounds, spacing, gap = [], [], []
+        bounds, spacing = [], []
         for block in range(len(self)):
             with self._files.load(block, "candidates") as saved:
                 bounds.append(saved["bounds"])
                 spacing.append(np.median(saved["spacing"]))
-                gap.append(np.median(saved["gap"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
         self._spacing = np.array(spacing)
-        self._quotas = self._share_out(float(np.median(gap)))
+        self._quotas = self._share_out()
         self._colors = color_boxes(self._low, self._high)
         return [
             np.flatnonzero(self._colors == color).tolist()
@@ -298,7 +297,6 @@ class Upsampling:
         found: Candidates,
         ratio: np.ndarray,
         wanted: np.ndarray,
-        gap: np.ndarray,
     ) -> None:
         rows = self.store.read_block(block)
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
@@ -315,26 +313,14 @@ class Upsampling:
             cell=cell,
             wanted=wanted,
             ratio=ratio,
-            gap=gap,
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
         )
 
-    def _share_out(self, usual_gap: float) -> list[np.ndarray]:
+    def _share_out(self) -> list[np.ndarray]:
         """New points wanted in each cell of each block; as many in all as the ratio asks for."""
-        weights = []
-        for block in range(len(self)):
-            with self._files.load(block, "candidates") as saved:
-                cell, ratio, gap = saved["cell"], saved["ratio"], saved["gap"]
-            # A density says itself how many points each place is to have.
-            weight = ratio if self.ratio is None else ratio * area_shares(gap, usual_gap)
-            if self.wishes.originals:
-                weight = (weight - 1).clip(min=0.0)
-            weights.append(np.bincount(cell, weight))
-        ptr = np.cumsum([0, *(len(weight) for weight in weights)])
-        reached = np.append(0.0, np.cumsum(np.concatenate(weights)))
-        if self.ratio is not None:
-            num_new = round(self.ratio * len(self.store)) - self.wishes.originals * len(self.store)
-            reached *= num_new / max(reached[-1], np.finfo(float).tiny)
-        quota = np.diff(np.rint(reached)).astype(np.int64)
-        return np.split(quota, ptr[1:-1])
+        originals = self.wishes.originals
+        if self.ratio is None:  # A density says itself how many points each place is to have.
+            return by_ratio(self._files, len(self), originals)
+        num_new = round(self.ratio * len(self.store)) - originals * len(self.store)
+        return by_quota(self._files, len(self), len(self.store), num_new, originals)
