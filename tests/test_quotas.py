@@ -37,5 +37,5 @@ def test_cells_without_weight_get_nothing() -> None:
 
 def test_shares_are_those_of_the_quotas_up_to_a_bound() -> None:
     quota = np.log(np.array([1.0, 2.0, 1000.0, 1e-9], np.float32))
-    expected = pytest.approx([1.0, 2.0**0.85, 4.0, 0.25], rel=1e-5)
+    expected = pytest.approx([1.0, 2.0**0.7, 4.0, 0.25], rel=1e-5)
     assert quota_shares(quota, 0.0) == expected == quota_shares(quota + 30, 30.0)

@@ -281,7 +281,7 @@ def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
         shares.append(float(np.mean(made[:, 0] < 0.5)))
     assert shares[0] == pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
     # Gaps on the right are larger by the root of two.
-    assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.85 * 0.5)), abs=0.01)
+    assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.7 * 0.5)), abs=0.01)
 
 
 def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from pointup.upsampling.blockfiles import BlockFiles
 
 # Power of a quota that counts: predictions err alike over whole parts of a cloud.
-_TRUST = 0.85
+_TRUST = 0.7
 # Most that a point may stand for, in usual ones: around an outlier there is much space and nothing.
 _MOST_SHARE = 4.0
 # Share of a cell's candidates that may be kept.

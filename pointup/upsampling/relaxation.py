@@ -17,7 +17,7 @@ NUM_NEIGHBORS = 12
 
 _STEPS = 5
 # Share of the spacing that a coincident neighbour pushes by in one step.
-_STEP = 0.45
+_STEP = 0.4
 # Neighbours that make a point's spacing, the mean distance to them.
 _NUM_SPACING = 6
 # Fall of the weights of a fit towards the last neighbour, e to the minus this.
