@@ -34,6 +34,8 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
         weights.requires_grad_(not config.train_only or name.startswith(config.train_only))
     if not any(weights.requires_grad for weights in model.parameters()):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in model.named_parameters()))
-        raise ConfigError(f"--train-only {' '.join(config.train_only)}: no such weights; {parts}")
+        raise ConfigError(
+            f"--train-only {' '.join(config.train_only)}: no such weights; choose of {parts}"
+        )
     model.recompute = {"auto": None, "on": True, "off": False}[config.gradient_checkpointing]
     return config, model
