@@ -25,6 +25,10 @@ class ModelConfig:
     """How often each child looks at its parent's neighbours and moves; the weights are shared."""
     slots_per_ratio: float = 2.0
     """Candidates made for each output point; thinning keeps the most even ones."""
+    quota_trust: float = 0.7
+    """Power of the predicted quotas that `pointup upsample` shares out new points by: 1 believes
+    them, 0 keeps differences in density as they were measured. No weight depends on it, so that it
+    can be changed in the config.json of a trained model."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and they are averaged."""
     beta: bool = True
@@ -52,5 +56,7 @@ class ModelConfig:
                 f"model.slots_per_ratio is {self.slots_per_ratio}; at least 1 candidate is needed "
                 "for each output point"
             )
+        if not 0.0 <= self.quota_trust <= 1.0:
+            raise ValueError(f"model.quota_trust is {self.quota_trust}; it must lie in [0, 1]")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")

@@ -68,8 +68,9 @@ class Lidar:
             ratio = self._ratio(source, surveys.get("prediction", reference), extent)
             if upsampler is not None:
                 surveys["model"] = self._upsample(source, ratio, upsampler)
-            # Before training, the model moves no point away from the midpoints.
-            surveys["midpoints"] = self._upsample(source, ratio, Upsampler())
+            # Before training, the model moves no point away from the midpoints and, without quotas,
+            # prefers no place.
+            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(quota_trust=0.0))
             surveys["source"] = source
         else:
             extent = common_extent({"reference": reference, **surveys}, self.cell)

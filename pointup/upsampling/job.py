@@ -323,4 +323,5 @@ class Upsampling:
         if self.ratio is None:  # A density says itself how many points each place is to have.
             return by_ratio(self._files, len(self), originals)
         num_new = round(self.ratio * len(self.store)) - originals * len(self.store)
-        return by_quota(self._files, len(self), len(self.store), num_new, originals)
+        trust = self.model.config.quota_trust
+        return by_quota(self._files, len(self), len(self.store), num_new, originals, trust)

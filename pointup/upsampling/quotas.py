@@ -9,8 +9,6 @@ import numpy as np
 
 from pointup.upsampling.blockfiles import BlockFiles
 
-# Power of a quota that counts: predictions err alike over whole parts of a cloud.
-_TRUST = 0.7
 # Most that a point may stand for, in usual ones: around an outlier there is much space and nothing.
 _MOST_SHARE = 4.0
 # Share of a cell's candidates that may be kept.
@@ -27,11 +25,16 @@ def by_ratio(files: BlockFiles, num_blocks: int, originals: bool) -> list[np.nda
 
 
 def by_quota(
-    files: BlockFiles, num_blocks: int, num_points: int, num_new: int, originals: bool
+    files: BlockFiles,
+    num_blocks: int,
+    num_points: int,
+    num_new: int,
+    originals: bool,
+    trust: float,
 ) -> list[np.ndarray]:
     """New points of each cell of each block, `num_new` in all, by the quotas of their points.
 
-    With `originals` a point counts for one itself.
+    With `originals` a point counts for one itself. `trust` is the power of a quota that counts.
     """
 
     def mean_of(values: Callable[[Any], np.ndarray]) -> float:
@@ -42,11 +45,11 @@ def by_quota(
         return total / num_points
 
     usual = mean_of(lambda saved: saved["quota"].astype(np.float64))
-    mean = mean_of(lambda saved: quota_shares(saved["quota"], usual))
+    mean = mean_of(lambda saved: quota_shares(saved["quota"], usual, trust))
     weights, num_candidates = [], []
     for block in range(num_blocks):
         with files.load(block, "candidates") as saved:
-            wanted = saved["ratio"] * quota_shares(saved["quota"], usual) / mean
+            wanted = saved["ratio"] * quota_shares(saved["quota"], usual, trust) / mean
             if originals:
                 wanted = (wanted - 1).clip(min=0.0)
             weights.append(np.bincount(saved["cell"], wanted))
@@ -56,14 +59,14 @@ def by_quota(
     )
 
 
-def quota_shares(quota: np.ndarray, usual: float) -> np.ndarray:
+def quota_shares(quota: np.ndarray, usual: float, trust: float) -> np.ndarray:
     """How much more of the output than others, (N,), points get by the logarithm of their quota.
 
-    Quotas are predicted, so that only a power of them counts. `usual` is the one that gets a share
-    of 1.
+    Quotas are predicted, so that only the power `trust` of them counts. `usual` is the one that
+    gets a share of 1.
     """
     most = np.log(_MOST_SHARE)
-    return np.exp((_TRUST * (quota.astype(np.float64) - usual)).clip(-most, most))
+    return np.exp((trust * (quota.astype(np.float64) - usual)).clip(-most, most))
 
 
 def scaled_to(total: float, weights: np.ndarray, num_candidates: np.ndarray) -> np.ndarray:
