@@ -98,6 +98,13 @@ def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
+def accelerator(tmp_path: Path) -> Any:
+    from pointup.training.launch import make_accelerator
+
+    return make_accelerator(tmp_path, ("tensorboard",))
+
+
+@pytest.fixture
 def launch() -> Callable[..., Run]:
     """Run a script in this many real processes, as `accelerate launch` does."""
 
@@ -122,6 +129,30 @@ def launch() -> Callable[..., Run]:
             timeout=timeout,
             env={**os.environ, "ACCELERATE_DEBUG_MODE": "true", **environment},
         )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that moves the children, as a trained one does."""
+    from sheets import small_model
+
+    directory = tmp_path_factory.mktemp("model")
+    small_model(noise=0.1).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def command(model_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run `pointup upsample` with the small model, in this process."""
+    from typed import Result
+
+    from pointup.apps import cli
+
+    def run(*arguments: str | Path, model: str | Path = model_directory) -> Result:
+        words = ["upsample", *map(str, arguments), "--model", str(model)]
+        return Result(cli.main(words), *capfd.readouterr())
 
     return run
 

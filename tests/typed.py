@@ -1,0 +1,51 @@
+"""What the tests of `pointup upsample` share: its result, and surveys to type it with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import laspy
+import numpy as np
+from laspy.vlrs.vlr import VLR
+
+WKT = VLR("LASF_Projection", 2112, "WKT", b'LOCAL_CS["somewhere"]')
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def positions(num_points: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x, y = 10 * rng.random((2, num_points))
+    return np.column_stack([x + 5e5, y + 4.1e6, 2 * np.sin(x)]).round(2)
+
+
+def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.ndarray:
+    """A survey whose attributes are random, with a CRS and an extra dimension."""
+    rng = np.random.default_rng(point_format)
+    version = "1.4" if point_format > 5 else "1.2"
+    header = laspy.LasHeader(version=version, point_format=point_format)
+    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
+    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", scales=[0.1], offsets=[5.0]))
+    header.vlrs.append(WKT)
+    las = laspy.LasData(header)
+    las.xyz = positions(num_points)
+    for name, top in (("intensity", 2**16), ("red", 2**16), ("classification", 20)):
+        las[name] = rng.integers(0, top, num_points)
+    las.gps_time = np.sort(rng.random(num_points))
+    las.return_number = rng.integers(1, 6, num_points)
+    las.height = rng.integers(0, 100, num_points) / 10
+    las.write(path)
+    return np.asarray(las.points.array)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def is_one_line(text: str) -> bool:
+    return text.startswith("pointup: error: ") and text.count("\n") == 1
