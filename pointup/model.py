@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,27 +40,7 @@ from pointup.geometry.packed import (
 from pointup.hub import MODEL_CARD, StoredModel
 from pointup.modelconfig import ModelConfig
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
-
-
-class Upsampled(NamedTuple):
-    """What `Upsampler` returns; everything packed, clouds in the order of the input."""
-
-    pos: Tensor
-    """(M, 3) float32: exactly `round(ratio * N)` points a cloud."""
-    ptr: Tensor
-    """(B+1,) borders of the clouds in `pos`."""
-    parent: Tensor
-    """(M,) int64: the input point that each output point was made from."""
-    candidates: Tensor
-    """(sum of N * R, 3) float32: all children, before thinning."""
-    candidates_ptr: Tensor
-    """(B+1,) borders of the clouds in `candidates`."""
-    log_shares: Tensor
-    """(N,) float32: logarithm of the share of its cloud's output that each input point should
-    have nearest to it, as predicted; thinning follows it."""
-    log_quotas: Tensor
-    """(N,) float32: the same, predicted better, but only once a cloud is made; `pointup upsample`
-    shares out its new points by it."""
+from pointup.upsampled import Upsampled
 
 
 class Upsampler(

@@ -23,6 +23,7 @@ ORDER = (
     "modelconfig",
     "hub",
     "pulls",
+    "upsampled",
     "model",
     "pictures",
     "upsampling",

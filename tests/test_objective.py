@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model import Upsampled, Upsampler
+from pointup.model import Upsampler
 from pointup.training.objective import (
     LossConfig,
     cloud_losses,
@@ -20,6 +20,7 @@ from pointup.training.objective import (
     target_spacing,
     training_ratio,
 )
+from pointup.upsampled import Upsampled
 
 SMALL = {"feature_dim": 8, "k": 4, "num_layers": 1, "heads": 2, "child_heads": 2}
 

@@ -24,7 +24,7 @@ from pointup.losses import (
     repulsion_loss,
     safe_sqrt,
 )
-from pointup.model import Upsampled
+from pointup.upsampled import Upsampled
 
 
 @dataclass(frozen=True, kw_only=True)
