@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from pointup import Upsampler, upsample
 from pointup.apps.cli import main
-from pointup.model import Upsampler
+from pointup.evaluation.lidar import common_extent, measure_survey
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
 
@@ -154,6 +155,27 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     for metric in content["metrics"].values():
         assert metric["convention"] in " ".join(text.split())
     assert (surveys / "density.png").stat().st_size > 1000
+
+
+def test_the_midpoints_of_a_survey_are_as_uneven_as_their_source(surveys: Path) -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
+    # Four times as dense on the left.
+    points = points[(points[:, 0] < 10) | (rng.random(4000) < 0.25)]
+    np.savetxt(surveys / "uneven.xyz", points, fmt="%.6f")
+    assert not evaluate(
+        "lidar", "--reference", surveys / "uneven.xyz", "--source", surveys / "uneven.xyz",
+        "--ratio", 4, "--json", surveys / "out.json",
+    )  # fmt: skip
+    given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
+    extent = common_extent({"source": points, "reference": points})
+
+    def chamfer(trust: float) -> float:
+        made = upsample(points, 4.0, model=Upsampler(quota_trust=trust))
+        return measure_survey(made, points, extent)["chamfer"]
+
+    assert given == pytest.approx(chamfer(0.0), rel=1e-6)
+    assert given != pytest.approx(chamfer(0.7), rel=1e-3)
 
 
 def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> None:
