@@ -94,6 +94,13 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float64 else values.float()
 
 
+def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
+    """Log of the softmax (N,) of values (N,) over each cloud."""
+    batch = batch_from_ptr(ptr, len(values))
+    shifted = values - segment_max(values.detach(), ptr)[batch]
+    return shifted - segment_sum(shifted.exp(), ptr).log()[batch]
+
+
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, in place of NaN or infinity, at 0."""
     positive = squared > 0
@@ -103,10 +110,3 @@ def safe_sqrt(squared: Tensor) -> Tensor:
 def _accumulator(values: Tensor) -> Tensor:
     # MPS has no float64.
     return values.float() if values.device.type == "mps" else values.double()
-
-
-def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
-    """Log of the softmax (N,) of values (N,) over each cloud."""
-    batch = batch_from_ptr(ptr, len(values))
-    shifted = values - segment_max(values.detach(), ptr)[batch]
-    return shifted - segment_sum(shifted.exp(), ptr).log()[batch]
