@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pointup.blocks import remembered
 from pointup.geometry.packed import at_least_float32
 
 
@@ -103,27 +102,20 @@ class _Attend(torch.autograd.Function):
         positions = g.flatten(0, -3)
         num_groups, num_neighbors, _ = positions.shape
 
-        def attend() -> Tensor:
-            logits = torch.bmm(spread_heads(q, heads), k.transpose(1, 2))
-            grouped = logits.view(num_groups, -1, num_neighbors)
-            of_position = q_position.reshape(num_groups, grouped.shape[1], -1)
-            grouped.baddbmm_(of_position, positions.transpose(1, 2))
-            if missing.device.type != "cpu" or missing.any():
-                logits.masked_fill_(missing.unsqueeze(1), float("-inf"))
-            return softmax(logits)
-
-        def see() -> Tensor:
-            grouped = used.view(num_groups, -1, num_neighbors)
-            return torch.bmm(grouped, positions).view(*q.shape[:2], -1)
-
-        attention = remembered(attend)
+        logits = torch.bmm(spread_heads(q, heads), k.transpose(1, 2))
+        grouped = logits.view(num_groups, -1, num_neighbors)
+        of_position = q_position.reshape(num_groups, grouped.shape[1], -1)
+        grouped.baddbmm_(of_position, positions.transpose(1, 2))
+        if missing.device.type != "cpu" or missing.any():
+            logits.masked_fill_(missing.unsqueeze(1), float("-inf"))
+        attention = softmax(logits)
         kept = F.dropout(torch.ones_like(attention), dropout) if dropout else None
         used = attention if kept is None else attention * kept
-        out = remembered(lambda: join_heads(torch.bmm(used, v), heads))
-        seen = remembered(see)
+        out = join_heads(torch.bmm(used, v), heads)
+        seen = torch.bmm(used.view(num_groups, -1, num_neighbors), positions)
         ctx.heads = heads
         ctx.save_for_backward(q, q_position, kv, g, attention, kept)
-        return out, seen
+        return out, seen.view(*q.shape[:2], -1)
 
     @staticmethod
     @once_differentiable

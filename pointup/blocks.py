@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-_remember: ContextVar[Callable[[Callable[[], Tensor]], Tensor] | None] = ContextVar(
-    "what a block remembers", default=None
-)
 
+@dataclass(frozen=True)
+class Block:
+    """Points that are worked on together, and which of the slots of each."""
 
-def remembered(compute: Callable[[], Tensor]) -> Tensor:
-    """`compute()`, which a block that is computed again takes from its first computation.
+    points: slice | Tensor
+    """Rows of the points: a slice, or their indices (n,) int64."""
+    slots: Tensor | None = None
+    """(n, r) int64 of R slots, where `points` are indices; None stands for all."""
 
-    For what is dear to compute and cheap to keep, inside the forward of an autograd function: it
-    is a constant to automatic differentiation, and must draw no random numbers.
-    """
-    remember = _remember.get()
-    return compute() if remember is None else remember(compute)
+    def of_points(self, values: Tensor) -> Tensor:
+        """The rows (n, ...) of `values` (N, ...)."""
+        return values[self.points]
+
+    def of_slots(self, values: Tensor) -> Tensor:
+        """The slots (n, r, ...) of `values` (N, R, ...)."""
+        if self.slots is None:
+            return values[self.points]
+        assert isinstance(self.points, Tensor)
+        return values[self.points.unsqueeze(1), self.slots]
 
 
 def in_blocks(
@@ -31,32 +38,41 @@ def in_blocks(
     num_points: int,
     block_size: int,
     gathered: Sequence[tuple[Tensor, Tensor]] = (),
+    gathered_by_slot: Sequence[tuple[Tensor, Tensor]] = (),
     rows: Sequence[Tensor] = (),
     parameters: Iterable[Tensor] = (),
     random: bool = False,
     recompute: bool = True,
 ) -> Tensor:
-    """`function(block, *of_neighbors, *of_points)` on blocks of points, joined.
+    """`function(block, *of_neighbors, *of_slots, *of_points)` on blocks of points, joined.
 
-    `block` is the slice of points. For each (table, index) of `gathered` the function is given
-    `table[index[block]]`, for each tensor of `rows` its rows of the block; what it returns has
-    one row a point. Differentiable in tables, rows and `parameters`; whatever else the function
-    uses is constant. With `recompute` the backward pass computes each block again: between the
-    passes nothing is kept but what goes in and out and what is `remembered`, and both touch memory
-    no larger than a block's.
+    For each (table, index) of `gathered` and `gathered_by_slot` the function is given
+    `table[index]` of the `Block`, for each tensor of `rows` its rows of the block; what it returns
+    has one row a point, and one column a slot where anything was gathered by slot. Differentiable
+    in tables, rows and `parameters`; whatever else the function uses is constant.
 
-    Shapes: tables (M, F), index (num_points, ...) int64, rows (num_points, ...), result
-    (num_points, ...). `random` says that the function draws random numbers, which must be the
-    same again.
+    With `recompute` the backward pass computes each block again: between the passes nothing is
+    kept but what goes in and out, and both touch memory no larger than a block's. On the CPU it
+    leaves out slots whose result has no gradient, half of the work where half of the candidates
+    are kept; another device would have to be waited for to count them. So no slot may depend on
+    the others of its point.
+
+    Shapes: tables (M, F), index (N, K) and by slot (N, R) int64, rows (N, ...), result (N, ...) or
+    (N, R, ...). `random` says that the function draws random numbers, which must be the same again.
     """
-    tables, indices = [table for table, _ in gathered], [index for _, index in gathered]
-    blocks = [
-        slice(start, min(start + block_size, num_points))
-        for start in range(0, num_points, block_size)
-    ]
-    counts = (len(tables), len(rows))
+    pairs = [*gathered, *gathered_by_slot]
+    tables, indices = [table for table, _ in pairs], [index for _, index in pairs]
+    counts = (len(gathered), len(gathered_by_slot), len(rows))
     joined: Tensor = _Blocks.apply(
-        function, blocks, indices, counts, random, recompute, *tables, *rows, *parameters
+        function,
+        (num_points, block_size),
+        indices,
+        counts,
+        random,
+        recompute,
+        *tables,
+        *rows,
+        *parameters,
     )
     return joined
 
@@ -66,14 +82,14 @@ class _Blocks(torch.autograd.Function):
     def forward(
         ctx: Any,
         function: Callable[..., Tensor],
-        blocks: list[slice],
+        extent: tuple[int, int],
         indices: list[Tensor],
-        counts: tuple[int, int],
+        counts: tuple[int, int, int],
         random: bool,
         recompute: bool,
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.function, ctx.blocks, ctx.indices, ctx.counts = function, blocks, indices, counts
+        ctx.function, ctx.extent, ctx.indices, ctx.counts = function, extent, indices, counts
         ctx.save_for_backward(*tensors)
         device = tensors[-1].device
         ctx.autocast = {
@@ -83,32 +99,28 @@ class _Blocks(torch.autograd.Function):
             # A weight cast here, outside autograd, must not be found again where it is needed.
             "cache_enabled": False,
         }
-        ctx.random_states, ctx.kept, ctx.remembered = [], {}, {}
-        is_needed = any(ctx.needs_input_grad)
-        keep = not recompute and is_needed
+        ctx.random_states, ctx.kept = [], {}
+        keep = not recompute and any(ctx.needs_input_grad)
         joined = torch.empty(0)
         with torch.autocast(**ctx.autocast), torch.set_grad_enabled(keep):
-            for number, block in enumerate(blocks):
+            for number, block in enumerate(_all_blocks(*extent)):
                 if random:
                     ctx.random_states.append(_random_state(device))
                 inputs = _inputs_of(block, ctx, tensors)
-                memory: list[Tensor] = []
-                ctx.remembered[number] = memory
-                with _recording(memory) if is_needed and recompute else nullcontext():
-                    result = function(block, *inputs)
+                result = function(block, *inputs)
                 if keep:
                     ctx.kept[number] = inputs, result
                     result = result.detach()
-                if block.start == 0:
-                    joined = result.new_empty((blocks[-1].stop, *result.shape[1:]))
-                joined[block] = result
+                if number == 0:
+                    joined = result.new_empty((extent[0], *result.shape[1:]))
+                joined[block.points] = result
         return joined
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_joined: Tensor) -> Any:
-        tensors, counts = ctx.saved_tensors, ctx.counts
-        num_tables, num_inputs = counts[0], sum(counts)
+        tensors = ctx.saved_tensors
+        num_tables, num_inputs = sum(ctx.counts[:2]), sum(ctx.counts)
         needed = ctx.needs_input_grad[-len(tensors) :]
         grads = [
             torch.zeros_like(tensor) if need else None
@@ -116,34 +128,64 @@ class _Blocks(torch.autograd.Function):
         ]
         wanted = [position for position, need in enumerate(needed) if need]
         device = tensors[-1].device
-        for number, block in enumerate(ctx.blocks):
+        blocks = _all_blocks(*ctx.extent)
+        if ctx.counts[1] and not ctx.kept and not ctx.random_states and device.type == "cpu":
+            blocks = _blocks_with_gradient(grad_joined, ctx.extent[1])
+        for number, block in enumerate(blocks):
             inputs, result = ctx.kept.pop(number, (None, None))
             if result is None:
                 state = ctx.random_states[number] if ctx.random_states else None
                 inputs = _inputs_of(block, ctx, tensors)
                 with (
                     _replayed(state, device),
-                    _recalling(ctx.remembered.pop(number)),
                     torch.enable_grad(),
                     torch.autocast(**ctx.autocast),
                 ):
                     result = ctx.function(block, *inputs)
             sources = [*inputs, *tensors[num_inputs:]]
             found = torch.autograd.grad(
-                result, [sources[i] for i in wanted], grad_joined[block], allow_unused=True
+                result,
+                [sources[i] for i in wanted],
+                block.of_slots(grad_joined),
+                allow_unused=True,
             )
             for position, grad in zip(wanted, found, strict=True):
                 total = grads[position]
                 if grad is None or total is None:
                     continue
                 if position < num_tables:
-                    index = ctx.indices[position][block].flatten()
+                    index = _index_of(block, position, ctx).flatten()
                     total.index_add_(0, index, grad.flatten(0, -2))
                 elif position < num_inputs:
-                    total[block] = grad
+                    total[block.points] = grad
                 else:
                     total += grad
         return None, None, None, None, None, None, *grads
+
+
+def _all_blocks(num_points: int, block_size: int) -> list[Block]:
+    starts = range(0, num_points, block_size)
+    return [Block(slice(start, min(start + block_size, num_points))) for start in starts]
+
+
+def _blocks_with_gradient(grad: Tensor, block_size: int) -> list[Block]:
+    """Blocks of the slots that have a gradient (N, R, ...), or of all where these are nearly all.
+
+    Points with the same number of such slots come together, as many of them as make the work of
+    `block_size` points with all.
+    """
+    num_slots = grad.shape[1]
+    has_gradient = (grad != 0).flatten(2).any(2)
+    num_wanted = has_gradient.sum(1)
+    if num_wanted.sum() > 0.8 * has_gradient.numel():
+        return _all_blocks(len(grad), block_size)
+    slots = has_gradient.byte().argsort(dim=1, descending=True, stable=True)
+    blocks = []
+    for number in range(1, num_slots + 1):
+        points = (num_wanted == number).nonzero().squeeze(1)
+        parts = points.split(block_size * num_slots // number) if len(points) else ()
+        blocks += [Block(part, slots[part, :number]) for part in parts]
+    return blocks
 
 
 def points_per_block(device: torch.device) -> int:
@@ -162,46 +204,27 @@ def children_kept(device: torch.device) -> int:
     return 1 << 16 if device.type == "cpu" else 1 << 18
 
 
-@contextmanager
-def _recording(memory: list[Tensor]) -> Iterator[None]:
-    """Inside, what is `remembered` is put into the memory."""
-
-    def remember(compute: Callable[[], Tensor]) -> Tensor:
-        value = compute()
-        memory.append(value.detach())
-        return value
-
-    token = _remember.set(remember)
-    try:
-        yield
-    finally:
-        _remember.reset(token)
-
-
-@contextmanager
-def _recalling(memory: list[Tensor]) -> Iterator[None]:
-    """Inside, what is `remembered` comes from the memory, in the order in which it came there."""
-    values = iter(memory)
-    token = _remember.set(lambda compute: next(values))
-    try:
-        yield
-    finally:
-        _remember.reset(token)
-
-
-def _inputs_of(block: slice, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
+def _inputs_of(block: Block, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
     """What the function is given of each block, as the leaves of a graph of its own."""
-    num_tables, num_rows = ctx.counts
-    gathered = [
-        table.detach().index_select(0, index[block].flatten()).view(*index[block].shape, -1)
-        for table, index in zip(tensors[:num_tables], ctx.indices, strict=True)
-    ]
-    of_points = [rows[block].detach() for rows in tensors[num_tables : num_tables + num_rows]]
+    num_tables, num_inputs = sum(ctx.counts[:2]), sum(ctx.counts)
+    gathered = []
+    for position, table in enumerate(tensors[:num_tables]):
+        index = _index_of(block, position, ctx)
+        values = table.detach().index_select(0, index.flatten())
+        gathered.append(values.view(*index.shape, -1))
+    of_points = [block.of_points(rows).detach() for rows in tensors[num_tables:num_inputs]]
     needed = ctx.needs_input_grad[-len(tensors) :]
     return [
         values.requires_grad_(need)
         for values, need in zip([*gathered, *of_points], needed, strict=False)
     ]
+
+
+def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
+    """The index of a block's part of the table at `position`."""
+    by_slot = position >= ctx.counts[0]
+    index: Tensor = ctx.indices[position]
+    return block.of_slots(index) if by_slot else block.of_points(index)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

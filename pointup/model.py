@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pointup.attention import AttentionBlock, RelativeAttention
-from pointup.blocks import children_kept, in_blocks, points_per_block
+from pointup.blocks import Block, children_kept, in_blocks, points_per_block
 from pointup.calibration import calibrate
 from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
@@ -192,16 +192,16 @@ class Upsampler(
         num_points = len(geometry.index)
         block_size = points_per_block(geometry.index.device)
 
-        def encode(block: slice) -> Tensor:
-            local = geometry.rows(block)
+        def encode(block: Block) -> Tensor:
+            local = geometry.rows(block.points)
             neighbors = local.index
             described = describe_neighbors(
                 local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
             )
             return cast(Tensor, self.neighbor_position(described))
 
-        def embed(block: slice, g: Tensor) -> Tensor:
-            seen = (~geometry.missing[block]).unsqueeze(-1)
+        def embed(block: Block, g: Tensor) -> Tensor:
+            seen = (~block.of_points(geometry.missing)).unsqueeze(-1)
             mean = (g * seen).sum(1) / seen.sum(1)
             highest = g.masked_fill(~seen, float("-inf")).amax(1)
             return cast(Tensor, self.embed(torch.cat([mean, highest], dim=-1)))
@@ -227,9 +227,9 @@ class Upsampler(
     ) -> Tensor:
         """Features (N, C) after one layer, of features (N, C) and positions `g` (N, K, P)."""
 
-        def attend(block: slice, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        def attend(block: Block, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
             x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
-            return layer(x_NRC, kv, geometry.missing[block], g_NRKP).squeeze(1)
+            return layer(x_NRC, kv, block.of_points(geometry.missing), g_NRKP).squeeze(1)
 
         return in_blocks(
             attend,
@@ -255,8 +255,8 @@ class Upsampler(
         normals with weights u: which of them lie on the same face the features say.
         """
 
-        def turn(block: slice, x: Tensor, g: Tensor) -> Tensor:
-            local = geometry.rows(block)
+        def turn(block: Block, x: Tensor, g: Tensor) -> Tensor:
+            local = geometry.rows(block.points)
             fit, follow = pull_along(self.normal(self.normal_norm(x)), g).masked_fill(
                 local.missing, 0.0
             )
@@ -330,20 +330,20 @@ class Upsampler(
         neighbor_NC = F.linear(features, self.slot.weight[:, dim : 2 * dim])
 
         def place(
-            block: slice,
+            block: Block,
             kv_shuffle: Tensor,
             kv_refine: Tensor,
-            x_neighbor_NRC: Tensor,
             normal_of_neighbor: Tensor,
+            x_neighbor_NRC: Tensor,
             normal_of_slot: Tensor,
             x_parent_NC: Tensor,
             g: Tensor,
             own_normal: Tensor,
         ) -> Tensor:
-            local = geometry.rows(block)
+            local = geometry.rows(block.points)
             spacing = local.spacing.unsqueeze(1)
-            neighbor = slot_neighbor[block]
-            own, others = pos_of_rows[block].unsqueeze(1), pos[neighbor]
+            neighbor = block.of_slots(slot_neighbor)
+            own, others = block.of_points(pos_of_rows).unsqueeze(1), pos[neighbor]
             to_slot = (others - own) / spacing
             spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
             described = describe_neighbors(local, to_slot, spacing_there, normal_there)
@@ -385,10 +385,9 @@ class Upsampler(
             gathered=[
                 (self.shuffle.key_value(features), geometry.index),
                 (self.refine.key_value(features), geometry.index),
-                (neighbor_NC, slot_neighbor),
                 (normals, geometry.index),
-                (normals, slot_neighbor),
             ],
+            gathered_by_slot=[(neighbor_NC, slot_neighbor), (normals, slot_neighbor)],
             rows=[parent_NC, g[rows], normals[rows]],
             parameters=[weight for module in modules for weight in module.parameters()],
             random=self.random,

@@ -4,10 +4,11 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from pointup import attention, blocks
-from pointup.blocks import in_blocks
+from pointup.blocks import Block, in_blocks
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model import Upsampler
 
@@ -41,21 +42,45 @@ def test_gradients_are_the_same_computed_again_or_kept(dropout: float) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_attention_is_not_computed_again() -> None:
-    model = model_of(0.0)
-    counts = []
-    for recompute in (True, False):
-        with mock.patch.object(attention, "softmax", side_effect=attention.softmax) as softmax:
-            gradients(model, recompute)
-        counts.append(softmax.call_count)
-    assert counts[0] == counts[1] > 0
-    assert blocks._remember.get() is None
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers())
+def test_what_has_no_gradient_is_not_computed_again_and_all_gradients_are_right(
+    num_points: int, num_slots: int, block_size: int, share: float, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed % 2**31)
+    table, by_slot = torch.randn(2, 6, 3, generator=random).requires_grad_().unbind(0)
+    rows = torch.randn(num_points, 3, generator=random).requires_grad_()
+    weight = torch.randn(3, generator=random).requires_grad_()
+    index = torch.randint(6, (num_points, 2), generator=random)
+    index_by_slot = torch.randint(6, (num_points, num_slots), generator=random)
+    constant = torch.randn(num_points, num_slots, 1, generator=random)
+    wanted = torch.rand(num_points, num_slots, generator=random) < share
+    computed: list[int] = []
 
+    def work(block: Block, near: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
+        computed.append(slots[..., 0].numel())
+        together = (near.prod(1) + rows).unsqueeze(1)
+        return (together * slots * weight + block.of_slots(constant)).sin()
 
-def test_what_fails_in_a_block_leaves_nothing_remembered() -> None:
-    def fail(block: slice, rows: Tensor) -> Tensor:
-        raise RuntimeError("out of memory")
+    made = in_blocks(
+        work,
+        num_points,
+        block_size,
+        gathered=[(table, index)],
+        gathered_by_slot=[(by_slot, index_by_slot)],
+        rows=[rows],
+        parameters=[weight],
+    )
+    assert sum(computed) == wanted.numel()
+    computed.clear()
+    leaves = [table, by_slot, rows, weight]
+    found = torch.autograd.grad(made[wanted].sum(), leaves)
+    few = wanted.sum() <= 0.8 * wanted.numel()
+    assert sum(computed) == (wanted.sum() if few else wanted.numel())
+    assert max(computed, default=0) <= block_size * num_slots
 
-    with pytest.raises(RuntimeError, match="out of memory"):
-        in_blocks(fail, 4, 2, rows=[torch.ones(4, 1, requires_grad=True)])
-    assert blocks._remember.get() is None
+    together = (table[index].prod(1) + rows).unsqueeze(1)
+    at_once = (together * by_slot[index_by_slot] * weight + constant).sin()
+    torch.testing.assert_close(made, at_once)
+    expected = torch.autograd.grad(at_once[wanted].sum(), leaves)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

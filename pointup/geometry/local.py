@@ -29,7 +29,7 @@ class LocalGeometry:
     normal: Tensor
     """(N, 3) unit normal of the plane fitted to them, of either sign; 0 where they have none."""
 
-    def rows(self, rows: slice) -> LocalGeometry:
+    def rows(self, rows: slice | Tensor) -> LocalGeometry:
         """The neighbourhoods of some points; `index` still counts all of them."""
         return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
