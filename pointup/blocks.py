@@ -199,7 +199,7 @@ def points_per_block(device: torch.device) -> int:
 def children_kept(device: torch.device) -> int:
     """Most children in a batch whose intermediate values are kept for the backward pass.
 
-    About 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice, up to a fifth slower.
+    About 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice.
     """
     return 1 << 16 if device.type == "cpu" else 1 << 18
 

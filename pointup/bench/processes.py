@@ -27,7 +27,7 @@ from pointup.training.memory import num_tokens
 
 MOST_PROCESSES = 8
 SAMPLES = 2000
-BUDGETS = 3
+BUDGETS = 6
 """Token budgets of small steps that a step here has: in short ones the machine's unrest is all."""
 
 
@@ -39,7 +39,7 @@ def measure(effort: Effort) -> Iterator[Row]:
     if most < num_processes:
         yield {"processes": 2, "left_out": "this machine has one core"}
     while num_processes <= min(most, MOST_PROCESSES):
-        steps, rounds = (3, 1) if effort.quick else (5, 3)
+        steps, rounds = (3, 1) if effort.quick else (3, 3)
         budget = token_budget(effort.device)
         budget = budget // 2 if effort.quick else BUDGETS * budget
         yield summary(run_group(num_processes, on_gpus, budget, steps, rounds))
