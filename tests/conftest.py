@@ -44,7 +44,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
     """Two independent samplings of a wavy sheet with normals."""
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
 
     frequency, phase = rng.uniform(1, 4), rng.uniform(0, 6)
 
@@ -71,7 +71,7 @@ def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator
 @pytest.fixture(scope="session")
 def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 40 + 6 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
-    from pointup.data.pairs import write_pairs
+    from pointup.data.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
 

@@ -21,7 +21,8 @@ from pointup.apps.doctor_machine import (
     shared_memory_needed,
 )
 from pointup.apps.doctor_run import run_findings
-from pointup.data.pairs import Pair, write_pairs
+from pointup.data.pair import Pair
+from pointup.data.pair_writer import write_pairs
 from pointup.model import Upsampler
 from pointup.training.checkpoint import save_checkpoint, save_model
 

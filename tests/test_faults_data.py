@@ -26,7 +26,8 @@ from disturbed import (
 )
 from test_distributed import steps_of
 
-from pointup.data.pairs import Pair, write_pairs
+from pointup.data.pair import Pair
+from pointup.data.pair_writer import write_pairs
 
 
 @pytest.mark.slow

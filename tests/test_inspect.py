@@ -9,7 +9,8 @@ import pytest
 
 from pointup.apps.cli import main
 from pointup.apps.inspect import inspect_dataset
-from pointup.data.pairs import Pair, write_pairs
+from pointup.data.pair import Pair
+from pointup.data.pair_writer import write_pairs
 
 
 def cloud(number: int, seed: int = 0) -> np.ndarray:

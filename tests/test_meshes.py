@@ -8,7 +8,7 @@ import pytest
 from scipy.spatial import cKDTree
 
 from pointup.data.meshes import Sampling, mesh_file_pairs, surface_pairs
-from pointup.data.pairs import Pair
+from pointup.data.pair import Pair
 from pointup.errors import ConfigError
 from pointup.geometry.surfaces import Surface
 

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from conftest import metrics_of, wavy_pair
 from runs import SMALL, final_weights, options, training
 
-from pointup.data.pairs import write_pairs
+from pointup.data.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, PointupError
 from pointup.model import Upsampler
 from pointup.modelconfig import ModelConfig

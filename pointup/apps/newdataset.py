@@ -20,7 +20,7 @@ from pointup.data.workers import call_each
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 
 if TYPE_CHECKING:
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
     from pointup.geometry.surfaces import Surface
 
 Result = TypeVar("Result")
@@ -116,7 +116,7 @@ class Making:
         surfaces: Mapping[str, Surface] | None = None,
     ) -> int:
         """Write the pairs as the draft, and publish it."""
-        from pointup.data.pairs import write_pairs
+        from pointup.data.pair_writer import write_pairs
 
         info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
         info.setdefault("validation", self.options.validation)

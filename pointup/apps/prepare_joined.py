@@ -13,7 +13,7 @@ from pointup.apps.newdataset import NewDataset
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
     from pointup.geometry.surfaces import Surface
 
 

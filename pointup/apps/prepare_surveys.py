@@ -15,7 +15,7 @@ from pointup.apps.newdataset import Making, NewDataset, note
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
     from pointup.data.surveys import Place
 
 

@@ -21,7 +21,8 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from pointup.data.meshes import draw_source
-from pointup.data.pairs import Pair, write_pairs
+from pointup.data.pair import Pair
+from pointup.data.pair_writer import write_pairs
 from pointup.data.patterns import PATTERNS
 from pointup.data.procedural.chance import log_uniform
 from pointup.data.scenes import random_scene, scan

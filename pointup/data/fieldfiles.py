@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pointup.data.pairs import Pair
+from pointup.data.pair import Pair
 from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:

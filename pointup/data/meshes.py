@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
 from pointup.data.files import read_mesh
-from pointup.data.pairs import Pair
+from pointup.data.pair import Pair
 from pointup.data.patterns import PATTERNS, thin
 from pointup.errors import ConfigError
 from pointup.geometry.surfaces import Surface

@@ -1,31 +1,24 @@
-"""Pair datasets on disk: writing them, opening them, and reading one (epoch, index) at a time."""
+"""Pair datasets on disk: opening them, and reading one (epoch, index) at a time."""
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import torch
 from torch_geometric.data import Data
 
 from pointup.data.augment import augment_pair, crop_pair
 from pointup.data.checks import BadSample, find_bad_samples
-from pointup.data.columns import FEATURES, POINT_COLUMNS, first_points, pack_points, standardize
+from pointup.data.columns import POINT_COLUMNS, first_points, standardize
 from pointup.data.locality import in_spatial_order
-from pointup.errors import DataError, FileError
-
-if TYPE_CHECKING:
-    from pointup.geometry.surfaces import Surface
+from pointup.data.pair import Pair
+from pointup.data.pair_writer import write_pairs
+from pointup.errors import DataError
 
 __all__ = [
     "BadSample",
@@ -38,145 +31,8 @@ __all__ = [
 ]
 
 HELD_OUT = 0.1
-BYTES_PER_BATCH = 1 << 25
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Pair:
-    """A sparse cloud and the dense cloud that it should become, relative to a common origin.
-
-    The points need not correspond, and their numbers are free.
-
-    Attributes:
-        name: unique in its dataset; messages name samples by it.
-        source, target: (N, 3) and (M, 3) float32, relative to `origin`.
-        origin: (3,) float64, what to add for the coordinates of the file the pair came from.
-        target_normals: (M, 3) unit normals of the target.
-        resample: (K, 3) a second, independent sampling of the true surface: every metric's floor.
-        vertical: z is up, so that augmentation turns the pair about the vertical only.
-        surface: file name of the true surface below `surfaces/` of the dataset.
-    """
-
-    name: str
-    source: np.ndarray
-    target: np.ndarray
-    origin: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    target_normals: np.ndarray | None = None
-    resample: np.ndarray | None = None
-    vertical: bool = True
-    surface: str = ""
-
-
-def write_pairs(
-    train: Iterable[Pair],
-    validation: Iterable[Pair],
-    directory: str | Path,
-    info: dict[str, Any],
-    surfaces: Mapping[str, Surface] | None = None,
-) -> None:
-    """Writes a pair dataset that `open_pairs` and `datasets.load_from_disk` read.
-
-    Pairs are consumed one by one, so a generator larger than memory will do. `info` says how the
-    pairs were made and becomes `pointup.json`; `surfaces` are written to `surfaces/NAME`. Without
-    validation pairs there is no such split. All is written to DIRECTORY.tmp and renamed at the end.
-    Raises FileError when the directory is there already, DataError for a pair of a wrong shape.
-    """
-    directory = Path(directory)
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise FileError(f"{directory}: exists already; delete it or write to another directory")
-    staging = directory.with_name(directory.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        splits = {}
-        for split, pairs in (("train", train), ("validation", validation)):
-            path = staging / f"{split}.stream"
-            if _write_stream(pairs, path):
-                splits[split] = datasets.Dataset.from_file(str(path), split=split)
-        if "train" not in splits:
-            raise DataError(f"{directory}: there are no training pairs to write")
-        with _without_progress_bars():
-            datasets.DatasetDict(splits).save_to_disk(staging)
-        for split in splits:
-            (staging / f"{split}.stream").unlink()
-        for name, surface in (surfaces or {}).items():
-            (staging / "surfaces").mkdir(exist_ok=True)
-            surface.save(staging / "surfaces" / name)
-        (staging / "pointup.json").write_text(json.dumps(info, indent=2) + "\n")
-        staging.rename(directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Two bars a split for what takes a moment would push the caller's own off the screen."""
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _write_stream(pairs: Iterable[Pair], path: Path) -> int:
-    schema = FEATURES.arrow_schema
-    num_pairs = 0
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        for group in _groups(pairs):
-            stream.write_batch(pa.record_batch(_columns(group), schema=schema))
-            num_pairs += len(group)
-    if not num_pairs:
-        path.unlink()
-    return num_pairs
-
-
-def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    group: list[Pair] = []
-    num_bytes = 0
-    for pair in pairs:
-        group.append(pair)
-        num_bytes += 12 * sum(len(points) for points in _clouds_of(pair).values())
-        if num_bytes >= BYTES_PER_BATCH:
-            yield group
-            group, num_bytes = [], 0
-    if group:
-        yield group
-
-
-def _clouds_of(pair: Pair) -> dict[str, np.ndarray]:
-    clouds = {}
-    for column in POINT_COLUMNS:
-        value = getattr(pair, column)
-        points = np.empty((0, 3), np.float32) if value is None else np.asarray(value)
-        if points.ndim != 2 or points.shape[1] != 3:
-            raise DataError(f"{pair.name}: {column} has shape {points.shape}; expected (N, 3)")
-        clouds[column] = points
-    if pair.target_normals is not None and len(pair.target_normals) != len(pair.target):
-        raise DataError(
-            f"{pair.name}: {len(pair.target_normals)} normals for {len(pair.target)} target points"
-        )
-    return clouds
-
-
-def _columns(group: Sequence[Pair]) -> list[pa.Array]:
-    clouds = [_clouds_of(pair) for pair in group]
-    columns: dict[str, pa.Array] = {
-        column: pack_points([c[column] for c in clouds]) for column in POINT_COLUMNS
-    }
-    origins = np.stack([np.asarray(pair.origin, np.float64).reshape(3) for pair in group])
-    columns |= {
-        "name": pa.array([pair.name for pair in group], pa.string()),
-        "origin": pa.FixedSizeListArray.from_arrays(pa.array(origins.reshape(-1)), 3),
-        "num_source": pa.array([len(pair.source) for pair in group], pa.int32()),
-        "num_target": pa.array([len(pair.target) for pair in group], pa.int32()),
-        "vertical": pa.array([bool(pair.vertical) for pair in group], pa.bool_()),
-        "surface": pa.array([pair.surface for pair in group], pa.string()),
-    }
-    return [columns[name] for name in FEATURES]
 
 
 def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:

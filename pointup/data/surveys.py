@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from pointup.data.files import iter_points
-from pointup.data.pairs import Pair
+from pointup.data.pair import Pair
 from pointup.data.patterns import PATTERNS, thin
 from pointup.data.tiles import split_blocks, split_tiles, survey_pairs
 

@@ -11,7 +11,7 @@ import numpy as np
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
 
 # Tile numbers are exact below this in float64, and their products fit int64.
 LARGEST_TILE_NUMBER = 2**52
@@ -89,7 +89,7 @@ def survey_pairs(
     `min_points` points are left out. A pair's origin is the mean of its source.
     """
     # Here, because pairs need torch and tiles don't.
-    from pointup.data.pairs import Pair
+    from pointup.data.pair import Pair
 
     sources = split_tiles(source_positions[:, :2], tile)
     targets = split_tiles(target_positions[:, :2], tile)
