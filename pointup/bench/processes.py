@@ -28,7 +28,8 @@ from pointup.training.memory import num_tokens
 MOST_PROCESSES = 8
 SAMPLES = 2000
 BUDGETS = 6
-"""Token budgets of small steps that a step here has: in short ones the machine's unrest is all."""
+"""Token budgets of small steps that a step on CPU cores has: in shorter ones the machine's unrest
+is all that is seen."""
 
 
 def measure(effort: Effort) -> Iterator[Row]:
@@ -39,10 +40,9 @@ def measure(effort: Effort) -> Iterator[Row]:
     if most < num_processes:
         yield {"processes": 2, "left_out": "this machine has one core"}
     while num_processes <= min(most, MOST_PROCESSES):
-        steps, rounds = (3, 1) if effort.quick else (3, 3)
-        budget = token_budget(effort.device)
-        budget = budget // 2 if effort.quick else BUDGETS * budget
-        yield summary(run_group(num_processes, on_gpus, budget, steps, rounds))
+        rounds, budgets = (1, BUDGETS // 3) if effort.quick else (3, BUDGETS)
+        budget = token_budget(effort.device) * (1 if on_gpus else budgets)
+        yield summary(run_group(num_processes, on_gpus, budget, 3, rounds))
         num_processes *= 2
 
 
