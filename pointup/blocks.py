@@ -169,23 +169,24 @@ def _all_blocks(num_points: int, block_size: int) -> list[Block]:
 
 
 def _blocks_with_gradient(grad: Tensor, block_size: int) -> list[Block]:
-    """Blocks of the slots that have a gradient (N, R, ...), or of all where these are nearly all.
+    """Blocks of few slots but those that have a gradient (N, R, ...), or of all where that is more.
 
-    Points with the same number of such slots come together, as many of them as make the work of
-    `block_size` points with all.
+    Points with more such slots come first, each block with as many slots as its first point needs
+    and with the work of `block_size` points with all: few blocks, since small ones cost more than
+    they spare.
     """
     num_slots = grad.shape[1]
     has_gradient = (grad != 0).flatten(2).any(2)
-    num_wanted = has_gradient.sum(1)
-    if num_wanted.sum() > 0.8 * has_gradient.numel():
-        return _all_blocks(len(grad), block_size)
+    num_wanted, points = has_gradient.sum(1).sort(descending=True, stable=True)
     slots = has_gradient.byte().argsort(dim=1, descending=True, stable=True)
     blocks = []
-    for number in range(1, num_slots + 1):
-        points = (num_wanted == number).nonzero().squeeze(1)
-        parts = points.split(block_size * num_slots // number) if len(points) else ()
-        blocks += [Block(part, slots[part, :number]) for part in parts]
-    return blocks
+    work = start = 0
+    while start < len(points) and (number := int(num_wanted[start])):
+        part = points[start : start + block_size * num_slots // number]
+        blocks.append(Block(part, slots[part, :number]))
+        work += number * len(part)
+        start += len(part)
+    return blocks if work < 0.8 * len(points) * num_slots else _all_blocks(len(grad), block_size)
 
 
 def points_per_block(device: torch.device) -> int:
