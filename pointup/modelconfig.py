@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_OVERSAMPLING = 8.0
+"""Most that a draft, a single pass, has of what is wanted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -29,6 +32,11 @@ class ModelConfig:
     """Power of the predicted quotas that `pointup upsample` shares out new points by: 1 believes
     them, 0 keeps differences in density as they were measured. No weight depends on it, so that it
     can be changed in the config.json of a trained model."""
+    oversampling: float = 1.0
+    """Points that `pointup upsample` drafts for each one that it keeps: above 1, by a second pass
+    over what a first one made, which takes so many times as long and fills holes that lie beyond
+    the neighbours of measured points. No weight depends on it, so that it can be changed in the
+    config.json of a trained model."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and they are averaged."""
     beta: bool = True
@@ -55,6 +63,11 @@ class ModelConfig:
             raise ValueError(
                 f"model.slots_per_ratio is {self.slots_per_ratio}; at least 1 candidate is needed "
                 "for each output point"
+            )
+        if not 1.0 <= self.oversampling <= MAX_OVERSAMPLING:
+            raise ValueError(
+                f"model.oversampling is {self.oversampling}; it must lie in [1, "
+                f"{MAX_OVERSAMPLING:g}]"
             )
         if not 0.0 <= self.quota_trust <= 1.0:
             raise ValueError(f"model.quota_trust is {self.quota_trust}; it must lie in [0, 1]")

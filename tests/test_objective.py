@@ -46,7 +46,7 @@ def losses(batch: Batch, config: LossConfig) -> Tensor:
 
 
 EVERY_TERM = [
-    LossConfig(repulsion=0.3),
+    LossConfig(repulsion=0.3, coverage=0.5),
     LossConfig(chamfer="squared", point_to_plane=0.0),
     LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
 ]
@@ -69,6 +69,24 @@ def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossCon
     batch.pos[:6] = 1.0
     values = losses(batch, config)
     assert values.shape == (3,) and values.isfinite().all() and values[1] == 0
+
+
+def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> None:
+    batch = batch_of((25, 60))
+    # Farther off than any candidate comes to.
+    batch.target[0] = 9.0
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.1)
+    without = LossConfig(point_to_plane=0.0, density=0.0)
+    with_it = replace(without, coverage=0.3)
+    gap = torch.cdist(batch.target, output.candidates.detach()).amin(1) / 0.1
+    assert 0.2 < (gap < 2).float().mean() < 1
+    expected = 0.3 * gap.clamp(max=2.0).pow(4).mean()
+    difference = cloud_losses(output, batch, spacing, with_it) - cloud_losses(
+        output, batch, spacing, without
+    )
+    torch.testing.assert_close(difference, expected[None], rtol=1e-3, atol=1e-4)
 
 
 def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:

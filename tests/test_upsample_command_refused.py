@@ -127,6 +127,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(
         (["--ratio", "2", "--density", "3"], "give one"),
         (["--only-new", "--no-originals"], "give one"),
         (["--only-new", "--ratio", "1"], "no points to write"),
+        (["--oversampling", "0.5"], "between 1 and 8"),
         (["--tile", "0"], "must be positive"),
         (["--density", "-3"], "must be positive"),
         (["--model", "nowhere/at-all"], "nowhere/at-all"),

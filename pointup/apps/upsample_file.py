@@ -133,6 +133,9 @@ def _check_size(
         )
     if wishes.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
+        oversampling = wishes.oversampling_of(model.config)
+        if oversampling > 1:
+            needed += int(oversampling * needed)
         free = shutil.disk_usage(target.parent).free
         if needed > free:
             raise FileError(

@@ -26,6 +26,9 @@ from pointup.losses import (
 )
 from pointup.upsampled import Upsampled
 
+# In spacings of the target; a hole that no candidate can reach would outweigh all else.
+LARGEST_GAP = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -40,13 +43,15 @@ class LossConfig:
     """Share of the target's farthest points left out of the density-aware distance."""
     point_to_plane: float = 0.5
     """Weight of the distance of all candidates to the target's tangent planes, given normals."""
+    coverage: float = 0.0
+    """Weight of the fourth power of the distances, at most two, of the target to all candidates."""
     density: float = 1.0
     """Weight of the log likelihood of the target's points falling where the model predicts."""
     repulsion: float = 0.0
     """Weight of the repulsion between output points closer than the target's spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("density_alpha", "point_to_plane", "density", "repulsion"):
+        for name in ("density_alpha", "point_to_plane", "coverage", "density", "repulsion"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"--loss.{name} is {getattr(self, name)}; it can't be negative")
         if not 0 <= self.trim < 1:
@@ -112,6 +117,11 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
             output.candidates, output.candidates_ptr, target, target_ptr, batch.target_normals
         )
         loss = loss + config.point_to_plane * plane / mean_spacing
+    if config.coverage > 0:
+        gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
+        gap = gap / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
+        covered = gap.clamp(max=LARGEST_GAP**2).square()
+        loss = loss + config.coverage * segment_mean(covered, target_ptr)
     if config.density > 0:
         loss = loss + config.density * density_loss(output, batch)
     if config.repulsion > 0:

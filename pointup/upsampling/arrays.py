@@ -30,6 +30,7 @@ def upsample(
     originals: bool = True,
     only_new: bool = False,
     max_distance: float | None = None,
+    oversampling: float | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Cloud:
@@ -48,6 +49,8 @@ def upsample(
         originals: without, all `round(ratio * N)` points are made by the model.
         only_new: leave the points themselves out of the result.
         max_distance: make no point farther than this from the nearest one of the cloud.
+        oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
+            asks for: 1 is fast, 4 takes four to five times as long and fills more holes.
         seed: decides between points that are as good as each other.
         device: by default an accelerator where there is one.
 
@@ -59,6 +62,7 @@ def upsample(
         density=density,
         originals=originals,
         max_distance=max_distance,
+        oversampling=oversampling,
         seed=seed,
     )
     place = torch.device(device) if device else default_device()

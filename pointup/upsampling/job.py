@@ -8,7 +8,6 @@ Only the first three touch the result, and they depend on the cloud and not on t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,36 +15,31 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from pointup.data.clouds import PointCloud
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model import Upsampler
-from pointup.upsampling.attributes import (
-    DISTANCE,
-    NUM_NEIGHBORS,
-    PARENT,
-    SYNTHETIC,
-    attributes_between,
-)
+from pointup.upsampling.attributes import NUM_NEIGHBORS, PARENT, attributes_between
 from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
 from pointup.upsampling.density import ratios_for_density
+from pointup.upsampling.drafts import Draft
 from pointup.upsampling.halving import split_boxes
+from pointup.upsampling.made import WANTED, MadePoints
 from pointup.upsampling.quotas import by_quota, by_ratio
 from pointup.upsampling.region import Region
-from pointup.upsampling.relaxation import relax
-from pointup.upsampling.selection import first_radius, select_evenly, shuffled
+from pointup.upsampling.relaxation import NUM_STEPS, relax
+from pointup.upsampling.selection import NUM_WITHIN, first_radius, select_evenly, shuffled
 from pointup.upsampling.store import BLOCK_SIZE, Store
 from pointup.upsampling.tiling import Tile, cut_into_tiles
 from pointup.upsampling.wishes import MAX_PASS_RATIO, PASS_RATIO, Wishes
 
 CELL_SIZE = 32
 """Most points of a cell, in which the number of new points is exact."""
-WANTED = "wanted"
-"""Attribute of points between two passes: how many each of them is still to become."""
 _CHILDREN_PER_CALL = 16_384
 # How far around a block points are looked at to even it out, in spacings of its source.
 _MARGIN = 3.0
+# Points near measured ones are the surest: in the choice from a draft they count as farther away.
+_NEAR_MEASURED = 1.4
 
 
 class Upsampling:
@@ -58,6 +52,10 @@ class Upsampling:
     is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
     `PARENT`, the number of the measured point that each point came from, and `WANTED`, the ratio
     that is left to reach.
+
+    With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
+    for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
+    all over again. `num_steps` is how often points are pushed in evening out.
     """
 
     def __init__(
@@ -70,10 +68,15 @@ class Upsampling:
         *,
         ratio: float | None,
         measured: Store | None = None,
+        oversampling: float = 1.0,
+        num_steps: int = NUM_STEPS,
     ) -> None:
         self.store, self.model, self.wishes, self.device = store, model, wishes, device
-        self.ratio, self.measured = ratio, measured
+        self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
+        self.num_steps = num_steps
         self._files = BlockFiles(store.directory)
+        self.made = MadePoints(store, self._files, measured, wishes.originals)
+        self._draft: Draft | None = None
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # Small enough for a CPU's cache.
@@ -112,6 +115,19 @@ class Upsampling:
                 part = candidates.rows(rows.start, rows.stop)
                 self._save_candidates(block, part, ratio, wanted)
 
+    def take_draft(self, draft: Upsampling) -> None:
+        """The points are to be chosen once more: from those made so far and from those of a draft,
+        a pass over `made.for_draft` of which this pass's store is the measured cloud."""
+        self._draft = Draft(self.made, draft.made)
+
+    def candidates_from_draft(self, block: int) -> None:
+        """Let the points of the draft take the place of the model's candidates."""
+        assert self._draft is not None
+        with self._files.load(block, "candidates") as saved:
+            before = {name: saved[name] for name in ("spacing", "quota", "ratio", "wanted")}
+        found = self._draft.candidates(block, before["spacing"], before["quota"])
+        self._save_candidates(block, found, before["ratio"], before["wanted"])
+
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
         bounds, spacing = [], []
@@ -134,7 +150,8 @@ class Upsampling:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, radius = saved["cell"], float(saved["radius"])
             wanted = saved["wanted"]
-        self._files.delete(block, "candidates")
+        if self.oversampling == 1 or self._draft:
+            self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
         core = region.places(block)
         parent = found.parent
@@ -143,6 +160,8 @@ class Upsampling:
         distance = np.full(len(points), np.inf)
         if self.wishes.originals:
             distance = found.distance / scale
+            if self._draft:
+                distance *= _NEAR_MEASURED
         for other in touching(self._low, self._high, block):
             if self._colors[other] < self._colors[block]:
                 with self._files.load(other, "picked") as saved:
@@ -182,7 +201,9 @@ class Upsampling:
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
         free, fixed = self._around(block, selected)
-        points = relax(free, fixed)[: len(selected)]
+        # The choice from a draft is even already; its points are only brought to the surface.
+        num_steps = 0 if self._draft else self.num_steps
+        points = relax(free, fixed, num_steps)[: len(selected)]
         rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
         if self.wishes.max_distance is not None and len(points):
             too_far = gaps[:, 0] > self.wishes.max_distance
@@ -214,49 +235,11 @@ class Upsampling:
         is_near[: len(points)] = True
         return free[is_near], fixed[is_fixed]
 
-    def new_points(self) -> Iterator[PointCloud]:
-        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`."""
-        anchor = self.store.anchor
-        if self.measured is not None:
-            anchor = self.measured.anchor + anchor
-        for block in range(len(self)):
-            with self._files.load(block, "points") as saved:
-                rows = saved["attributes"]
-                attributes = {name: rows[name] for name in rows.dtype.names or ()}
-                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-                cloud = PointCloud(saved["position"] + anchor, attributes)
-            for what in ("picked", "points"):
-                self._files.delete(block, what)
-            if len(cloud):
-                yield cloud
-
     def has_more_to_make(self) -> bool:
         """Whether there are points that a further pass makes more of."""
-        num_points, wanted = 0, 1.0
-        for block in range(len(self)):
-            with self._files.load(block, "points") as saved:
-                num_points += len(saved["wanted"]) * self.wishes.originals + len(saved["row"])
-                wanted = max(wanted, saved["wanted"].max())
-        return num_points > 1 and (self.ratio is not None or wanted > 1)
-
-    def for_next_pass(self) -> Iterator[PointCloud]:
-        """The cloud as it is after this pass, in the coordinates of the measured one's store.
-
-        With the attributes `PARENT` and `WANTED`.
-        """
-        anchor = np.zeros(3) if self.measured is None else self.store.anchor
-        for block in range(len(self)):
-            rows = self.store.read_block(block)
-            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
-            with self._files.load(block, "points") as saved:
-                position, row, wanted = saved["position"], saved["row"], saved["wanted"]
-            if self.wishes.originals:
-                position = np.concatenate([rows["position"], position])
-                row = np.append(np.arange(len(rows)), row)
-            if len(position):
-                attributes = {PARENT: parent[row], WANTED: wanted[row]}
-                yield PointCloud(position + anchor, attributes)
+        if self.made.num_points() < 2:
+            return False
+        return self.ratio is not None or self.made.most_wanted() > 1
 
     def __len__(self) -> int:
         return self.store.num_blocks
@@ -303,7 +286,7 @@ class Upsampling:
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
         scale = found.spacing[found.parent]
-        radius = first_radius(points, scale) if len(points) else 0.0
+        radius = first_radius(points, scale, self._num_within()) if len(points) else 0.0
         reach = radius * scale.max(initial=0.0)
         around = points if len(points) else rows["position"]
         self._files.save(
@@ -316,6 +299,10 @@ class Upsampling:
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
         )
+
+    def _num_within(self) -> int:
+        """Candidates around one that are to lie within the first radius of thinning."""
+        return round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling)) if self._draft else NUM_WITHIN
 
     def _share_out(self) -> list[np.ndarray]:
         """New points wanted in each cell of each block; as many in all as the ratio asks for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -11,9 +13,13 @@ import torch
 from pointup.data.clouds import PointCloud
 from pointup.model import Upsampler
 from pointup.upsampling.job import Upsampling
-from pointup.upsampling.running import Shares, run_upsampling
+from pointup.upsampling.running import Shares, choose_from_draft, run_upsampling
 from pointup.upsampling.store import Store, build_store
 from pointup.upsampling.wishes import Wishes
+
+DRAFT_STEPS = 2
+"""How often points are pushed that others are drafted from: more makes them more even, and puts
+them farther off the surface."""
 
 
 def run_passes(
@@ -30,35 +36,59 @@ def run_passes(
 ) -> Iterator[PointCloud]:
     """Make the new points of a cloud, in as many passes as the wishes take; then they come.
 
-    In the main process the clouds that `Upsampling.new_points` gives, pass after pass; their files
-    are gone then. `begin` is told of each pass, and how many points it has; see `run_upsampling`
-    for the rest.
+    In the main process the clouds that `MadePoints.clouds` gives, pass after pass; their files are
+    gone then. `begin` is told of each pass, and how many points it has; see `run_upsampling` for
+    the rest. The points of the first pass are chosen once more from a draft where the wishes or the
+    model ask for oversampling.
     """
+    oversampling = wishes.oversampling_of(model.config)
     ratios = wishes.pass_ratios(len(measured))
     passes: list[Upsampling] = []
+
+    def run(store: Store, phase: str, wishes: Wishes = wishes, **options: Any) -> Upsampling:
+        with shares.together():
+            upsampling = Upsampling(store, model, wishes, device, token_budget, **options)
+        begin(phase, len(store))
+        run_upsampling(upsampling, shares, tile, report)
+        return upsampling
+
+    def store_of(points: Callable[[], Iterator[PointCloud]], name: str) -> Store:
+        directory = measured.directory / name
+        with shares.together():
+            if shares.is_main:
+                directory.mkdir()
+                build_store(points(), directory)
+        return Store(directory)
+
+    def run_drafted(ratio: float | None) -> Upsampling:
+        """The first pass, its points chosen once more from a draft."""
+        options: dict[str, Any] = {"num_steps": DRAFT_STEPS}
+        first = run(measured, "upsampling", ratio=ratio, oversampling=oversampling, **options)
+        if first.made.num_new():
+            finer = store_of(first.made.for_draft, "draft")
+            # The points so far are kept in it, also where the measured ones are not.
+            keeping = replace(wishes, originals=True)
+            draft = run(
+                finer, "drafting", keeping, ratio=oversampling, measured=measured, **options
+            )
+            begin("choosing", len(measured))
+            choose_from_draft(first, draft, shares, report)
+            with shares.together():
+                if shares.is_main:
+                    shutil.rmtree(finer.directory)
+        return first
+
     store = measured
     for number, ratio in enumerate(ratios, 1):
-        with shares.together():
-            upsampling = Upsampling(
-                store,
-                model,
-                wishes,
-                device,
-                token_budget,
-                ratio=ratio,
-                measured=measured if passes else None,
-            )
-        begin(f"upsampling, pass {number}" if passes else "upsampling", len(store))
-        run_upsampling(upsampling, shares, tile, report)
-        passes.append(upsampling)
+        if passes:
+            passes.append(run(store, f"upsampling, pass {number}", ratio=ratio, measured=measured))
+        elif oversampling > 1:
+            passes.append(run_drafted(ratio))
+        else:
+            passes.append(run(measured, "upsampling", ratio=ratio))
         if number < len(ratios):
-            directory = measured.directory / f"pass_{number + 1}"
-            with shares.together():
-                if shares.is_main and upsampling.has_more_to_make():
-                    directory.mkdir()
-                    build_store(upsampling.for_next_pass(), directory)
-            if not directory.exists():
+            if not passes[-1].has_more_to_make():
                 break
-            store = Store(directory)
+            store = store_of(passes[-1].made.for_next_pass, f"pass_{number + 1}")
     kept = passes if wishes.originals else passes[-1:]
-    return chain.from_iterable(upsampling.new_points() for upsampling in kept)
+    return chain.from_iterable(upsampling.made.clouds() for upsampling in kept)

@@ -14,8 +14,9 @@ from scipy.spatial import cKDTree
 
 NUM_NEIGHBORS = 12
 """Points around one that push it and tell where the surface is."""
+NUM_STEPS = 5
+"""How often points are pushed."""
 
-_STEPS = 5
 # Share of the spacing that a coincident neighbour pushes by in one step.
 _STEP = 0.4
 # Neighbours that make a point's spacing, the mean distance to them.
@@ -37,7 +38,7 @@ _WIRE = 0.2
 _ROWS = 2048
 
 
-def relax(free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = NUM_STEPS) -> np.ndarray:
     """Positions (M, 3) float64 of the points `free` (M, 3) once they are spread evenly.
 
     Points `fixed` (F, 3) push others and stay where they are. A point moves by less than the
@@ -64,7 +65,7 @@ def relax(free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
         frame[rows], mobility[rows] = _frames(around, distance[rows])
         outward[rows] = _outward(start[rows] - around[:, 1:].mean(axis=1), distance[rows, -1])
     now = start.copy()
-    for _ in range(_STEPS):
+    for _ in range(num_steps):
         before = now.copy()
         for rows in _parts(movable):
             away = before[rows, None] - before[index[rows, 1:]]

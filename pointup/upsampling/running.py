@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from pointup.upsampling.job import Upsampling
@@ -74,18 +75,46 @@ def run_upsampling(
                 num_points = store.block_ptr[done.stop] - store.block_ptr[done.start]
                 report(MODEL_SHARE * num_points)
                 _return_memory()
+        _choose(upsampling, shares, num_threads, THINNING_SHARE, EVENING_SHARE, report)
+
+
+def choose_from_draft(
+    upsampling: Upsampling,
+    draft: Upsampling,
+    shares: Shares,
+    report: Callable[[float], Any] = lambda points: None,
+) -> None:
+    """Choose the new points of a pass once more, from a draft; see `Upsampling.take_draft`."""
+    with one_thread_an_operation() as num_threads:
         with shares.together():
-            colors = upsampling.colors()
-        for blocks in colors:
-            with shares.together():
-                for block in _in_threads(upsampling.thin, shares.mine(blocks), num_threads):
-                    num_points = store.block_ptr[block + 1] - store.block_ptr[block]
-                    report(THINNING_SHARE * num_points)
+            upsampling.take_draft(draft)
         with shares.together():
-            every_block = shares.mine(range(len(upsampling)))
-            for block in _in_threads(upsampling.even_out, every_block, num_threads):
-                num_points = store.block_ptr[block + 1] - store.block_ptr[block]
-                report(EVENING_SHARE * num_points)
+            blocks = shares.mine(range(len(upsampling)))
+            for _ in _in_threads(upsampling.candidates_from_draft, blocks, num_threads):
+                pass
+        _choose(upsampling, shares, num_threads, 0.5, 0.5, report)
+
+
+def _choose(
+    upsampling: Upsampling,
+    shares: Shares,
+    num_threads: int,
+    thinning_share: float,
+    evening_share: float,
+    report: Callable[[float], Any],
+) -> None:
+    """Thin the candidates and even out what is left of them."""
+    sizes = np.diff(upsampling.store.block_ptr)
+    with shares.together():
+        colors = upsampling.colors()
+    for blocks in colors:
+        with shares.together():
+            for block in _in_threads(upsampling.thin, shares.mine(blocks), num_threads):
+                report(thinning_share * sizes[block])
+    with shares.together():
+        every_block = shares.mine(range(len(upsampling)))
+        for block in _in_threads(upsampling.even_out, every_block, num_threads):
+            report(evening_share * sizes[block])
 
 
 def _return_memory() -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.spatial import cKDTree
 
-# The first radius holds so many candidates around one, in the median.
-_NUM_WITHIN = 8
+NUM_WITHIN = 8
+"""Candidates around one, in the median, within the radius that thinning begins with."""
 _NUM_SAMPLED = 512
 _SHRINK = 0.87
 _NUM_LEVELS = 24
@@ -19,13 +19,13 @@ _NUM_LEVELS = 24
 _SAME_PLACE = 0.1
 
 
-def first_radius(points: np.ndarray, scale: np.ndarray) -> float:
+def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WITHIN) -> float:
     """Radius in units of `scale` to begin with: too large to keep as many points as are wanted.
 
     points: (M, 3), scale: (M,).
     """
     sample = slice(None, None, max(1, len(points) // _NUM_SAMPLED))
-    rank = min(_NUM_WITHIN + 1, len(points))
+    rank = min(num_within + 1, len(points))
     distance = np.asarray(cKDTree(points).query(points[sample], k=[rank])[0])[:, 0]
     # Not of duplicates, however many there are.
     apart = distance > 0

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from pointup.errors import ConfigError
+from pointup.modelconfig import MAX_OVERSAMPLING, ModelConfig
 
 MAX_LOCAL_RATIO = 16.0
 """Most points that a target density makes of one."""
@@ -27,6 +28,8 @@ class Wishes:
     """Keep the measured points, and fill in between them; otherwise all points are made."""
     max_distance: float | None = None
     """Make no point farther than this from every measured one."""
+    oversampling: float | None = None
+    """Points drafted for each one that is kept; None leaves it to the model."""
     seed: int = 0
     """Decides between points that are as good as each other."""
 
@@ -35,6 +38,10 @@ class Wishes:
             raise ConfigError(
                 f"ratio {self.ratio:g}: must be a finite number of at least 1; thin the cloud to "
                 "get fewer points"
+            )
+        if self.oversampling is not None and not 1 <= self.oversampling <= MAX_OVERSAMPLING:
+            raise ConfigError(
+                f"oversampling {self.oversampling:g}: must lie between 1 and {MAX_OVERSAMPLING:g}"
             )
         for name in ("density", "max_distance"):
             value = getattr(self, name)
@@ -49,6 +56,10 @@ class Wishes:
         # The product is exact, and with it the number of points.
         before = num_points * PASS_RATIO ** (len(ratios) - 1)
         return [*ratios[:-1], round(self.ratio * num_points) / before]
+
+    def oversampling_of(self, config: ModelConfig) -> float:
+        """Points drafted for each one that is kept."""
+        return config.oversampling if self.oversampling is None else self.oversampling
 
     def num_out(self, num_points: int) -> int:
         """Points out, the measured ones among them; the most there can be for a density."""

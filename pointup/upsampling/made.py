@@ -1,0 +1,103 @@
+"""What a pass has made, block after block: for the output, for a next pass or for a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pointup.data.clouds import PointCloud
+from pointup.upsampling.attributes import DISTANCE, PARENT, SYNTHETIC
+from pointup.upsampling.blockfiles import BlockFiles
+from pointup.upsampling.store import Store
+
+WANTED = "wanted"
+"""Attribute of points between two passes: how many each of them is still to become."""
+
+
+@dataclass(frozen=True)
+class MadePoints:
+    """The new points of a pass over a store, in its block files.
+
+    Of a later pass, `measured` is the cloud that the first one began with, in whose coordinates the
+    store is. With `originals` the points of the store are kept beside the new ones.
+    """
+
+    store: Store
+    files: BlockFiles
+    measured: Store | None
+    originals: bool
+
+    def clouds(self) -> Iterator[PointCloud]:
+        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`.
+
+        The files of a block are gone then.
+        """
+        anchor = self.store.anchor
+        if self.measured is not None:
+            anchor = self.measured.anchor + anchor
+        for block in range(self.store.num_blocks):
+            with self.files.load(block, "points") as saved:
+                rows = saved["attributes"]
+                attributes = {name: rows[name] for name in rows.dtype.names or ()}
+                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
+                cloud = PointCloud(saved["position"] + anchor, attributes)
+            for what in ("picked", "points"):
+                self.files.delete(block, what)
+            if len(cloud):
+                yield cloud
+
+    def num_new(self) -> int:
+        """Points made."""
+        return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
+
+    def num_points(self) -> int:
+        """Points there are now."""
+        return self.num_new() + self.originals * len(self.store)
+
+    def most_wanted(self) -> float:
+        """Largest ratio that is left to reach."""
+        return max(
+            float(self._load(block, "wanted").max()) for block in range(self.store.num_blocks)
+        )
+
+    def for_next_pass(self) -> Iterator[PointCloud]:
+        """The cloud as it is after this pass, in the coordinates of the measured one's store.
+
+        With the attributes `PARENT` and `WANTED`.
+        """
+        anchor = np.zeros(3) if self.measured is None else self.store.anchor
+        for block in range(self.store.num_blocks):
+            rows = self.store.read_block(block)
+            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
+            position, row, wanted = self._with_originals(block, rows)
+            if len(position):
+                yield PointCloud(position + anchor, {PARENT: parent[row], WANTED: wanted[row]})
+
+    def for_draft(self) -> Iterator[PointCloud]:
+        """The cloud as it is after this pass, in the coordinates of the store.
+
+        With the attribute `PARENT`, here the row of the store that each point came from.
+        """
+        for block in range(self.store.num_blocks):
+            position, row, _ = self._with_originals(block, self.store.read_block(block))
+            if len(position):
+                yield PointCloud(position, {PARENT: self.store.block_ptr[block] + row})
+
+    def _load(self, block: int, name: str) -> np.ndarray:
+        with self.files.load(block, "points") as saved:
+            values: np.ndarray = saved[name]
+        return values
+
+    def _with_originals(
+        self, block: int, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions (M, 3), rows (M,) in the block, and what each row is still to become."""
+        with self.files.load(block, "points") as saved:
+            position, row, wanted = saved["position"], saved["row"], saved["wanted"]
+        if self.originals:
+            position = np.concatenate([rows["position"], position])
+            row = np.append(np.arange(len(rows)), row)
+        return position, row, wanted
