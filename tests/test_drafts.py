@@ -59,11 +59,12 @@ def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
 def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     make_store: StoreMaker, tmp_path: Path, originals: bool
 ) -> None:
-    store = make_store(sheet(300), block_size=80)
+    store = make_store(sheet(100), block_size=30)
     wishes, model = Wishes(originals=originals), small_model(0.1)
     first = Upsampling(store, model, wishes, CPU, ratio=3.0, oversampling=2.0)
     run_upsampling(first, Alone())
-    finer = build_store(first.made.for_draft(), tmp_path, block_size=150)
+    # Blocks that seldom hold children of more than one row.
+    finer = build_store(first.made.for_draft(), tmp_path, block_size=2)
     draft = Upsampling(finer, model, Wishes(), CPU, ratio=2.0, measured=store)
     run_upsampling(draft, Alone())
     first.take_draft(draft)

@@ -108,7 +108,9 @@ def test_the_command_and_python_make_the_same_points(
     assert np.array_equal(read_points(tmp_path / "out.npy").positions, made)
 
 
+@pytest.mark.parametrize("oversampling", ["1", "2"])
 def test_tiles_and_processes_give_the_same_file(
+    oversampling: str,
     tmp_path: Path,
     command: Callable[..., Result],
     launch: Callable[..., Any],
@@ -118,10 +120,11 @@ def test_tiles_and_processes_give_the_same_file(
     rng = np.random.default_rng(0)
     cloud = PointCloud(np.column_stack([40 * rng.random((9_000, 2)), rng.random(9_000)]).round(2))
     write_points(tmp_path / "in.las", cloud)
-    arguments = ["upsample", tmp_path / "in.las", "--model", model_directory, "--ratio", "1.5"]
+    options = ["--ratio", "1.5", "--oversampling", oversampling]
+    arguments = ["upsample", tmp_path / "in.las", "--model", model_directory, *options]
     for tile in ("5", "100"):
         target = tmp_path / f"{tile}.laz"
-        assert command(tmp_path / "in.las", "-o", target, "--ratio", "1.5", "--tile", tile)[0] == 0
+        assert command(tmp_path / "in.las", "-o", target, *options, "--tile", tile)[0] == 0
     result = launch("pointup", *arguments, "-o", tmp_path / "two.laz", script="-m", num_processes=2)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("9,000 points in, 13,500 out") == 1
