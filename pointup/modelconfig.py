@@ -37,6 +37,9 @@ class ModelConfig:
     over what a first one made, which takes so many times as long and fills holes that lie beyond
     the neighbours of measured points. No weight depends on it, so that it can be changed in the
     config.json of a trained model."""
+    evening_steps: int = 5
+    """How often `pointup upsample` pushes new points apart along the surface: more makes them more
+    even, and puts them a little farther off it. No weight depends on it either."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and they are averaged."""
     beta: bool = True
@@ -51,8 +54,9 @@ class ModelConfig:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_layers < 0:
-            raise ValueError(f"model.num_layers is {self.num_layers}; it can't be negative")
+        for name in ("num_layers", "evening_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
         for name in ("heads", "child_heads"):
             if self.concat and self.feature_dim % getattr(self, name):
                 raise ValueError(

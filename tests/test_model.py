@@ -191,6 +191,7 @@ def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> No
         ({"heads": 5}, "not a multiple"),
         ({"dropout": 1.0}, "dropout"),
         ({"slots_per_ratio": 0.5}, "candidate"),
+        ({"evening_steps": -1}, "evening_steps is -1"),
         ({"oversampling": 9.0}, "oversampling is 9.0"),
         ({"quota_trust": 1.5}, "quota_trust is 1.5"),
         ({"colour": 1}, "unknown model option"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial import cKDTree
 
-from pointup.upsampling.relaxation import relax
+from pointup.upsampling.relaxation import onto_surface, relax
 
 NOTHING = np.empty((0, 3))
 
@@ -133,3 +133,36 @@ def test_what_is_far_away_does_not_matter() -> None:
     together = relax(points[left], points[~left])
     deep = points[left, 0] < 0.1
     np.testing.assert_allclose(alone[deep], together[deep], atol=1e-12)
+
+
+def test_points_are_brought_to_the_surface_that_others_show() -> None:
+    rng = np.random.default_rng(0)
+
+    def bowl(num_points: int) -> np.ndarray:
+        xy = rng.random((num_points, 2)) * 4 - 2
+        return np.column_stack([xy, 0.1 * (xy**2).sum(axis=1)])
+
+    around, exact, on_it = bowl(4000), bowl(300), bowl(200) * (0.5, 0.5, 0.25)
+    lifted = on_it + rng.normal(0, 0.01, (200, 3))
+    noisy = around + rng.normal(0, 0.01, around.shape)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+
+    def height(points: np.ndarray) -> np.ndarray:
+        off: np.ndarray = points[:, 2] - 0.1 * np.square(points[:, :2]).sum(axis=1)
+        return off
+
+    assert np.abs(height(onto_surface(lifted, around, exact))).max() < 2e-4
+    brought = onto_surface(lifted, noisy, exact)
+    assert height(brought).std() < 0.5 * height(noisy).std()
+    turned = onto_surface(5 * lifted @ turn.T, 5 * noisy @ turn.T, 5 * exact @ turn.T)
+    np.testing.assert_allclose(turned, 5 * brought @ turn.T, atol=1e-8)
+    # Exact points among noisy ones count more.
+    assert height(brought).std() < 0.95 * height(onto_surface(lifted, noisy, NOTHING)).std()
+
+
+def test_hardly_anything_around_leaves_points_where_they_are() -> None:
+    points = np.random.default_rng(0).random((5, 3))
+    np.testing.assert_array_equal(onto_surface(points, points[:3], NOTHING), points)
+    np.testing.assert_array_equal(onto_surface(points[:0], points, NOTHING), points[:0])
+    same = np.ones((9, 3))
+    np.testing.assert_array_equal(onto_surface(same[:2], same, NOTHING), same[:2])

@@ -27,7 +27,7 @@ from pointup.upsampling.halving import split_boxes
 from pointup.upsampling.made import WANTED, MadePoints
 from pointup.upsampling.quotas import by_quota, by_ratio
 from pointup.upsampling.region import Region
-from pointup.upsampling.relaxation import NUM_STEPS, relax
+from pointup.upsampling.relaxation import onto_surface, relax
 from pointup.upsampling.selection import NUM_WITHIN, first_radius, select_evenly, shuffled
 from pointup.upsampling.store import BLOCK_SIZE, Store
 from pointup.upsampling.tiling import Tile, cut_into_tiles
@@ -39,7 +39,7 @@ _CHILDREN_PER_CALL = 16_384
 # How far around a block points are looked at to even it out, in spacings of its source.
 _MARGIN = 3.0
 # Points near measured ones are the surest: in the choice from a draft they count as farther away.
-_NEAR_MEASURED = 1.4
+_NEAR_MEASURED = 1.45
 
 
 class Upsampling:
@@ -55,7 +55,8 @@ class Upsampling:
 
     With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
     for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
-    all over again. `num_steps` is how often points are pushed in evening out.
+    all over again. `num_steps` is how often points are pushed in evening out, as often
+    as the model says by default.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class Upsampling:
         ratio: float | None,
         measured: Store | None = None,
         oversampling: float = 1.0,
-        num_steps: int = NUM_STEPS,
+        num_steps: int | None = None,
     ) -> None:
         self.store, self.model, self.wishes, self.device = store, model, wishes, device
         self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
-        self.num_steps = num_steps
+        self.num_steps = model.config.evening_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
         self.made = MadePoints(store, self._files, measured, wishes.originals)
         self._draft: Draft | None = None
@@ -150,7 +151,7 @@ class Upsampling:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, radius = saved["cell"], float(saved["radius"])
             wanted = saved["wanted"]
-        if self.oversampling == 1 or self._draft:
+        if self.oversampling == 1:
             self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
         core = region.places(block)
@@ -200,10 +201,13 @@ class Upsampling:
             picked = {name: saved[name] for name in saved.files}
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
-        free, fixed = self._around(block, selected)
-        # The choice from a draft is even already; its points are only brought to the surface.
-        num_steps = 0 if self._draft else self.num_steps
-        points = relax(free, fixed, num_steps)[: len(selected)]
+        free, fixed = self._around(block, "candidates" if self._draft else "picked")
+        if self._draft:
+            # Even already, they are only brought to the surface that the draft shows.
+            points = onto_surface(selected, free, fixed)
+        else:
+            points = relax(np.concatenate([selected, free]), fixed, self.num_steps)
+            points = points[: len(selected)]
         rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
         if self.wishes.max_distance is not None and len(points):
             too_far = gaps[:, 0] > self.wishes.max_distance
@@ -217,22 +221,27 @@ class Upsampling:
             attributes=attributes_between(rows["attributes"], gaps, nearest),
         )
 
-    def _around(self, block: int, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What can push a block's new points: these and further new ones, and points that stay."""
+    def _around(self, block: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Points that a block's new ones are evened out among: of all `candidates`, or of those
+        `picked` in other blocks; and measured ones."""
         margin = _MARGIN * self._spacing[block]
         low, high = self._low[block] - margin, self._high[block] + margin
-        new, old = [points], [np.empty((0, 3))]
+        new, old = [np.empty((0, 3))], [np.empty((0, 3))]
         for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
-            if other != block:
-                with self._files.load(other, "picked") as saved:
+            rows = self.store.read_block(other)["position"]
+            if what == "candidates":
+                with self._files.load(other, what) as saved:
+                    parent = np.repeat(np.arange(len(rows)), saved["num_slots"])
+                    new.append(rows[parent] + saved["offset"])
+            elif other != block:
+                with self._files.load(other, what) as saved:
                     new.append(saved["position"])
             if self.wishes.originals:
-                old.append(self.store.read_block(other)["position"])
+                old.append(rows)
         free, fixed = np.concatenate(new), np.concatenate(old)
         is_near, is_fixed = (
             ((cloud >= low) & (cloud <= high)).all(axis=1) for cloud in (free, fixed)
         )
-        is_near[: len(points)] = True
         return free[is_near], fixed[is_fixed]
 
     def has_more_to_make(self) -> bool:

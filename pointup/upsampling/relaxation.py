@@ -14,9 +14,8 @@ from scipy.spatial import cKDTree
 
 NUM_NEIGHBORS = 12
 """Points around one that push it and tell where the surface is."""
-NUM_STEPS = 5
-"""How often points are pushed."""
-
+NUM_ON_SURFACE = 48
+"""Points of a draft around one that tell where the surface is."""
 # Share of the spacing that a coincident neighbour pushes by in one step.
 _STEP = 0.4
 # Neighbours that make a point's spacing, the mean distance to them.
@@ -29,6 +28,9 @@ _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
 # Most that a point moves, within its plane and off it, in spacings. Neighbours in trees
 # lie on no surface.
 _MAX_MOVE, _MAX_HEIGHT = 0.5, 0.5
+# Of points that are brought to the surface, in units of the furthest neighbour; and how much more
+# than others exact points count.
+_MAX_LIFT, _WEIGHT_FIXED = 0.3, 8.0
 # How far off the mean of its neighbours a point is inside of a cloud and at its border; 1 is the
 # distance of the furthest of them.
 _INSIDE, _BORDER = 0.2, 0.35
@@ -38,7 +40,7 @@ _WIRE = 0.2
 _ROWS = 2048
 
 
-def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = NUM_STEPS) -> np.ndarray:
+def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray:
     """Positions (M, 3) float64 of the points `free` (M, 3) once they are spread evenly.
 
     Points `fixed` (F, 3) push others and stay where they are. A point moves by less than the
@@ -79,6 +81,29 @@ def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = NUM_STEPS) -> np
         most = _MAX_HEIGHT * spacing[rows]
         now[rows] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
     return now[: len(free)]
+
+
+def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """Positions (M, 3) float64 of points (M, 3) on the surface that others around them lie on.
+
+    These are many, `free` (F, 3), and some that are exact, `fixed` (G, 3), which count more. A
+    point moves along the normal of the plane fitted to the nearest of them, by less than a third of
+    their distance.
+    """
+    around = np.concatenate([free, fixed])
+    k = min(NUM_ON_SURFACE, len(around))
+    if k < 4:
+        return points
+    weight = np.where(np.arange(len(around)) < len(free), 1.0, _WEIGHT_FIXED)
+    distance, index = (np.asarray(found) for found in cKDTree(around).query(points, k=k))
+    now = points.copy()
+    for rows in _parts(distance[:, -1] > 0):
+        near, reach = around[index[rows]], distance[rows, -1]
+        frame, _ = _frames(near, distance[rows])
+        height = _height((near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]])
+        most = _MAX_LIFT * reach
+        now[rows] += height.clip(-most, most)[:, None] * frame[:, :, 0]
+    return now
 
 
 def _parts(mask: np.ndarray) -> list[np.ndarray]:
@@ -144,14 +169,15 @@ def _shortened(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
     return moved * (most / np.maximum(length, most))[:, None]
 
 
-def _height(around: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _height(around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0) -> np.ndarray:
     """Height (Q,) of the surface at the origin, from points `around` (Q, K, 3) that lie on it.
 
     That of z = a + bx + cy + dxx + exy + fyy, fitted to the points by weighted least squares. Their
     first coordinate is the height. scale: (Q,), about the distance of the furthest of them.
+    factor: (Q, K), by how much each counts more.
     """
     z, y, x = np.moveaxis(around / scale[:, None, None], 2, 0)
-    weight = np.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))
+    weight = factor * np.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))
     terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
     weighted = (terms * weight[..., None]).transpose(0, 2, 1)
     fitted = np.linalg.solve(weighted @ terms + np.diag(_RIDGE), weighted @ z[..., None])
