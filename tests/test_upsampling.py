@@ -264,7 +264,7 @@ def test_what_is_no_cloud_is_an_error(
     ],
 )
 def test_wishes_that_cannot_be_met_are_errors(wishes: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"must (be|lie)"):
+    with pytest.raises(ConfigError, match=r"must be"):
         Wishes(**wishes)
 
 

@@ -41,7 +41,7 @@ class Wishes:
             )
         if self.oversampling is not None and not 1 <= self.oversampling <= MAX_OVERSAMPLING:
             raise ConfigError(
-                f"oversampling {self.oversampling:g}: must lie between 1 and {MAX_OVERSAMPLING:g}"
+                f"oversampling {self.oversampling:g}: must be between 1 and {MAX_OVERSAMPLING:g}"
             )
         for name in ("density", "max_distance"):
             value = getattr(self, name)
