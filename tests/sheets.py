@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 
 from pointup.data.clouds import PointCloud
 from pointup.model import Upsampler
@@ -54,3 +55,12 @@ def upsample_in_blocks(
 ) -> np.ndarray:
     parts = run_passes(store, model, wishes, Alone(), CPU, token_budget=budget, tile=tile)
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in parts)])
+
+
+def assert_tells_of_measured(new: PointCloud, points: np.ndarray, farthest: float) -> None:
+    """New points have the attribute `number` of the nearest of points (N, 3), and are near one."""
+    distance, nearest = cKDTree(points).query(new.positions, k=2)
+    assert np.allclose(new.attributes["distance_to_measured"], distance[:, 0], atol=1e-3)
+    assert distance[:, 0].max() <= farthest + 1e-3
+    is_clear = distance[:, 0] < distance[:, 1] - 1e-2
+    assert np.array_equal(new.attributes["number"][is_clear], nearest[is_clear, 0])

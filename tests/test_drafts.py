@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, StoreMaker, sheet, small_model, upsample_in_blocks
+from sheets import CPU, StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
 
 from pointup import Upsampler, upsample
 from pointup.data.clouds import PointCloud
@@ -136,10 +136,6 @@ def test_points_from_a_draft_tell_of_measured_points(originals: bool) -> None:
     )
     new = made.select(made.attributes["synthetic"] == 1)
     assert len(new) > 400
-    distance, nearest = cKDTree(points).query(new.positions, k=2)
-    assert np.allclose(new.attributes["distance_to_measured"], distance[:, 0], atol=1e-3)
-    assert distance[:, 0].max() <= 1.2 + 1e-3
-    is_clear = distance[:, 0] < distance[:, 1] - 1e-2
-    assert np.array_equal(new.attributes["number"][is_clear], nearest[is_clear, 0])
+    assert_tells_of_measured(new, points, 1.2)
     parent = new.attributes["parent_index"]
     assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < 2
