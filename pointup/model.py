@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pointup.attention import AttentionBlock, RelativeAttention
+from pointup.attention import AttentionBlock
 from pointup.blocks import Block, children_kept, in_blocks, points_per_block
 from pointup.calibration import calibrate
+from pointup.encoder import PointEncoder, attention_block
 from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
 from pointup.geometry.local import (
@@ -23,9 +24,7 @@ from pointup.geometry.local import (
     arches,
     describe_neighbors,
     describe_neighbors_of_children,
-    directions,
     local_geometry,
-    nearest_gaps,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -44,7 +43,7 @@ from pointup.upsampled import Upsampled
 
 
 class Upsampler(
-    nn.Module,
+    PointEncoder,
     StoredModel,
     library_name="pointup",
     tags=["point-cloud", "upsampling", "lidar"],
@@ -72,44 +71,22 @@ class Upsampler(
     """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__()
         try:
             config = ModelConfig(**options)
         except TypeError as error:
             raise ModelError(f"unknown model option: {error}") from None
-        self.config = config
+        super().__init__(config)
         self.recompute: bool | None = None
         dim, hidden = config.feature_dim, config.position_hidden
-
-        def block(heads: int, feed_forward: bool = True) -> AttentionBlock:
-            attention = RelativeAttention(
-                dim, heads, hidden, config.concat, config.beta, config.dropout
-            )
-            return AttentionBlock(dim, attention, feed_forward)
-
-        self.neighbor_position = nn.Sequential(
-            nn.Linear(10, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
-        )
-        self.embed = nn.Sequential(nn.Linear(2 * hidden, dim), nn.GELU(), nn.Linear(dim, dim))
-        self.layers = nn.ModuleList([block(config.heads) for _ in range(config.num_layers)])
         self.slot = nn.Linear(2 * dim + hidden, dim)
-        self.shuffle = block(config.heads, feed_forward=False)
+        self.shuffle = attention_block(config, config.heads, feed_forward=False)
         # One layer: there are R x K of these positions a point.
         self.child_position = nn.Sequential(nn.Linear(8, hidden), nn.ReLU())
-        self.refine = block(config.child_heads)
+        self.refine = attention_block(config, config.child_heads)
         self.pull_norm = nn.LayerNorm(dim)
         self.pull = nn.Linear(dim, 2 * hidden)
         self.arch = nn.Linear(dim, 1)
-        self.normal_norm = nn.LayerNorm(dim)
-        self.normal = nn.Linear(dim, 2 * hidden)
-        self.density_norm = nn.LayerNorm(dim)
-        self.density = nn.Linear(dim, 1)
-        self.quota_norm = nn.LayerNorm(dim)
-        self.quota = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
-        # Powers of the spacing and of the gaps to the nearest: a little more where there is less.
-        self.quota_powers = nn.Parameter(torch.tensor([0.0, 0.5]))
-        last = cast(nn.Linear, self.quota[-1])
-        for offset in (self.pull, self.arch, self.normal, self.density, last):
+        for offset in (self.pull, self.arch):
             nn.init.zeros_(offset.weight)
             nn.init.zeros_(offset.bias)
         calibrate(self, self.layers_to_calibrate())
@@ -183,113 +160,6 @@ class Upsampler(
             log_shares,
             segment_log_softmax(self.quota_logits(features, geometry), ptr),
         )
-
-    def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
-        """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P).
-
-        `recompute` trades time for memory in training, see `in_blocks`.
-        """
-        num_points = len(geometry.index)
-        block_size = points_per_block(geometry.index.device)
-
-        def encode(block: Block) -> Tensor:
-            local = geometry.rows(block.points)
-            neighbors = local.index
-            described = describe_neighbors(
-                local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
-            )
-            return cast(Tensor, self.neighbor_position(described))
-
-        def embed(block: Block, g: Tensor) -> Tensor:
-            seen = (~block.of_points(geometry.missing)).unsqueeze(-1)
-            mean = (g * seen).sum(1) / seen.sum(1)
-            highest = g.masked_fill(~seen, float("-inf")).amax(1)
-            return cast(Tensor, self.embed(torch.cat([mean, highest], dim=-1)))
-
-        weights = self.neighbor_position.parameters()
-        g = in_blocks(encode, num_points, block_size, parameters=weights, recompute=recompute)
-        weights = self.embed.parameters()
-        features = in_blocks(
-            embed, num_points, block_size, rows=[g], parameters=weights, recompute=recompute
-        )
-        for layer in self.layers:
-            block_layer = cast(AttentionBlock, layer)
-            features = self.attend_to_neighbors(block_layer, features, g, geometry, recompute)
-        return features, g
-
-    def attend_to_neighbors(
-        self,
-        layer: AttentionBlock,
-        features: Tensor,
-        g: Tensor,
-        geometry: LocalGeometry,
-        recompute: bool = True,
-    ) -> Tensor:
-        """Features (N, C) after one layer, of features (N, C) and positions `g` (N, K, P)."""
-
-        def attend(block: Block, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
-            x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
-            return layer(x_NRC, kv, block.of_points(geometry.missing), g_NRKP).squeeze(1)
-
-        return in_blocks(
-            attend,
-            len(features),
-            points_per_block(features.device),
-            gathered=[(layer.key_value(features), geometry.index)],
-            rows=[features, g],
-            parameters=layer.parameters(),
-            random=self.random,
-            recompute=recompute,
-        )
-
-    def turn_normals(
-        self, features: Tensor, g: Tensor, geometry: LocalGeometry, recompute: bool = True
-    ) -> Tensor:
-        r"""Unit normals (N, 3) of the surface at the input points, of either sign.
-
-        From the normal n of the plane fitted to all neighbours alike, by
-
-        .. math:: n - \frac{1}{K} \sum_j (w_j (n \cdot r_j) r_j - u_j \pm n_j)
-
-        one step towards the plane fitted with weights w, and towards the mean of the neighbours'
-        normals with weights u: which of them lie on the same face the features say.
-        """
-
-        def turn(block: Block, x: Tensor, g: Tensor) -> Tensor:
-            local = geometry.rows(block.points)
-            fit, follow = pull_along(self.normal(self.normal_norm(x)), g).masked_fill(
-                local.missing, 0.0
-            )
-            own, others = local.normal.unsqueeze(2), geometry.normal[local.index]
-            with torch.autocast(x.device.type, enabled=False):
-                fit = fit.float() * (local.relative @ own).squeeze(2)
-                follow = follow.float() * (others @ own).squeeze(2).sign()
-                turned = follow.unsqueeze(1) @ others - fit.unsqueeze(1) @ local.relative
-            return directions(local.normal + turned.squeeze(1) / g.shape[1])
-
-        modules = (self.normal_norm, self.normal)
-        return in_blocks(
-            turn,
-            len(features),
-            points_per_block(features.device),
-            rows=[features, g],
-            parameters=[weight for module in modules for weight in module.parameters()],
-            recompute=recompute,
-        )
-
-    def quota_logits(self, features: Tensor, geometry: LocalGeometry) -> Tensor:
-        """Logarithm (N,) of the quota of a cloud's output that each input point is to stand for,
-        up to a constant of the cloud.
-
-        Learned from the features as they are: nothing else learns from it.
-        """
-        logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
-        gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
-        return logits + (gaps * self.quota_powers).sum(1)
-
-    @property
-    def random(self) -> bool:
-        return self.training and self.config.dropout > 0
 
     def place_children(
         self,

@@ -23,6 +23,7 @@ ORDER = (
     "modelconfig",
     "hub",
     "pulls",
+    "encoder",
     "upsampled",
     "model",
     "pictures",

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointup.data.procedural.fields import isosurface, round_cones
 from pointup.data.procedural.tessellation import (
     cells,
     circle,
@@ -15,10 +16,8 @@ from pointup.data.procedural.tessellation import (
     grid,
     hull,
     inside_loops,
-    isosurface,
     refine,
     revolve,
-    round_cones,
     sphere,
     surface_of,
     sweep,

@@ -13,11 +13,12 @@ import numpy as np
 
 from pointup.data.procedural.buildings import car, fence, house, pole, wires
 from pointup.data.procedural.chance import log_uniform
+from pointup.data.procedural.fields import Field
 from pointup.data.procedural.plants import broadleaf, conifer, grass, shrub
 from pointup.data.procedural.scanner import airborne, drone
 from pointup.data.procedural.scanner import scan as scan_triangles
 from pointup.data.procedural.terrain import ground, terrain
-from pointup.data.procedural.tessellation import Field, surface_of
+from pointup.data.procedural.tessellation import surface_of
 from pointup.geometry.surfaces import Surface
 
 # How far beyond the square there are things that hide what is in it.

@@ -15,23 +15,21 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
-from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import NUM_NEIGHBORS, PARENT, attributes_between
 from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
-from pointup.upsampling.density import ratios_for_density
+from pointup.upsampling.demand import Demand
 from pointup.upsampling.drafts import Draft
 from pointup.upsampling.halving import split_boxes
-from pointup.upsampling.made import WANTED, MadePoints
-from pointup.upsampling.quotas import by_quota, by_ratio
+from pointup.upsampling.made import MadePoints
 from pointup.upsampling.region import Region
 from pointup.upsampling.relaxation import onto_surface, relax
 from pointup.upsampling.selection import NUM_WITHIN, first_radius, select_evenly, shuffled
 from pointup.upsampling.store import BLOCK_SIZE, Store
 from pointup.upsampling.tiling import Tile, cut_into_tiles
-from pointup.upsampling.wishes import MAX_PASS_RATIO, PASS_RATIO, Wishes
+from pointup.upsampling.wishes import Wishes
 
 CELL_SIZE = 32
 """Most points of a cell, in which the number of new points is exact."""
@@ -77,6 +75,7 @@ class Upsampling:
         self.num_steps = model.config.evening_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
         self.made = MadePoints(store, self._files, measured, wishes.originals)
+        self._demand = Demand(store, wishes, model.config, ratio, is_first=measured is None)
         self._draft: Draft | None = None
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
@@ -98,13 +97,13 @@ class Upsampling:
         region = Region(self.store, tile.start, tile.stop)
         for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
             blocks = range(start, stop)
-            ratios, later = zip(*(self._ratios(block) for block in blocks), strict=True)
+            ratios, later = zip(*(self._demand.ratios(block) for block in blocks), strict=True)
             core = np.concatenate([region.places(block) for block in blocks])
             candidates = make_candidates(
                 self.model,
                 region,
                 core,
-                self._num_slots(np.concatenate(ratios)),
+                self._demand.num_slots(np.concatenate(ratios)),
                 self.device,
                 self._children_per_call,
                 self._device_turn,
@@ -138,7 +137,7 @@ class Upsampling:
                 spacing.append(np.median(saved["spacing"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
         self._spacing = np.array(spacing)
-        self._quotas = self._share_out()
+        self._quotas = self._demand.of_cells(self._files)
         self._colors = color_boxes(self._low, self._high)
         return [
             np.flatnonzero(self._colors == color).tolist()
@@ -253,19 +252,6 @@ class Upsampling:
     def __len__(self) -> int:
         return self.store.num_blocks
 
-    def _ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Points wanted for each point of a block, and later for each of those."""
-        size = int(self.store.block_ptr[block + 1] - self.store.block_ptr[block])
-        if self.ratio is not None:
-            return np.full(size, self.ratio), np.ones(size)
-        if self.measured is not None:
-            wanted = self.store.read_block(block)["attributes"][WANTED]
-        else:
-            assert self.wishes.density is not None
-            wanted = ratios_for_density(self.store, block, self.wishes.density)
-        ratio = np.where(wanted > MAX_PASS_RATIO, PASS_RATIO, wanted)
-        return ratio, wanted / ratio
-
     def _from_measured(
         self, region: Region, points: np.ndarray, k: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -278,10 +264,6 @@ class Upsampling:
             region = Region.around(self.measured, points)
         gaps, nearest = region.neighbors(points, k)
         return region.rows, gaps, nearest
-
-    def _num_slots(self, ratio: np.ndarray) -> np.ndarray:
-        slots = slots_for_ratio(torch.from_numpy(ratio), self.model.config.slots_per_ratio).numpy()
-        return np.where(ratio > 1, slots, 0) if self.wishes.originals else slots
 
     def _save_candidates(
         self,
@@ -312,12 +294,3 @@ class Upsampling:
     def _num_within(self) -> int:
         """Candidates around one that are to lie within the first radius of thinning."""
         return round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling)) if self._draft else NUM_WITHIN
-
-    def _share_out(self) -> list[np.ndarray]:
-        """New points wanted in each cell of each block; as many in all as the ratio asks for."""
-        originals = self.wishes.originals
-        if self.ratio is None:  # A density says itself how many points each place is to have.
-            return by_ratio(self._files, len(self), originals)
-        num_new = round(self.ratio * len(self.store)) - originals * len(self.store)
-        trust = self.model.config.quota_trust
-        return by_quota(self._files, len(self), len(self.store), num_new, originals, trust)

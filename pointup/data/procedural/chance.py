@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pointup.data.procedural.tessellation import Field
+from pointup.data.procedural.fields import Field
 
 
 def log_uniform(rng: np.random.Generator, low: float, high: float, size: Any = None) -> Any:

@@ -7,14 +7,12 @@ from itertools import pairwise
 import numpy as np
 
 from pointup.data.procedural.chance import displace, log_uniform, rotation, waves
+from pointup.data.procedural.fields import isosurface, round_cones, smooth_minimum
 from pointup.data.procedural.tessellation import (
     circle,
     curve,
-    isosurface,
     outwards,
     revolve,
-    round_cones,
-    smooth_minimum,
     sphere,
     sweep,
     union,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from pointup.data.procedural.chance import log_uniform, waves
-from pointup.data.procedural.tessellation import Field, grid
+from pointup.data.procedural.fields import Field
+from pointup.data.procedural.tessellation import grid
 
 
 def ground(rng: np.random.Generator) -> Field:
