@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stdout
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -13,6 +15,10 @@ from safetensors import SafetensorError
 
 from pointup.errors import ModelError
 from pointup.modelconfig import ModelConfig
+
+WEIGHTS = Path(__file__).parent / "weights"
+SHIPPED = ("shapes", "lidar")
+"""Models in the package, by name: of surfaces sampled without gaps, and of surveys from the air."""
 
 FORMAT = 3
 """Version of the layout of weights and options; a model of another one is refused."""
@@ -41,11 +47,14 @@ class StoredModel(PyTorchModelHubMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
-        """Load a model from a directory or a Hub repository, in evaluation mode.
+        """Load a model, in evaluation mode: a shipped one by name, or of a directory or the Hub.
 
-        Raises ModelError when there is no model, or one of another format.
+        A directory with the name of a shipped model is given as ./NAME. Raises ModelError when
+        there is no model, or one of another format.
         """
         name = str(pretrained_model_name_or_path)
+        if name in SHIPPED:
+            name = str(WEIGHTS / name)
         stored = read_config(name, **{k: kwargs[k] for k in ("revision", "token") if k in kwargs})
         if stored.get("format") != FORMAT:
             raise ModelError(
@@ -53,7 +62,9 @@ class StoredModel(PyTorchModelHubMixin):
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
         try:
-            return super().from_pretrained(pretrained_model_name_or_path, strict=True, **kwargs)
+            # The Hub's loader prints where it loads from.
+            with redirect_stdout(StringIO()):
+                return super().from_pretrained(name, strict=True, **kwargs)
         except (RuntimeError, SafetensorError, ValueError, FileNotFoundError) as error:
             reason = str(error).splitlines()[0]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
@@ -75,6 +86,7 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
         raise ModelError(f"{path}: not a valid config.json ({error})") from error
     except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ModelError(
-            f"{name}: neither a directory with a model (config.json, model.safetensors) nor a Hub "
-            "repository that can be reached; train one with train.py, its model/ directory is one"
+            f"{name}: neither a model that is shipped ({', '.join(SHIPPED)}), a directory with one "
+            "(config.json, model.safetensors) nor a Hub repository that can be reached; train one "
+            "with train.py, its model/ directory is one"
         ) from error

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pointup import Upsampler, upsample
+from pointup import Upsampler, hub, upsample
 from pointup.apps.cli import main
 from pointup.data.clouds import PointCloud
 from pointup.data.default import scene_pair, shape_pair
 from pointup.errors import ModelError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
+from pointup.hub import SHIPPED, WEIGHTS
 from pointup.losses import chamfer_distance
-from pointup.upsampling import models
-from pointup.upsampling.models import SHIPPED, WEIGHTS, load_model, shipped_for
+from pointup.upsampling.models import load_model, shipped_for
 
 CPU = torch.device("cpu")
 
@@ -35,13 +35,18 @@ def test_they_are_small_and_say_what_they_are() -> None:
             assert word in card
 
 
-def test_they_load_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_load_quietly_and_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
     for name in SHIPPED:
         assert not load_model(name, CPU).training
+        assert not Upsampler.from_pretrained(name).training
+    # What they print belongs to the caller's own output.
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("name", "make"), [("shapes", shape_pair), ("lidar", scene_pair)])
@@ -76,7 +81,7 @@ def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Ups
         made[name] = Upsampler(feature_dim=8, k=6, num_layers=1, heads=2, child_heads=2)
         torch.nn.init.normal_(made[name].pull.weight, std=0.1)
         made[name].save_pretrained(tmp_path / "weights" / name)
-    monkeypatch.setattr(models, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(hub, "WEIGHTS", tmp_path / "weights")
     return made
 
 
@@ -121,7 +126,7 @@ def test_the_command_takes_the_model_for_each_file(
 
 
 def test_one_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
-    config = models.WEIGHTS / "lidar" / "config.json"
+    config = hub.WEIGHTS / "lidar" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))
     with pytest.raises(ModelError, match="format 1"):
         load_model("lidar", CPU)
