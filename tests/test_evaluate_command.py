@@ -16,6 +16,7 @@ import torch
 from pointup import Upsampler, upsample
 from pointup.apps.cli import main
 from pointup.evaluation.lidar import common_extent, measure_survey
+from pointup.evaluation.shapes import Shape, measure_shape
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
 
@@ -102,6 +103,31 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     cells = [line.split(" | ") for line in markdown_path.read_text().splitlines() if "|" in line]
     (row,) = [line for line in cells if line[0].startswith("| midpoints")]
     assert float(row[1]) == pytest.approx(content["means"]["midpoints"]["cd"], abs=5e-4)
+
+
+def test_shapes_and_surveys_are_upsampled_with_the_oversampling_asked_for(
+    shapes: Path, surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = "shapes", "--truth", shapes / "truth", "--inputs", shapes / "inputs"
+    survey = "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"
+    path, upsampler = surveys / "out.json", Upsampler.from_pretrained(model)
+    for oversampling in (1, 2):
+        asked = ["--model", model, "--oversampling", oversampling, "--json", path]
+        assert not evaluate(*stored, *asked)
+        figures = figures_of(path)["shapes"][0]["rows"]["model"]
+        points, truth = (np.loadtxt(shapes / name / "one.xyz") for name in ("inputs", "truth"))
+        ratio = len(truth) / len(points)
+        made = upsample(points, ratio, model=upsampler, oversampling=oversampling)
+        expected = measure_shape(made, Shape("one", truth), "field")
+        assert figures["cd"] == pytest.approx(expected["cd"], rel=1e-5)
+        assert not evaluate(*survey, "--ratio", 3, *asked)
+        points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
+        made = upsample(points, 3, model=upsampler, oversampling=oversampling)
+        expected = measure_survey(made, dense, common_extent({"sparse": points, "dense": dense}))
+        chamfer = figures_of(path)["rows"]["model"]["chamfer"]
+        assert chamfer == pytest.approx(expected["chamfer"], rel=1e-5)
+        said = f"oversampling {oversampling}"
+        assert capsys.readouterr().out.count(said) == (2 if oversampling > 1 else 0)
 
 
 def test_16x_passes_and_both_protocols_are_said(
@@ -263,6 +289,21 @@ WRONG = [
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--model", "truth"], "truth: neither"),
     (["shapes", "--truth", "truth", "--predictions", "truth", "--model", "m"], "needs --inputs"),
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--json", "no/x"], "no folder no"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--oversampling", 2], "needs --model"),
+    (
+        [
+            "lidar",
+            "--reference",
+            "gone",
+            "--source",
+            "gone",
+            "--model",
+            "lidar",
+            "--oversampling",
+            9,
+        ],
+        "oversampling 9: must be between 1 and 8",
+    ),
     (["lidar", "--reference", "dense.xyz"], "give --prediction, or --source"),
     (["lidar", "--reference", "gone.laz", "--source", "dense.xyz"], "gone.laz: no such file"),
     (["lidar", "--reference", "dense.xyz", "--prediction", "truth/one.xyz"], "don't overlap"),

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from pointup.apps.evaluate_output import File, Model, Output, describe_model, open_model
+from pointup.apps.evaluate_output import (
+    File,
+    Model,
+    Output,
+    Oversampling,
+    describe_upsampling,
+    open_model,
+)
 from pointup.errors import ConfigError, DataError, FileError
 
 if TYPE_CHECKING:
@@ -36,6 +43,8 @@ class Lidar:
     """The survey before upsampling."""
     model: Model = None
     """Model that upsamples the source."""
+    oversampling: Oversampling = None
+    """As of `pointup upsample`: points drafted for each one that the model keeps."""
     ratio: float | None = None
     """Upsampling ratio; by default that of the prediction's or else the reference's density to the
     source's."""
@@ -57,8 +66,8 @@ class Lidar:
         from pointup.model import Upsampler
 
         self._check()
+        upsampler = open_model(self.model, self.oversampling)
         reference = self._read(self.reference)
-        upsampler = open_model(self.model)
         surveys: dict[str, np.ndarray] = {}
         if self.prediction is not None:
             surveys["prediction"] = self._read(self.prediction)
@@ -88,7 +97,7 @@ class Lidar:
             wish = f"to {self.density:g} points/m2" if self.density else f"{ratio:.3g}x"
             heading += [
                 f"source {self.source} upsampled {wish}; midpoints: no network",
-                describe_model(self.model, upsampler),
+                describe_upsampling(self.model, upsampler),
             ]
         report = Report(heading, [Table("", metrics, rows, metrics_down=True)])
         content = {

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 import pointup
-from pointup.errors import FileError
+from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     from pointup.evaluation.measures import Metric
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Model = Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")]
+Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +50,25 @@ class Output:
             write_text(self.markdown, report.markdown())
 
 
-def open_model(name: str | None) -> Upsampler | None:
-    """The model of a directory or Hub repository, on the accelerator where there is one."""
+def open_model(name: str | None, oversampling: float | None = None) -> Upsampler | None:
+    """The model of a name, directory or Hub repository, on the accelerator where there is one.
+
+    With `oversampling` in place of its own. Raises ConfigError for one that can't be, or that has
+    no model.
+    """
     if name is None:
+        if oversampling is not None:
+            raise ConfigError("--oversampling needs --model to upsample with")
         return None
     from pointup.upsampling.arrays import default_device
     from pointup.upsampling.models import load_model
+    from pointup.upsampling.wishes import Wishes
 
-    return load_model(name, default_device())
+    Wishes(oversampling=oversampling)  # Refuses what can't be.
+    upsampler = load_model(name, default_device())
+    if oversampling is not None:
+        upsampler.config = replace(upsampler.config, oversampling=oversampling)
+    return upsampler
 
 
 def describe_model(name: str | None, upsampler: Upsampler | None) -> str:
@@ -64,3 +76,10 @@ def describe_model(name: str | None, upsampler: Upsampler | None) -> str:
         return "no model"
     num_parameters = sum(parameter.numel() for parameter in upsampler.parameters())
     return f"model {name}, {num_parameters:,} parameters, on {next(upsampler.parameters()).device}"
+
+
+def describe_upsampling(name: str | None, upsampler: Upsampler | None) -> str:
+    """The model, and how it is used by `upsample`."""
+    oversampling = upsampler.config.oversampling if upsampler else 1.0
+    drafted = f", oversampling {oversampling:g}" if oversampling > 1 else ""
+    return describe_model(name, upsampler) + drafted

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from pointup.apps.evaluate_output import Folder, Model, Output, describe_model, open_model
+from pointup.apps.evaluate_output import (
+    Folder,
+    Model,
+    Output,
+    Oversampling,
+    describe_upsampling,
+    open_model,
+)
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +37,8 @@ class Shapes:
 
     model: Model = None
     """Model to evaluate. Without one, what needs none is printed."""
+    oversampling: Oversampling = None
+    """As of `pointup upsample`: points drafted for each one that the model keeps."""
     truth: Folder = None
     """True clouds, one file a shape."""
     inputs: Folder = None
@@ -60,7 +69,7 @@ class Shapes:
 
         self.output.check()
         shapes = self._shapes()
-        upsampler = open_model(self.model)
+        upsampler = open_model(self.model, self.oversampling)
         measured, sizes = [], set()
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
             rows = evaluate_shape(shape, upsampler, self.protocol)
@@ -79,7 +88,7 @@ class Shapes:
         heading = [
             f"{len(names)} shapes{self._source()}",
             *([_describe_sizes(sizes)] if sizes else []),
-            f"{describe_model(self.model, upsampler)}; protocol {self.protocol}",
+            f"{describe_upsampling(self.model, upsampler)}; protocol {self.protocol}",
         ]
         summary = {ROWS[row]: means[row] for row in ROWS if row in means}
         tables = [
