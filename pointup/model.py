@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
     ptr_from_sizes,
+    rows_of_clouds,
     segment_log_softmax,
     sizes_from_ptr,
     to_device,
@@ -40,6 +41,22 @@ from pointup.hub import MODEL_CARD, StoredModel
 from pointup.modelconfig import ModelConfig
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
 from pointup.upsampled import Upsampled
+
+
+class ChildTables(NamedTuple):
+    """What children take from the features of points, computed once for all children.
+
+    The layer `slot` sees [features of the parent, features of the slot's neighbour, position].
+    """
+
+    parent: Tensor
+    """(N, C) part of `slot` that a child takes from its parent."""
+    neighbor: Tensor
+    """(N, C) part of `slot` that it takes from the neighbour of its slot."""
+    shuffle: Tensor
+    """(N, 2 heads D) keys and values of the node shuffle."""
+    refine: Tensor
+    """(N, 2 heads D) keys and values of the refinement."""
 
 
 class Upsampler(
@@ -124,6 +141,15 @@ class Upsampler(
             empty = ptr.new_empty(0)
             return Upsampled(nothing, ptr, empty, nothing, candidates_ptr, shares, shares)
 
+        by_slots = slots.argsort(stable=True)
+        if len(slots.unique_consecutive()) > len(slots.unique()):
+            # Expanded together, clouds with the same number of slots take a fraction of the time.
+            points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
+            sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
+            ratios = on_host(torch.as_tensor(ratio))[by_slots]
+            made = self.forward(pos[points], sorted_ptr, ratios)
+            return made.of_clouds(by_slots.argsort(), points)
+
         num_neighbors = self.config.k + 1
         squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max())))
         geometry = local_geometry(
@@ -134,11 +160,11 @@ class Upsampler(
             recompute = num_candidates > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         normals = self.turn_normals(features, g, geometry, recompute)
+        tables = self.child_tables(features)
         pieces = []
-        # Clouds with the same number of slots are expanded together, in the order of the input.
         for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
             index = neighbors[rows, :num_slots]
-            piece = self.place_children(pos, rows, index, features, g, normals, geometry, recompute)
+            piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
 
@@ -161,12 +187,22 @@ class Upsampler(
             segment_log_softmax(self.quota_logits(features, geometry), ptr),
         )
 
+    def child_tables(self, features: Tensor) -> ChildTables:
+        """What children take from the features (N, C) of points."""
+        dim = self.config.feature_dim
+        return ChildTables(
+            F.linear(features, self.slot.weight[:, :dim], self.slot.bias),
+            F.linear(features, self.slot.weight[:, dim : 2 * dim]),
+            self.shuffle.key_value(features),
+            self.refine.key_value(features),
+        )
+
     def place_children(
         self,
         pos: Tensor,
         rows: slice,
         slot_neighbor: Tensor,
-        features: Tensor,
+        tables: ChildTables,
         g: Tensor,
         normals: Tensor,
         geometry: LocalGeometry,
@@ -186,18 +222,14 @@ class Upsampler(
         planes on the other, so that both together can hit it. On a plane it stays on the plane.
         Besides, it goes a learned share of the way to `arches`.
 
-        Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `features` (N, C)
-        and `g` (N, K, P) of all points.
+        Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `tables` and `g`
+        (N, K, P) of all points.
         """
         whole, geometry, pos_of_rows = geometry, geometry.rows(rows), pos[rows]
         num_points, num_slots = slot_neighbor.shape
         own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
         slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
-        # The layer `slot` of [features of the parent, features of the slot's neighbour, position],
-        # with the products that are the same for many slots taken once a point.
         dim = self.config.feature_dim
-        parent_NC = F.linear(features[rows], self.slot.weight[:, :dim], self.slot.bias)
-        neighbor_NC = F.linear(features, self.slot.weight[:, dim : 2 * dim])
 
         def place(
             block: Block,
@@ -253,12 +285,12 @@ class Upsampler(
             num_points,
             max(1, points_per_block(pos.device) // num_slots),
             gathered=[
-                (self.shuffle.key_value(features), geometry.index),
-                (self.refine.key_value(features), geometry.index),
+                (tables.shuffle, geometry.index),
+                (tables.refine, geometry.index),
                 (normals, geometry.index),
             ],
-            gathered_by_slot=[(neighbor_NC, slot_neighbor), (normals, slot_neighbor)],
-            rows=[parent_NC, g[rows], normals[rows]],
+            gathered_by_slot=[(tables.neighbor, slot_neighbor), (normals, slot_neighbor)],
+            rows=[tables.parent[rows], g[rows], normals[rows]],
             parameters=[weight for module in modules for weight in module.parameters()],
             random=self.random,
             recompute=recompute,

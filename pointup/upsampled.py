@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from pointup.geometry.packed import (
+    on_host,
+    ptr_from_sizes,
+    rows_of_clouds,
+    sizes_from_ptr,
+    to_device,
+)
 
 
 class Upsampled(NamedTuple):
@@ -30,3 +39,28 @@ class Upsampled(NamedTuple):
     log_quotas: Tensor
     """(N,) float32: the same, predicted better, but only once a cloud is made; `pointup upsample`
     shares out its new points by it."""
+
+    def of_clouds(self, clouds: Tensor, points: Tensor) -> Upsampled:
+        """The same with the clouds in another order.
+
+        clouds: (B,) int64 on the CPU, the clouds of this one in that order. points: (N,) int64 on
+        the device, the rows that its input points have there.
+        """
+        device = self.pos.device
+
+        def moved(ptr: Tensor) -> tuple[Tensor, Tensor]:
+            ptr = on_host(ptr)
+            new = to_device(ptr_from_sizes(sizes_from_ptr(ptr)[clouds]), device)
+            return new, to_device(rows_of_clouds(ptr, clouds), device)
+
+        ptr, rows = moved(self.ptr)
+        candidates_ptr, candidate_rows = moved(self.candidates_ptr)
+        return Upsampled(
+            self.pos[rows],
+            ptr,
+            points[self.parent[rows]],
+            self.candidates[candidate_rows],
+            candidates_ptr,
+            torch.empty_like(self.log_shares).index_copy(0, points, self.log_shares),
+            torch.empty_like(self.log_quotas).index_copy(0, points, self.log_quotas),
+        )

@@ -55,14 +55,46 @@ def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> Non
     assert torch.equal(output.ptr, expected_ptr)
 
 
-def test_each_cloud_may_have_its_own_ratio() -> None:
-    pos, ptr = packed(40, 50, 40, 30)
-    ratio = torch.tensor([1.5, 4.0, 4.0, 2.25], dtype=torch.float64)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([1.0, 1.5, 2.25, 4.0])),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=20, deadline=None)
+def test_each_cloud_may_have_its_own_ratio(clouds: list[tuple[int, float]]) -> None:
+    sizes, ratios = zip(*clouds, strict=True)
+    pos, ptr = packed(*sizes)
     model = as_if_trained()
-    output = model(pos, ptr, ratio)
-    assert output.ptr.diff().tolist() == [60, 200, 160, 68]
-    alone = model(pos[40:90], torch.tensor([0, 50]), 4.0)
-    torch.testing.assert_close(output.pos[60:260], alone.pos, atol=1e-5, rtol=0)
+    output = model(pos, ptr, torch.tensor(ratios, dtype=torch.float64))
+    assert output.ptr.diff().tolist() == [round(size * ratio) for size, ratio in clouds]
+    for cloud, (size, ratio) in enumerate(clouds):
+        points, made, candidates = (
+            slice(*bounds[cloud : cloud + 2].tolist())
+            for bounds in (ptr, output.ptr, output.candidates_ptr)
+        )
+        alone = model(pos[points], torch.tensor([0, size]), ratio)
+        expected = (
+            (output.pos[made], alone.pos),
+            (output.parent[made] - points.start, alone.parent),
+            (output.candidates[candidates], alone.candidates),
+            (output.log_shares[points], alone.log_shares),
+            (output.log_quotas[points], alone.log_quotas),
+        )
+        for ours, theirs in expected:
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_clouds_with_the_same_number_of_slots_are_expanded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pos, ptr = packed(*[20] * 6)
+    model, calls = as_if_trained(), []
+    real = model.place_children
+    monkeypatch.setattr(model, "place_children", lambda *a: calls.append(a[1]) or real(*a))
+    model(pos, ptr, torch.tensor([4.0, 2.0, 4.0, 2.0, 3.9, 2.0]))
+    assert calls == [slice(0, 60), slice(60, 120)]
 
 
 @given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), ratio=st.floats(1.0, 6.0))

@@ -11,6 +11,7 @@ from torch import Tensor
 from pointup.geometry.packed import (
     batch_from_ptr,
     ptr_from_sizes,
+    rows_of_clouds,
     segment_max,
     segment_mean,
     segment_rank,
@@ -38,6 +39,17 @@ def test_ptr_sizes_and_batch_say_the_same(sizes: list[int]) -> None:
     assert sizes_from_ptr(ptr).tolist() == sizes
     assert batch_from_ptr(ptr).tolist() == expected
     assert batch_from_ptr(ptr, sum(sizes)).tolist() == expected
+
+
+@quick
+@given(sizes_of_clouds, st.data())
+def test_rows_of_clouds_come_cloud_by_cloud(sizes: list[int], data: st.DataObject) -> None:
+    ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
+    some = st.lists(st.integers(0, len(sizes) - 1), max_size=8) if sizes else st.just([])
+    clouds = data.draw(some)
+    rows = rows_of_clouds(ptr, torch.tensor(clouds, dtype=torch.int64))
+    bounds = ptr.tolist()
+    assert rows.tolist() == [r for c in clouds for r in range(bounds[c], bounds[c + 1])]
 
 
 @quick

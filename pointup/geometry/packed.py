@@ -48,6 +48,18 @@ def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
     return clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
 
 
+def rows_of_clouds(ptr: Tensor, clouds: Tensor) -> Tensor:
+    """Rows of the points of some clouds, one cloud after another, int64.
+
+    `clouds`: (C,) int64, their numbers in any order.
+    """
+    sizes = sizes_from_ptr(ptr)[clouds]
+    first = ptr[clouds] - ptr_from_sizes(sizes)[:-1]
+    num_points = int(sizes.sum())
+    shift = first.repeat_interleave(sizes, output_size=num_points)
+    return shift + torch.arange(num_points, device=ptr.device)
+
+
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
     """Sum over every cloud, (N, ...) -> (B, ...), in the dtype of `values`; differentiable.
 

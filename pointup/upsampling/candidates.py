@@ -175,13 +175,14 @@ def _run(
     geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
     features, g = model.encode(geometry)
     normals = model.turn_normals(features, g, geometry)
+    tables = model.child_tables(features)
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
     offsets, distances = [], []
     for rows, slots in _calls(num_slots, children_per_call):
         children = model.place_children(
-            pos, rows, slot_index[rows, :slots], features, g, normals, geometry
+            pos, rows, slot_index[rows, :slots], tables, g, normals, geometry
         )
         offset = children - pos[rows].unsqueeze(1)
         offsets.append(offset.flatten(0, 1).cpu())
