@@ -29,9 +29,9 @@ class ModelConfig:
     slots_per_ratio: float = 2.0
     """Candidates made for each output point; thinning keeps the most even ones."""
     quota_trust: float = 0.7
-    """Power of the predicted quotas that `pointup upsample` shares out new points by: 1 believes
-    them, 0 keeps differences in density as they were measured. No weight depends on it, so that it
-    can be changed in the config.json of a trained model."""
+    """Power of the predicted quotas that `pointup upsample` shares out new points by, in the first
+    of its passes: 1 believes them, 0 keeps differences in density as they were measured. No weight
+    depends on it, so that it can be changed in the config.json of a trained model."""
     oversampling: float = 1.0
     """Points that `pointup upsample` drafts for each one that it keeps: above 1, by a second pass
     over what a first one made, which takes so many times as long and fills holes that lie beyond

@@ -280,19 +280,23 @@ def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
     # Twice as dense on the left.
     points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
     model, shares = small_model(), []
-    for power, trust in ((0.0, 0.7), (1.0, 0.7), (1.0, 0.3), (1.0, 0.0)):
+    for power, trust, ratio in (
+        (0.0, 0.7, 4), (1.0, 0.7, 4), (1.0, 0.3, 4), (1.0, 0.0, 4), (1.0, 0.7, 9),
+    ):  # fmt: skip
         torch.nn.init.constant_(model.quota_powers, 0.0)
         with torch.no_grad():
             model.quota_powers[1] = power
         model.config = replace(model.config, quota_trust=trust)
-        made = upsample(points, 4.0, model=model, originals=False)
-        assert len(made) == 4 * len(points)
+        made = upsample(points, ratio, model=model, originals=False)
+        assert len(made) == ratio * len(points)
         shares.append(float(np.mean(made[:, 0] < 0.5)))
     as_measured = pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
     assert shares[0] == as_measured and shares[3] == as_measured
     # Gaps on the right are larger by the root of two.
     assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.7 * 0.5)), abs=0.01)
     assert shares[2] == pytest.approx(2 / (2 + 2 ** (0.3 * 0.5)), abs=0.01)
+    # A second pass goes over points that are where the first one wanted them.
+    assert shares[4] == pytest.approx(shares[1], abs=0.01)
 
 
 def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:

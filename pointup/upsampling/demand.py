@@ -58,5 +58,6 @@ class Demand:
         if self._ratio is None:  # A density says itself how many points each place is to have.
             return by_ratio(files, store.num_blocks, originals)
         num_new = round(self._ratio * len(store)) - originals * len(store)
-        trust = self._config.quota_trust
+        # Points that a pass has made are already where it took the surface to be.
+        trust = self._config.quota_trust if self._is_first else 0.0
         return by_quota(files, store.num_blocks, len(store), num_new, originals, trust)
