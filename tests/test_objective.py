@@ -46,7 +46,7 @@ def losses(batch: Batch, config: LossConfig) -> Tensor:
 
 
 EVERY_TERM = [
-    LossConfig(repulsion=0.3, coverage=0.5),
+    LossConfig(repulsion=0.3, coverage=0.5, output_to_plane=0.5),
     LossConfig(chamfer="squared", point_to_plane=0.0),
     LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
 ]
@@ -87,6 +87,22 @@ def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> N
         output, batch, spacing, without
     )
     torch.testing.assert_close(difference, expected[None], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["point_to_plane", "output_to_plane"])
+def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
+    batch = batch_of((25, 60))
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.1)
+    without = LossConfig(point_to_plane=0.0, density=0.0)
+    points = (output.candidates if name == "point_to_plane" else output.pos).detach()
+    nearest = torch.cdist(points, batch.target).argmin(1)
+    height = ((points - batch.target[nearest]) * batch.target_normals[nearest]).sum(1).abs()
+    difference = cloud_losses(
+        output, batch, spacing, replace(without, **{name: 0.3})
+    ) - cloud_losses(output, batch, spacing, without)
+    torch.testing.assert_close(difference, 0.3 * height.mean()[None] / 0.1, rtol=1e-3, atol=1e-4)
 
 
 def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -43,6 +43,9 @@ class LossConfig:
     """Share of the target's farthest points left out of the density-aware distance."""
     point_to_plane: float = 0.5
     """Weight of the distance of all candidates to the target's tangent planes, given normals."""
+    output_to_plane: float = 0.0
+    """Weight of the same distance of the output alone, candidates that thinning has chosen: those
+    far from the rest and from measured points are, and they are the hardest."""
     coverage: float = 0.0
     """Weight of the fourth power of the distances, at most two, of the target to all candidates."""
     density: float = 1.0
@@ -51,9 +54,9 @@ class LossConfig:
     """Weight of the repulsion between output points closer than the target's spacing."""
 
     def __post_init__(self) -> None:
-        for name in ("density_alpha", "point_to_plane", "coverage", "density", "repulsion"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"--loss.{name} is {getattr(self, name)}; it can't be negative")
+        for name, value in asdict(self).items():
+            if name not in ("chamfer", "trim") and not value >= 0:
+                raise ConfigError(f"--loss.{name} is {value}; it can't be negative")
         if not 0 <= self.trim < 1:
             raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
 
@@ -112,11 +115,16 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
         if config.chamfer == "plain":
             to_target, to_output = safe_sqrt(to_target), safe_sqrt(to_output)
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
-    if config.point_to_plane > 0 and "target_normals" in batch:
-        plane = point_to_plane_distance(
-            output.candidates, output.candidates_ptr, target, target_ptr, batch.target_normals
-        )
-        loss = loss + config.point_to_plane * plane / mean_spacing
+    to_plane = (
+        (config.point_to_plane, output.candidates, output.candidates_ptr),
+        (config.output_to_plane, pos, ptr),
+    )
+    for weight, points, points_ptr in to_plane:
+        if weight > 0 and "target_normals" in batch:
+            plane = point_to_plane_distance(
+                points, points_ptr, target, target_ptr, batch.target_normals
+            )
+            loss = loss + weight * plane / mean_spacing
     if config.coverage > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
         gap = gap / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()

@@ -37,7 +37,7 @@ _CHILDREN_PER_CALL = 16_384
 # How far around a block points are looked at to even it out, in spacings of its source.
 _MARGIN = 3.0
 # Points near measured ones are the surest: in the choice from a draft they count as farther away.
-_NEAR_MEASURED = 1.45
+_NEAR_MEASURED = 1.5
 
 
 class Upsampling:

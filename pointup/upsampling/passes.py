@@ -17,7 +17,7 @@ from pointup.upsampling.running import Shares, choose_from_draft, run_upsampling
 from pointup.upsampling.store import Store, build_store
 from pointup.upsampling.wishes import Wishes
 
-DRAFT_STEPS = 2
+DRAFT_STEPS = 3
 """How often points are pushed that others are drafted from: more makes them more even, and puts
 them farther off the surface."""
 
