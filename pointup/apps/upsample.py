@@ -50,7 +50,7 @@ class Upsample:
     """Make no point farther than this from every measured one."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
     """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
-    fast, 4 takes four to five times as long and fills more holes."""
+    fast, 4 takes five to six times as long and fills more holes."""
     seed: int = 0
     """Decides between new points that are as good as each other."""
     tile: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None

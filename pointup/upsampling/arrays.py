@@ -50,7 +50,7 @@ def upsample(
         only_new: leave the points themselves out of the result.
         max_distance: make no point farther than this from the nearest one of the cloud.
         oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
-            asks for: 1 is fast, 4 takes four to five times as long and fills more holes.
+            asks for: 1 is fast, 4 takes five to six times as long and fills more holes.
         seed: decides between points that are as good as each other.
         device: by default an accelerator where there is one.
 
