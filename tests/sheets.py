@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from scipy.spatial import cKDTree
 
+from pointup import upsample
 from pointup.data.clouds import PointCloud
 from pointup.model import Upsampler
 from pointup.upsampling.passes import run_passes
@@ -16,6 +17,7 @@ from pointup.upsampling.store import Store
 from pointup.upsampling.wishes import Wishes
 
 CPU = torch.device("cpu")
+UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2}
 StoreMaker = Callable[..., Store]
 
@@ -47,9 +49,6 @@ def in_chunks(cloud: PointCloud, size: int) -> Iterator[PointCloud]:
         yield cloud.select(slice(start, start + size))
 
 
-StoreMaker = Callable[..., Store]
-
-
 def upsample_in_blocks(
     store: Store, model: Upsampler, wishes: Wishes, tile: float | None = None, budget: int = 400
 ) -> np.ndarray:
@@ -57,10 +56,27 @@ def upsample_in_blocks(
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in parts)])
 
 
-def assert_tells_of_measured(new: PointCloud, points: np.ndarray, farthest: float) -> None:
-    """New points have the attribute `number` of the nearest of points (N, 3), and are near one."""
+def assert_tells_of_measured(
+    ratio: float, originals: bool, farthest: float, at_least: int, to_parent: float, **wishes: float
+) -> None:
+    """Of a sheet made denser: new points have the attribute `number` of the nearest measured point,
+    its distance of at most `farthest`, and a parent that is about `to_parent` away."""
+    points, number = sheet(200) + UTM, np.arange(200)
+    made = upsample(
+        PointCloud(points, {"number": number}),
+        ratio,
+        model=small_model(0.05),
+        originals=originals,
+        max_distance=farthest,
+        **wishes,
+    )
+    new = made.select(made.attributes["synthetic"] == 1)
+    assert len(new) > at_least
     distance, nearest = cKDTree(points).query(new.positions, k=2)
     assert np.allclose(new.attributes["distance_to_measured"], distance[:, 0], atol=1e-3)
     assert distance[:, 0].max() <= farthest + 1e-3
     is_clear = distance[:, 0] < distance[:, 1] - 1e-2
     assert np.array_equal(new.attributes["number"][is_clear], nearest[is_clear, 0])
+    parent = new.attributes["parent_index"]
+    assert np.isin(parent, number).all()
+    assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < to_parent

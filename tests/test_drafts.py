@@ -8,18 +8,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
+from sheets import (
+    CPU,
+    UTM,
+    StoreMaker,
+    assert_tells_of_measured,
+    sheet,
+    small_model,
+    upsample_in_blocks,
+)
 
 from pointup import Upsampler, upsample
-from pointup.data.clouds import PointCloud
 from pointup.geometry.thinning import poisson_disk_subset
 from pointup.upsampling.candidates import Candidates
 from pointup.upsampling.job import Upsampling
 from pointup.upsampling.running import Alone, run_upsampling
 from pointup.upsampling.store import build_store
 from pointup.upsampling.wishes import Wishes
-
-UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
 
 @settings(max_examples=8)
@@ -124,18 +129,6 @@ def test_a_model_says_how_much_is_drafted_unless_it_is_wished_otherwise() -> Non
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_points_from_a_draft_tell_of_measured_points(originals: bool) -> None:
-    points = sheet(200) + UTM
-    number = np.arange(200)
-    made = upsample(
-        PointCloud(points, {"number": number}),
-        4.0,
-        model=small_model(0.05),
-        originals=originals,
-        max_distance=1.2,
-        oversampling=3.0,
+    assert_tells_of_measured(
+        4.0, originals, farthest=1.2, at_least=400, to_parent=2, oversampling=3.0
     )
-    new = made.select(made.attributes["synthetic"] == 1)
-    assert len(new) > 400
-    assert_tells_of_measured(new, points, 1.2)
-    parent = new.attributes["parent_index"]
-    assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < 2

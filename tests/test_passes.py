@@ -7,13 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
+from sheets import UTM, StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
-from pointup.data.clouds import PointCloud
 from pointup.upsampling.wishes import Wishes, pass_ratios
-
-UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -57,21 +54,7 @@ def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) ->
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_all_passes_tell_of_measured_points(originals: bool) -> None:
-    points = sheet(200) + UTM
-    number = np.arange(200)
-    made = upsample(
-        PointCloud(points, {"number": number}),
-        16.0,
-        model=small_model(0.05),
-        originals=originals,
-        max_distance=1.5,
-    )
-    new = made.select(made.attributes["synthetic"] == 1)
-    assert len(new) > 2000
-    assert_tells_of_measured(new, points, 1.5)
-    parent = new.attributes["parent_index"]
-    assert np.isin(parent, number).all()
-    assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < 3
+    assert_tells_of_measured(16.0, originals, farthest=1.5, at_least=2000, to_parent=3)
 
 
 def test_density_takes_a_second_pass_where_a_place_is_very_sparse() -> None:

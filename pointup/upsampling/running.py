@@ -58,7 +58,7 @@ def run_upsampling(
     tile: float | None = None,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
-    """Make the new points of a pass; then `new_points` has them.
+    """Make the new points of a pass; then `made` has them.
 
     `tile` is the side of a tile. `report` is told how many of the cloud's points have been dealt
     with since it was last called, fractions of them too.
