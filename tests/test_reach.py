@@ -33,10 +33,12 @@ def wild_model(strength: float, seed: int) -> Upsampler:
 
 
 def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
-    """Largest distance of new points to measured ones, in the reach of these; by brute force."""
+    """Largest distance of new points to the nearest measured ones, in the reach of these."""
     reach = REACH * geometry_of(points - points.mean(0), k).local_spacing[:, 0].numpy()
     gaps = np.linalg.norm(new[:, None] - points, axis=2)
-    return float((gaps / reach).min(axis=1).max())
+    # A midpoint has two that are nearest.
+    is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
+    return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
 
 
 @settings(max_examples=12)
@@ -101,8 +103,8 @@ def test_neighbourhoods_without_a_gap_are_whole() -> None:
     grid = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3)
     # Two returns of one pulse nearly coincide.
     pairs = np.repeat(plane[:500], 2, axis=0) + 1e-4 * rng.random((1000, 3))
-    for points in (plane, line, grid, pairs):
-        assert geometry_of(points).missing.any(1).float().mean() < 3e-3
+    for points, most in ((plane, 3e-3), (line, 0.0), (grid, 0.0), (pairs, 0.02)):
+        assert geometry_of(points).missing.any(1).float().mean() <= most
 
 
 def test_a_bridge_is_what_is_long_against_the_spacing_on_both_sides() -> None:
@@ -127,11 +129,10 @@ def test_cutting_starts_at_the_first_gap() -> None:
     assert geometry.spacing[0] == pytest.approx(1.5)
 
 
-def test_slack_is_what_is_left_of_the_reach_of_any_measured_point(make_store: StoreMaker) -> None:
+def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: StoreMaker) -> None:
     store = make_store(sheet(300), block_size=64)
     reach, expected = Reach(store), np.arange(300, dtype=np.float32)
     for block in range(store.num_blocks):
         reach.save(block, expected[store.block_ptr[block] : store.block_ptr[block + 1]])
-    rows = np.array([[0, 299, -1], [150, 3, 20], [-1, -1, -1]])
-    distance = np.array([[0.5, 301.0, np.inf], [200.0, 1.0, 2.0], [np.inf, np.inf, np.inf]])
-    assert reach.slack(rows, distance).tolist() == [-0.5, 18.0, -np.inf]
+    rows, distance = np.array([299, 0, 150, 3]), np.array([301.0, 0.5, 20.0, 1.0])
+    assert reach.slack(rows, distance).tolist() == [-2.0, -0.5, 130.0, 2.0]

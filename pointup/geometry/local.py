@@ -11,17 +11,18 @@ from pointup.geometry.packed import batch_from_ptr, safe_sqrt, segment_mean
 
 GAP = 3.0
 """A neighbour is beyond a gap where it is so many times as far away as the one before it."""
-REACH = 2.0
-"""A new point lies within so many local spacings of a measured point."""
+REACH = 1.5
+"""A new point lies within so many local spacings of its nearest measured point."""
 MAX_OFFSET = 1.0
 """Farthest that a child lies from its anchor, in spacings of its parent."""
 
-# Beyond a gap that follows fewer than half of the neighbours, the farthest is at most so many times
-# as far away as the nearest.
-_WIDTH = 2.0
-# The same where it follows fewer than a third; besides, the mean of the unit vectors to all beyond
-# the gap is at least so long: they lie in one direction. Around a close pair they lie everywhere.
-_WIDTH_OF_FEW, _ONE_DIRECTION = 1.5, 0.9
+# So many neighbours on this side of a gap are enough.
+_MANY = 6
+# So many are enough where the farthest beyond it is less than twice as far away as the nearest.
+_SOME, _WIDTH = 4, 2.0
+# Fewer are where, besides, the mean of the unit vectors to all beyond the gap is at least so long:
+# they lie in one direction. Around a close pair they lie everywhere.
+_ONE_DIRECTION, _WIDTH_OF_FEW = 0.95, 1.5
 # Most that a distance counts in the spacing, in medians of all.
 _MOST_DISTANCE = 2.0
 # Width of the others as a point sees them that has no neighbour of its own.
@@ -93,11 +94,11 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
 def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tensor:
     """Which of the K nearest points (N, K) lie beyond a gap.
 
-    A gap follows the nearest j where the next one is more than `GAP` times as far away. Half of all
-    K must be on this side of it; or else the rest must lie close together beyond it, and, seen from
-    fewer than a third, in one direction. So the neighbours of two returns of one pulse, which lie
-    all around them, stay neighbours. A point that sees all others in one place far off is alone:
-    all of them are beyond the gap.
+    A gap follows the nearest j where the next one is more than `GAP` times as far away. Six must be
+    on this side of it; or at least four, and the rest close together beyond it; or fewer, and the
+    rest also in one direction. So the neighbours of two returns of one pulse, which lie all around
+    them, stay neighbours. A point that sees all others in one place far off is alone: all of them
+    are beyond the gap.
 
     Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
     (N, K) ascending, `not_found` (N, K) bool.
@@ -118,7 +119,7 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
     before = torch.cat([torch.full_like(farthest, torch.inf), distance[:, :-1]], dim=1)
     # Copies of a point are no neighbourhood.
     is_gap = (distance > GAP * before) & (before > 0)
-    enough = (rank >= num_nearest // 2) | (is_narrow & (rank >= num_nearest // 3)) | is_far_off
+    enough = (rank >= _MANY) | ((rank >= _SOME) & is_narrow) | is_far_off
     alone = (farthest < _WIDTH_ALONE * distance[:, :1]) & one_way[:, :1] & ~absent.any(1, True)
     starts = is_gap & enough & ~absent
     starts[:, :1] |= alone & (num_nearest > 2)

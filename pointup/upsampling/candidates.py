@@ -252,11 +252,12 @@ def _distance_to_points(
     reach: Tensor,
     geometry: LocalGeometry,
 ) -> tuple[Tensor, Tensor]:
-    """Distance (n, R) of children to the nearest point that their parent knows, and whether one of
-    these points has them within reach."""
+    """Distance (n, R) of children to the nearest point that their parent knows, and whether that is
+    within the reach of the point."""
     wide = slot_index if slot_index.shape[1] > geometry.index.shape[1] else geometry.index
     own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
     known = torch.where(wide[rows] < 0, own, wide[rows])
     relative = pos[known] - pos[rows].unsqueeze(1)
     gap = torch.linalg.vector_norm(offset.unsqueeze(2) - relative.unsqueeze(1), dim=-1)
-    return gap.amin(-1), (gap <= reach[known].unsqueeze(1)).any(-1)
+    distance, nearest = gap.min(-1)
+    return distance, distance <= reach[known].gather(1, nearest)

@@ -20,7 +20,7 @@ _POINTS_PER_CELL = 4
 _LEAST_POINTS = 5
 # A point is on the ground that is at most so many standard deviations of the ground's own points
 # away from the plane, and at most, and at least, such a share of a cell's side.
-_DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.01
+_DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
 
 
 class Ground:

@@ -11,6 +11,9 @@ from pointup.upsampling.region import Region
 from pointup.upsampling.store import Store
 from pointup.upsampling.wishes import Wishes
 
+# Of candidates, which are float32.
+_ROUNDING = 1e-4
+
 
 class Measured:
     """The measured points of a pass over `store`: the store's own in the first pass, where
@@ -39,13 +42,14 @@ class Measured:
         self, region: Region, points: np.ndarray, instead: np.ndarray
     ) -> dict[str, np.ndarray]:
         """New points (Q, 3) with all that is told of them; `instead` (Q, 3) take the place of
-        those that are too far from measured points or below the ground.
+        those that are too far from measured points or below the ground, and the nearest measured
+        points that of those that are still too far.
 
         As `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
         `num_below`, how many are lower than all returns around them; and `attributes`.
         """
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
-        slack = self.reach.slack(around.numbers(nearest), gaps)
+        slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
         rejected = slack < 0
         if self._wishes.max_distance is not None:
             rejected |= gaps[:, 0] > self._wishes.max_distance
@@ -53,7 +57,14 @@ class Measured:
         if rejected.any():
             points = np.where(rejected[:, None], instead, points)
             around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
-            slack = self.reach.slack(around.numbers(nearest), gaps)
+            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+        if (slack < -_ROUNDING * gaps[:, 0]).any():
+            # Where a denser place begins, a point of a later pass may be too far from its points.
+            too_far = slack < -_ROUNDING * gaps[:, 0]
+            there = around.rows["position"][nearest[:, 0]] - self._shift
+            points = np.where(too_far[:, None], there, points)
+            around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
+            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
         attributes = attributes_between(around.rows["attributes"], gaps, nearest)
         num_below = 0
         if self._wishes.above_ground and len(points):

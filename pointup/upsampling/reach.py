@@ -9,7 +9,7 @@ from pointup.upsampling.store import Store
 
 SLACK = "slack"
 """Attribute of points between two passes: how far from each of them a point of the next pass may
-lie. By the triangle inequality that point is within reach of a measured one, too."""
+lie. By the triangle inequality that point is in reach of the measured one nearest to the former."""
 
 
 class Reach:
@@ -34,16 +34,13 @@ class Reach:
         return reach
 
     def slack(self, rows: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """How much nearer than they must be points (Q,) are to measured ones; below 0: too far.
+        """How much farther points (Q,) might be from their nearest measured ones; below 0: too far.
 
-        rows: (Q, k) rows of the measured store, -1 for none, distance: (Q, k) to each of them.
+        rows: (Q,) rows of the nearest in the measured store, distance: (Q,) to them.
         """
-        if not rows.size:
-            return np.zeros(len(rows))
         block = np.searchsorted(self._ptr, rows, side="right") - 1
-        slack = np.full(rows.shape, -np.inf)
-        for number in np.unique(block[rows >= 0]).tolist():
+        slack = -distance.astype(np.float64)
+        for number in np.unique(block).tolist():
             here = block == number
-            reach = self.of_block(number)[rows[here] - self._ptr[number]]
-            slack[here] = reach - distance[here]
-        return slack.max(axis=1)
+            slack[here] += self.of_block(number)[rows[here] - self._ptr[number]]
+        return slack
