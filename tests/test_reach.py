@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, sheet, small_model
 
 from pointup import Upsampler, upsample
-from pointup.geometry.local import GAP, REACH, LocalGeometry, local_geometry, without_bridges
+from pointup.geometry.local import BRIDGE, GAP, REACH, LocalGeometry, local_geometry, without_bridges
 from pointup.geometry.neighbors import knn
 from pointup.upsampling.reach import Reach
 
@@ -117,7 +117,7 @@ def test_a_bridge_is_what_is_long_against_the_spacing_on_both_sides() -> None:
     index = torch.arange(400).expand(400, 400)
     kept = without_bridges(index, slice(0, 400), pos, geometry.local_spacing) >= 0
     spacing = geometry.local_spacing[:, 0].numpy()
-    expected = distance <= 2 * REACH * np.maximum(spacing[:, None], spacing)
+    expected = distance <= BRIDGE * np.maximum(spacing[:, None], spacing)
     assert (kept.numpy() == expected).mean() > 0.9999
     assert 0.01 < expected.mean() < 0.9
 

@@ -13,6 +13,8 @@ GAP = 3.0
 """A neighbour is beyond a gap where it is so many times as far away as the one before it."""
 REACH = 1.5
 """A new point lies within so many local spacings of its nearest measured point."""
+BRIDGE = 4.0
+"""No child is tied to a neighbour farther off than so many local spacings on both sides."""
 MAX_OFFSET = 1.0
 """Farthest that a child lies from its anchor, in spacings of its parent."""
 
@@ -129,8 +131,7 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
 def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tensor) -> Tensor:
     """Neighbours (n, R) of the points in `rows`, -1 for those across a gap.
 
-    That is one wider than twice `REACH` local spacings on both of its sides: its middle lies within
-    reach of neither.
+    That is one wider than `BRIDGE` local spacings on both of its sides.
 
     Shapes: `index` (n, R) of all points, `pos` (N, 3), `local_spacing` (N, 1).
     """
@@ -138,7 +139,7 @@ def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tens
     other = torch.where(index < 0, own, index)
     distance = torch.linalg.vector_norm(pos[other] - pos[rows].unsqueeze(1), dim=-1)
     wider = torch.maximum(local_spacing[rows], local_spacing[other].squeeze(2))
-    return index.masked_fill(distance > 2 * REACH * wider, -1)
+    return index.masked_fill(distance > BRIDGE * wider, -1)
 
 
 def nearest_gaps(geometry: LocalGeometry) -> Tensor:

@@ -37,8 +37,8 @@ def upsample(
 ) -> Cloud:
     """The points of a cloud, and new ones between them: `round(ratio * N)` in all.
 
-    A new point lies within two local spacings of a measured one, whatever the model says: twice the
-    mean distance of that point to its nearest neighbours, those beyond a gap left out.
+    A new point lies within 1.5 local spacings of its nearest measured one, whatever the model says:
+    of the mean distances of that point to its nearest neighbours, those beyond a gap left out.
 
     Of an array (N, 3), in any unit and however far from the origin: an array (M, 3) float64 with
     the points as they were, followed by the new ones. Of a `PointCloud`: one with its attributes;
