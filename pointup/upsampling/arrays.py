@@ -75,7 +75,7 @@ def upsample(
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         store = build_store([cloud], Path(directory))
-        parts: list[PointCloud] = list(run_passes(store, loaded, wishes, Alone(), place))
+        parts = list(run_passes(store, loaded, wishes, Alone(), place).of_file())
     if originals and not only_new:
         defaults = {
             dimension.name: np.arange(len(cloud), dtype=dimension.dtype)

@@ -29,25 +29,29 @@ class MadePoints:
     measured: Store | None
     originals: bool
 
-    def clouds(self) -> Iterator[PointCloud]:
-        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`.
+    def cloud(self, block: int) -> PointCloud:
+        """The points made in a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
 
-        The files of a block are gone then.
+        `PARENT` is here the row in the measured store of the point that each came from.
         """
         anchor = self.store.anchor
         if self.measured is not None:
             anchor = self.measured.anchor + anchor
-        for block in range(self.store.num_blocks):
-            with self.files.load(block, "points") as saved:
-                rows = saved["attributes"]
-                attributes = {name: rows[name] for name in rows.dtype.names or ()}
-                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-                cloud = PointCloud(saved["position"] + anchor, attributes)
-            for what in ("picked", "points"):
-                self.files.delete(block, what)
-            if len(cloud):
-                yield cloud
+        with self.files.load(block, "points") as saved:
+            rows = saved["attributes"]
+            attributes = {name: rows[name] for name in rows.dtype.names or ()}
+            attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
+            return PointCloud(saved["position"] + anchor, attributes)
+
+    def delete(self, block: int) -> None:
+        """Delete the files of a block, of which nothing is needed any more."""
+        for what in ("picked", "points"):
+            self.files.delete(block, what)
+
+    def parents(self, block: int) -> np.ndarray:
+        """(M,) int64, `PARENT` of the points made in a block."""
+        return self._load(block, "parent")
 
     def num_new(self) -> int:
         """Points made."""
@@ -71,8 +75,10 @@ class MadePoints:
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
             position, row, wanted = self._with_originals(block, rows)
+            parent = self.store.block_ptr[block] + np.arange(len(rows))
+            if self.measured is not None:
+                parent = rows["attributes"][PARENT]
             if len(position):
                 yield PointCloud(position + anchor, {PARENT: parent[row], WANTED: wanted[row]})
 
