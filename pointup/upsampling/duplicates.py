@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.upsampling.attributes import PARENT
-
 FILE_BITS = 40
 """The `index` of a row has the number of its file from this bit on."""
+
+
+def order_by_key(rows: np.ndarray) -> np.ndarray:
+    """Rows of a store by key, those of equal keys as they come."""
+    return rows[np.argsort(rows["key"], kind="stable")]
 
 
 def order_rows(rows: np.ndarray) -> np.ndarray:
     """Rows of a store by key; of equal keys by position, attributes and then `index`.
 
     So the order does not depend on how a survey is cut into files, nor on the order of its points,
-    unless they agree in everything. The attribute `PARENT` is no property of a point, and left out.
+    unless they agree in everything.
     """
-    rows = rows[np.argsort(rows["key"], kind="stable")]
+    rows = order_by_key(rows)
     same = rows["key"][1:] == rows["key"][:-1]
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     if len(tied):
@@ -63,11 +66,9 @@ def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _content(rows: np.ndarray) -> np.ndarray:
     """Numbers (N,) int64 that order rows by the bytes of their attributes."""
-    attributes = rows["attributes"]
-    names = [name for name in attributes.dtype.names or () if name != PARENT]
     number = np.zeros(len(rows), np.int64)
-    for name in names:
-        values = np.ascontiguousarray(attributes[name]).reshape(len(rows), -1)
+    for name in rows["attributes"].dtype.names or ():
+        values = np.ascontiguousarray(rows["attributes"][name]).reshape(len(rows), -1)
         values = values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))
         ranks = np.unique(values.ravel(), return_inverse=True)[1]
         # Renumbered, so that the product stays small.

@@ -16,7 +16,7 @@ class NewPoints:
     """What all passes over a `measured` survey have made, in the block files of each."""
 
     def __init__(self, measured: Store, passes: Sequence[MadePoints]) -> None:
-        self._measured = measured
+        self._measured, self._passes = measured, passes
         self._is_survey = len(measured.num_read) > 1
         self._blocks: list[list[tuple[MadePoints, int, bool]]] = [[] for _ in measured.num_read]
         for made in passes:
@@ -24,6 +24,10 @@ class NewPoints:
                 files = self._files_of(made, block)
                 for file in files:
                     self._blocks[file].append((made, block, len(files) == 1))
+
+    def num_new(self) -> int:
+        """Points made; of a survey that is not written yet."""
+        return sum(made.num_new() for made in self._passes)
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The points made from those of a file, pass after pass and block after block; once.

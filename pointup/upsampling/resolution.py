@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -24,34 +25,17 @@ def grid_resolution(
     measured are the nearest points of a few seeds, chosen by a hash of their place. So the result
     depends neither on the order of the points nor on how they are cut into files.
     """
-    seeds = _first_by_key(chunks(), lambda points: _hashed(points, low, extent), _NUM_SEEDS)
+    (seeds,) = _first(chunks(), [partial(_hashed, low=low, extent=extent)], _NUM_SEEDS)
     distances = []
-    for around in _nearest(chunks, seeds):
+    for around in _first(chunks(), [partial(_squared, seed=seed) for seed in seeds], _NUM_AROUND):
         distance = np.asarray(cKDTree(around).query(around, k=[2])[0])
-        distances.append(distance[(distance > 0) & np.isfinite(distance)])
+        distances.append(distance[np.isfinite(distance)])
     apart = np.concatenate(distances)
     spacing = float(np.median(apart)) if len(apart) else float(extent.max())
     # Distances hold 2**26 steps exactly.
     finest = np.log2(extent.max()) - 40
     # Spacings that are a power of two are not to fall on either side of it.
     return float(2.0 ** max(np.floor(np.log2(spacing) + 1e-6) - 14, np.ceil(finest)))
-
-
-def _nearest(chunks: Callable[[], Iterator[np.ndarray]], seeds: np.ndarray) -> list[np.ndarray]:
-    """The points (n, 3) around each seed (S, 3)."""
-    nearest = [np.empty((0, 3)) for _ in seeds]
-    reach = np.full(len(seeds), np.inf)
-    for points in chunks():
-        for i, seed in enumerate(seeds):
-            squared = _squared(points, seed)
-            nearest[i] = _first(
-                np.concatenate([nearest[i], points[squared <= reach[i]]]),
-                lambda cloud, seed=seed: _squared(cloud, seed),
-                _NUM_AROUND,
-            )
-            if len(nearest[i]) == _NUM_AROUND:
-                reach[i] = _squared(nearest[i][-1:], seed)[0]
-    return nearest
 
 
 def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
@@ -69,23 +53,41 @@ def _hashed(points: np.ndarray, low: np.ndarray, extent: np.ndarray) -> np.ndarr
     return key
 
 
-def _first_by_key(
-    chunks: Iterator[np.ndarray], key: Callable[[np.ndarray], np.ndarray], number: int
-) -> np.ndarray:
-    """The points of all chunks that come first by a key (n,), and among equal ones by place."""
-    found = np.empty((0, 3))
+def _first(
+    chunks: Iterator[np.ndarray],
+    keys: Sequence[Callable[[np.ndarray], np.ndarray]],
+    number: int,
+) -> list[np.ndarray]:
+    """For each of the keys (n,) the different points that come first by it, `number` at most.
+
+    Among points with equal keys, those first by their coordinates.
+    """
+    found = [np.empty((0, 3)) for _ in keys]
     for points in chunks:
-        found = _first(np.concatenate([found, points]), key, number)
+        for i, key in enumerate(keys):
+            values = key(points)
+            if len(found[i]) == number:
+                may_be = values <= key(found[i][-1:])[0]
+                nearby, values = points[may_be], values[may_be]
+            else:
+                nearby = points
+            both = np.concatenate([found[i], nearby])
+            found[i] = _different(both, np.append(key(found[i]), values), number)
     return found
 
 
-def _first(
-    points: np.ndarray, key: Callable[[np.ndarray], np.ndarray], number: int
-) -> np.ndarray:
-    """At most `number` points, those first by their key (n,), and among equal ones by place."""
-    keys = key(points)
-    if len(points) > number:
-        may_be = keys <= np.partition(keys, number - 1)[number - 1]
-        points, keys = points[may_be], keys[may_be]
-    x, y, z = points.T
-    return points[np.lexsort((z, y, x, keys))[:number]]
+def _different(points: np.ndarray, keys: np.ndarray, number: int) -> np.ndarray:
+    """The first `number` different points by their keys (n,), and among equal ones by place."""
+    looked_at = 2 * number
+    while True:
+        may_be = np.ones(len(keys), bool)
+        if len(keys) > looked_at:
+            may_be = keys <= np.partition(keys, looked_at)[looked_at]
+        x, y, z = points[may_be].T
+        ordered = points[may_be][np.lexsort((z, y, x, keys[may_be]))]
+        is_new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(ordered)]
+        different = ordered[is_new][:number]
+        if len(different) == number or may_be.all():
+            return different
+        # Many are in one place.
+        looked_at *= 8

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
 from pointup.data.clouds import PointCloud, os_errors
-from pointup.errors import DataError
-from pointup.upsampling.duplicates import FILE_BITS, drop_repeated, order_rows
+from pointup.upsampling.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
 from pointup.upsampling.halving import KEY_BITS, Halving, split_boxes
 from pointup.upsampling.resolution import grid_resolution
+from pointup.upsampling.spooling import spool_points
 
 BLOCK_SIZE = 8192
 """Most points of a block, the part of the cloud that is thinned at a time."""
@@ -36,8 +36,8 @@ class Store:
         block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
         block_keys: (B,) int64, the key of the first point of each block.
         low, high: (B, 3) float64, the tight bounds of the points of each block.
-        num_read: (F,) int64, points in each of the files that the cloud came in; those that were
-            left out and those that stand in several files count.
+        num_read: (F,) int64, points in each of the files that the cloud came in.
+        num_taken: (F,) int64, how many of them take part; those in several files count in each.
         dtype: of a row: `position` (3,) float64; `index`, its place in its file, and from bit
             `FILE_BITS` on the number of the file; `key`; and the `attributes`.
     """
@@ -49,7 +49,7 @@ class Store:
             self.block_ptr = tables["block_ptr"]
             self.block_keys = tables["block_keys"]
             self.low, self.high = tables["low"], tables["high"]
-            self.num_read = tables["num_read"]
+            self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
             self._repeated_ptr = tables["repeated_ptr"]
             self._files, self._files_ptr = tables["files"], tables["files_ptr"]
         self.dtype = np.load(directory / "dtype.npy").dtype
@@ -71,7 +71,7 @@ class Store:
         return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
 
     def places_in_file(self, rows: np.ndarray, file: int) -> np.ndarray:
-        """(N,) int64, where the points of rows (N,) of the store stand in a file; -1 if not in it."""
+        """(N,) int64, places in a file of the points of rows (N,) of the store; -1 if absent."""
         place = np.full(len(rows), -1)
         of_row = np.searchsorted(self.block_ptr, rows, side="right") - 1
         for block in np.unique(of_row).tolist():
@@ -106,9 +106,9 @@ def build_store(
 ) -> Store:
     """Sort a cloud, given in chunks with the same attributes, into an existing empty directory.
 
-    See `build_survey_store`.
+    As `build_survey_store`, but duplicates stay in the order of the cloud.
     """
-    return build_survey_store([chunks], directory, block_size)
+    return _build([chunks], directory, block_size, None, order_by_key)
 
 
 def build_survey_store(
@@ -119,20 +119,34 @@ def build_survey_store(
 ) -> Store:
     """Sort a survey, given file by file in chunks with the same attributes, into a directory.
 
-    The directory exists and is empty. Blocks have at most `block_size` points. Of a point that
-    stands in several files, with the same attributes, one row is kept. Only points of which
-    `takes_part` says so, (n,) bool for a chunk, are stored.
+    The directory exists and is empty. Blocks have at most `block_size` points. The order of points
+    is that of their keys, positions and attributes. Of a point that stands in several files one row
+    is kept. Only points of which `takes_part` says so, (n,) bool for a chunk, are stored.
+
     Raises DataError for a survey of less than two different points, and FileError when the
     directory can't be written.
     """
+    return _build(files, directory, block_size, takes_part, order_rows)
+
+
+def _build(
+    files: Iterable[Iterable[PointCloud]],
+    directory: Path,
+    block_size: int,
+    takes_part: Callable[[PointCloud], np.ndarray] | None,
+    ordered: Callable[[np.ndarray], np.ndarray],
+) -> Store:
     with os_errors(directory, "written"):
-        low, extent, dtype, num_read, num_points = _spool(files, directory, takes_part)
+        low, extent, dtype, *numbers = spool_points(files, directory / "spool", takes_part)
+        num_points = int(numbers[1].sum())
 
         def spooled() -> Iterator[np.ndarray]:
             for start in range(0, num_points, CHUNK_SIZE):
                 yield _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
 
-        resolution = grid_resolution(lambda: (chunk["position"] for chunk in spooled()), low, extent)
+        resolution = grid_resolution(
+            lambda: (chunk["position"] for chunk in spooled()), low, extent
+        )
         # Rounding may move a point beyond the extent.
         halving = Halving(extent + 2 * resolution)
 
@@ -156,69 +170,12 @@ def build_survey_store(
         with (directory / "rows").open("wb+") as stream:
             _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
             (directory / "spool").unlink()
-            blocks = _sort_parts(stream, directory / "repeated", dtype, part_ptr, block_size)
-        np.savez(directory / "blocks.npz", anchor=low, num_read=num_read, **blocks)
+            repeated = directory / "repeated"
+            blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
+        blocks |= {"anchor": low, "num_read": numbers[0], "num_taken": numbers[1]}
+        np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
-
-
-class _Spooled(NamedTuple):
-    """Lowest coordinates, extent, dtype of a row, points read of each file, and points spooled."""
-
-    low: np.ndarray
-    extent: np.ndarray
-    dtype: np.dtype
-    num_read: np.ndarray
-    num_points: int
-
-
-def _spool(
-    files: Iterable[Iterable[PointCloud]],
-    directory: Path,
-    takes_part: Callable[[PointCloud], np.ndarray] | None,
-) -> _Spooled:
-    """Write the points as they come."""
-    low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    dtype = np.dtype([])
-    num_read, num_points = [], 0
-    with (directory / "spool").open("wb") as stream:
-        for number, chunks in enumerate(files):
-            num_read.append(0)
-            for chunk in chunks:
-                index = np.arange(num_read[-1], num_read[-1] + len(chunk))
-                num_read[-1] += len(chunk)
-                if takes_part is not None:
-                    taking = takes_part(chunk)
-                    if not taking.all():
-                        chunk, index = chunk.select(taking), index[taking]
-                if not len(chunk):
-                    continue
-                if num_points == 0:
-                    dtype = _row_dtype(chunk)
-                low = np.minimum(low, chunk.positions.min(axis=0))
-                high = np.maximum(high, chunk.positions.max(axis=0))
-                table = np.zeros(len(chunk), dtype)
-                table["position"] = chunk.positions
-                table["index"] = index + (number << FILE_BITS)
-                for name in dtype["attributes"].names or ():
-                    table["attributes"][name] = chunk.attributes[name]
-                stream.write(table.data)
-                num_points += len(table)
-    what = "point" if sum(num_read) == num_points else f"of its {sum(num_read):,} points to upsample"
-    if num_points < 2:
-        raise DataError(f"has {num_points} {what}; there is nothing to fill in, leave it out")
-    if not (high > low).any():
-        raise DataError(f"all {num_points} points are in one place; leave it out")
-    return _Spooled(low, high - low, dtype, np.array(num_read), num_points)
-
-
-def _row_dtype(cloud: PointCloud) -> np.dtype:
-    attributes = np.dtype(
-        [(name, values.dtype, values.shape[1:]) for name, values in cloud.attributes.items()]
-    )
-    return np.dtype(
-        [("position", "<f8", 3), ("index", "<i8"), ("key", "<i8"), ("attributes", attributes)]
-    )
 
 
 def _deal_out(
@@ -236,9 +193,14 @@ def _deal_out(
 
 
 def _sort_parts(
-    stream: BinaryIO, repeated_path: Path, dtype: np.dtype, part_ptr: np.ndarray, block_size: int
+    stream: BinaryIO,
+    repeated_path: Path,
+    dtype: np.dtype,
+    part_ptr: np.ndarray,
+    block_size: int,
+    ordered: Callable[[np.ndarray], np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Sort each part and cut it into blocks; points repeated in several files go, to be told of."""
+    """Sort each part, drop points repeated in other files, and cut it into blocks."""
     keys, starts, low, high, files = [], [], [], [], []
     repeated_ptr = [np.zeros(1, np.int64)]
     end = 0
@@ -246,7 +208,7 @@ def _sort_parts(
         for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
             stream.seek(start * dtype.itemsize)
             rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
-            rows, repeated = drop_repeated(order_rows(rows))
+            rows, repeated = drop_repeated(ordered(rows))
             stream.seek(end * dtype.itemsize)
             stream.write(rows.data)
             first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
