@@ -10,7 +10,7 @@ from pathlib import Path
 from pointup.apps.inputs import find_inputs
 from pointup.data.bordering import find_surveys
 from pointup.data.extents import FileExtent, read_extent
-from pointup.data.files import point_extensions, writable_extensions
+from pointup.data.files import LAS_EXTENSIONS, point_extensions, writable_extensions
 from pointup.errors import ConfigError, FileError, PointupError
 from pointup.upsampling.models import shipped_for
 
@@ -102,10 +102,16 @@ def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
             f"{one} and {other} border on each other and differ in {found.difference}: such files "
             "are upsampled apart, with a seam between them"
         )
-    tiles = [readable[number] for number in found.stacked]
-    if len(tiles) < len(readable) and tiles:
+    if found.by_folder:
         notes.append(
-            f"{tiles[0].source} and {len(tiles) - 1} more lie over each other: each of them is "
+            "files of different folders lie over each other: each folder is taken for a survey of "
+            "its own"
+        )
+    stacked = [readable[number] for number in found.stacked]
+    # Shapes all stand around the origin.
+    if any(job.source.suffix.lower() in LAS_EXTENSIONS for job in stacked):
+        notes.append(
+            f"{stacked[0].source} and {len(stacked) - 1} more lie over each other: each of them is "
             "upsampled apart"
         )
     return Plan([[readable[i] for i in group] for group in found.groups], complaints, notes)

@@ -17,7 +17,7 @@ from pointup.data.extents import FileExtent
 
 MAX_GAP = 10.0
 """Most that bordering files are apart, in mean distances between points."""
-MAX_SHARED = 1 / 3
+MAX_SHARED = 1 / 2
 """Most that bordering files share of the shorter side, across the border."""
 
 
@@ -25,12 +25,14 @@ MAX_SHARED = 1 / 3
 class Surveys:
     """Files grouped: each of `groups` is one survey, the numbers of its files ascending.
 
-    `stacked` are those that lie over another one and so are surveys of their own; `unlike` the
-    first pair of files that border on each other and differ in `difference`.
+    `stacked` are those that lie over another one and so are surveys of their own; `by_folder`, if
+    files of different folders do, so that each folder was looked at by itself; `unlike` the first
+    pair of files that border on each other and differ in `difference`.
     """
 
     groups: list[list[int]]
     stacked: list[int]
+    by_folder: bool
     unlike: tuple[int, int] | None
     difference: str
 
@@ -52,6 +54,7 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
             unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
     bordering = [(i, j) for i, j in bordering if (like[i] == like[j]).all()]
     stacked = [(i, j) for i, j in stacked if (like[i] == like[j]).all()]
+    num_stacked = len(stacked)
     if stacked:
         folder = [extent.path.parent for extent in extents]
         bordering, stacked = (
@@ -63,7 +66,8 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(extents), len(extents)))
     num_groups, group = connected_components(graph, directed=False)
     groups = [np.flatnonzero(group == number).tolist() for number in range(num_groups)]
-    return Surveys(sorted(groups), sorted(alone), unlike, difference)
+    by_folder = len(stacked) < num_stacked
+    return Surveys(sorted(groups), sorted(alone), by_folder, unlike, difference)
 
 
 def _neighbours(

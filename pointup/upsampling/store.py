@@ -98,7 +98,8 @@ class Store:
         if start == stop:
             return np.empty((0, 2), np.int64)
         with os_errors(path, "read"):
-            return np.fromfile(path, count=2 * (stop - start), offset=16 * start).reshape(-1, 2)
+            pairs = np.fromfile(path, np.int64, 2 * (stop - start), offset=16 * start)
+        return pairs.reshape(-1, 2)
 
 
 def build_store(
