@@ -147,6 +147,9 @@ def test_tiles_that_border_are_one_survey_and_gaps_separate() -> None:
     assert groups(extent((0, 100), (0, 100)), extent((100, 200), (101, 200))) == [[0, 1]]
     assert groups(extent((0, 100), (0, 100)), extent((80, 180), (0, 100))) == [[0, 1]]
     assert groups(extent((0, 900), (0, 900)), extent((900, 950), (400, 450))) == [[0, 1]]
+    # Tiles at the edge of a survey, with points only in the strips that they share with others.
+    assert groups(extent((0, 120), (0, 120)), extent((90, 118), (-20, 110))) == [[0, 1]]
+    assert groups(extent((0, 120), (0, 120)), extent((110, 119), (112, 120))) == [[0, 1]]
     # Two groups by way of others.
     row = [extent((100 * i, 100 * i + 100), (0, 100)) for i in (0, 2, 1, 5, 6)]
     assert groups(*row) == [[0, 1, 2], [3, 4]]
@@ -155,6 +158,11 @@ def test_tiles_that_border_are_one_survey_and_gaps_separate() -> None:
 def test_files_over_each_other_are_places_of_their_own() -> None:
     shapes = [extent((-1, 1), (-0.5 * i, 0.5 * i)) for i in (1, 2, 3)]
     assert groups(*shapes) == [[0], [1], [2]]
+    # Shapes are not always in the middle of their own extent.
+    lamps = [extent((low, low + 1), (-0.1, 0.2), "lamp.ply") for low in (-0.3, -0.7)]
+    assert groups(*lamps) == [[0], [1]]
+    beside = [extent((low, low + 1), (-0.1, 0.2), "tile.ply") for low in (0, 1, 1.9)]
+    assert groups(*beside) == [[0, 1, 2]]
     # A survey that was flown again has a folder of its own.
     years = [
         extent((i, i + 100), (0, 100), f"{year}/t{i}.las") for year in (21, 22) for i in (0, 100)

@@ -59,7 +59,8 @@ class Upsample:
     only_new: bool = False
     """Write the new points only."""
     no_originals: bool = False
-    """Let the model make all points, instead of keeping those of the file."""
+    """Let the model make all points, instead of keeping those of the file; noise and other classes
+    are left out, too."""
     max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
     """Make no point farther than this from every measured one."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None

@@ -1,7 +1,8 @@
 """Which files are parts of one survey: those whose extents border on each other.
 
-Tiles lie side by side, with or without a strip that they share. Files that lie over each other are
-several surveys of one place, or shapes that all stand around the origin.
+Tiles lie side by side, with or without a strip that they share; at the edge of a survey, a tile may
+have points in that strip alone. Files that lie over each other are several surveys of one place, or
+shapes that all stand around the origin.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pointup.data.extents import FileExtent
+from pointup.data.files import LAS_EXTENSIONS
 
 MAX_GAP = 10.0
 """Most that bordering files are apart, in mean distances between points."""
-MAX_SHARED = 1 / 2
-"""Most that bordering files share of the shorter side, across the border."""
+MIN_APART, MIN_APART_SHAPES = 1 / 4, 1 / 2
+"""Least distance between the middles of bordering files, across the border, in longer sides of the
+two: of LAS and LAZ files, and of others, among which there are shapes."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,16 @@ def _neighbours(
     low = np.array([extent.low for extent in extents]).reshape(-1, 2)
     high = np.array([extent.high for extent in extents]).reshape(-1, 2)
     gap = MAX_GAP * np.array([extent.spacing for extent in extents])
-    side = high - low
+    is_las = np.array([extent.path.suffix.lower() in LAS_EXTENSIONS for extent in extents])
+    least = np.where(is_las, MIN_APART, MIN_APART_SHAPES)[:, None] * (high - low)
+    middle = (low + high) / 2
     bordering, stacked = [], []
     for i in range(len(extents)):
         others = slice(i + 1, None)
         shared = np.minimum(high[i], high[others]) - np.maximum(low[i], low[others])
         near = (shared >= -np.maximum(gap[i], gap[others])[:, None]).all(axis=1)
-        beside = (shared <= MAX_SHARED * np.minimum(side[i], side[others])).any(axis=1)
+        apart = np.abs(middle[i] - middle[others])
+        beside = (apart >= np.maximum(least[i], least[others])).any(axis=1)
         bordering += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & beside)]
         stacked += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & ~beside)]
     return bordering, stacked

@@ -9,7 +9,8 @@ import laspy
 import numpy as np
 
 from pointup.data.clouds import PointCloud
-from pointup.data.files import iter_points
+from pointup.data.files import LAS_EXTENSIONS, iter_points, read_points
+from pointup.errors import FileError
 
 CRS_OWNER, WKT, GEO_KEYS = "LASF_Projection", 2112, (34735, 34736, 34737)
 
@@ -54,21 +55,20 @@ def read_extent(path: Path) -> FileExtent:
 
     Raises what reading the file does.
     """
+    if path.suffix.lower() not in LAS_EXTENSIONS:
+        cloud = read_points(path)
+        xy = cloud.positions[:, :2]
+        return _extent(path, cloud, xy.min(axis=0), xy.max(axis=0), len(cloud))
     first = next(iter_points(path, 2))
     header = first.header
-    if isinstance(header, laspy.LasHeader):
-        low, high = np.array(header.mins[:2]), np.array(header.maxs[:2])
-        if np.isfinite([low, high]).all() and (low <= high).all():
-            return _extent(path, first, low, high, header.point_count, header)
-        header_or_none: laspy.LasHeader | None = header
-    else:
-        header_or_none = None
-    low, high, num_points = np.full(2, np.inf), np.full(2, -np.inf), 0
-    for cloud in iter_points(path, attributes=False):
-        low = np.minimum(low, cloud.positions[:, :2].min(axis=0))
-        high = np.maximum(high, cloud.positions[:, :2].max(axis=0))
-        num_points += len(cloud)
-    return _extent(path, first, low, high, num_points, header_or_none)
+    assert isinstance(header, laspy.LasHeader)
+    low, high = np.array(header.mins[:2]), np.array(header.maxs[:2])
+    if not (np.isfinite([low, high]).all() and (low <= high).all()):
+        raise FileError(
+            f"{path}: its header gives x from {low[0]} to {high[0]}, y from {low[1]} to {high[1]}; "
+            "repair it, or add --separate"
+        )
+    return _extent(path, first, low, high, header.point_count, header)
 
 
 def _extent(
@@ -77,7 +77,7 @@ def _extent(
     low: np.ndarray,
     high: np.ndarray,
     num_points: int,
-    header: laspy.LasHeader | None,
+    header: laspy.LasHeader | None = None,
 ) -> FileExtent:
     attributes = tuple(
         sorted((name, v.dtype.str, v.shape[1:]) for name, v in first.attributes.items())
