@@ -135,7 +135,7 @@ class Upsample:
 
     def _plan(self) -> tuple[list[tuple[Path, Path]], list[Exception]]:
         """Which file becomes which, and what is wrong with those left out."""
-        from pointup.data.files import point_extensions, writable_extensions
+        from pointup.data.files import check_readable, check_writable, point_extensions
 
         if not self.inputs:
             raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
@@ -157,11 +157,12 @@ class Upsample:
         jobs: dict[Path, Path] = {}
         for source in sources:
             target = folder / written_name(source) if into_folder else self.output
-            if target.suffix.lower() not in writable_extensions:
-                raise FileError(
-                    f"{target}: unknown extension {target.suffix!r} to write; known are "
-                    f"{' '.join(writable_extensions)}"
-                )
+            try:
+                check_readable(source)
+            except FileError as error:
+                complaints.append(error)
+                continue
+            check_writable(target)
             if target.resolve() == source.resolve():
                 complaints.append(FileError(f"{source}: is the output, too; write elsewhere"))
             elif target in jobs:

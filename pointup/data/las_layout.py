@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 from pointup.errors import FileError
 
 SMALLEST_HEADER = 227
+CREATION_DATE = 90
 VLR_HEAD, EVLR_HEAD = 54, 60
 COMPRESSED = 0x80
 LASZIP = b"laszip encoded"
@@ -33,8 +34,16 @@ class RawRecord(NamedTuple):
     data: bytes
 
 
-def read_layout(path: Path, stream: BinaryIO) -> tuple[list[RawRecord], list[RawRecord]]:
-    """The VLRs of a file and its EVLRs, byte for byte.
+class Layout(NamedTuple):
+    """What laspy doesn't keep as it was: VLRs, EVLRs, and the date of creation in 4 bytes."""
+
+    vlrs: list[RawRecord]
+    evlrs: list[RawRecord]
+    creation_date: bytes
+
+
+def read_layout(path: Path, stream: BinaryIO) -> Layout:
+    """The VLRs of a file, its EVLRs and its date, byte for byte.
 
     Leaves the stream at its beginning. Raises FileError when the file is shorter than it says.
     """
@@ -58,7 +67,7 @@ def read_layout(path: Path, stream: BinaryIO) -> tuple[list[RawRecord], list[Raw
         end = points_start + num_points * point_size
         raise broken(path, f"has {size} of {end} bytes")
     stream.seek(0)
-    return vlrs, evlrs
+    return Layout(vlrs, evlrs, head[CREATION_DATE : CREATION_DATE + 4])
 
 
 def _read_records(

@@ -27,6 +27,7 @@ __all__ = [
     "find_bad_samples",
     "open_pairs",
     "read_pair",
+    "surface_path",
     "write_pairs",
 ]
 
@@ -84,6 +85,27 @@ def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
         vertical=vertical is not False,
         surface=surface or "",
     )
+
+
+def surface_path(dataset: str | Path, name: str) -> Path:
+    """File of a true surface, which a pair names below `surfaces/` of its dataset.
+
+    Raises DataError for a name that leads out of that folder: by "..", from the root, or by a
+    symbolic link.
+    """
+    root = Path(dataset)
+    path = root / "surfaces" / name
+    try:
+        inside = path.resolve().is_relative_to(root.resolve() / "surfaces")
+    # A null byte, and what Python 3.11 and 3.12 raise for links that lead to each other.
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise DataError(
+            f"{dataset}: the surface {name!r} is not a file in its folder surfaces/; make the "
+            "dataset again"
+        )
+    return path
 
 
 def _held_out(num_samples: int) -> np.ndarray:
