@@ -15,6 +15,7 @@ from pointup.data.clouds import (
     ExtraDimension,
     PointCloud,
     PointWriter,
+    as_positions,
     cast_values,
     check_positions,
     os_errors,
@@ -94,7 +95,7 @@ def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np
         raise FileError(
             f"{what}: expected an array of numbers (N, 3) or wider, not {array.dtype} {array.shape}"
         )
-    positions = array[:, :3].astype(np.float64)
+    positions = as_positions(array[:, :3].T)
     check_positions(positions, what)
     columns = range(3, array.shape[1])
     return positions, {f"column_{i + 1}": np.ascontiguousarray(array[:, i]) for i in columns}

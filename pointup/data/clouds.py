@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -184,36 +184,6 @@ class ColumnWriter(PointWriter):
         """Write the rows of these columns, which have the types and the order of `columns`."""
 
 
-class FixedColumnWriter(PointWriter):
-    """Writer of a format with a fixed set of columns, `held`; a warning names what is left out."""
-
-    held: tuple[str, ...] = ()
-
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path)
-        flat = flatten_attributes(like.attributes)
-        names = dict.fromkeys([*flat, *(added.name for added in extra_dimensions)])
-        self.columns = [name for name in self.held if name in names]
-        if left_out := [name for name in names if name not in self.held]:
-            warn_once(
-                f"{path}: {path.suffix} files have no place for {', '.join(left_out)}; left out "
-                "(LAS, PLY and CSV keep them)"
-            )
-
-    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
-        flat = flatten_attributes(attributes)
-        for name in self.columns:
-            if name not in flat:
-                raise DataError(f"{self.path}: all points need the same attributes; no {name}")
-        self._append_columns(positions, {name: flat[name] for name in self.columns})
-
-    @abstractmethod
-    def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Write points (N, 3) float64 with those of `columns` (N,), in the order of `held`."""
-
-
 @lru_cache(maxsize=1000)
 def warn_once(text: str) -> None:
     """Log a warning, once in a process: a file is often read several times."""
@@ -229,6 +199,12 @@ def followed(path: Path) -> Path:
     # What Python 3.11 and 3.12 raise for a loop.
     except (OSError, RuntimeError):
         raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
+
+
+def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """x, y and z as (N, 3) float64; NaN of any kind without NumPy's warning."""
+    with np.errstate(invalid="ignore"):
+        return np.column_stack([column.astype(np.float64) for column in columns])
 
 
 def check_positions(positions: np.ndarray, what: str) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 
 from pointup.data.clouds import (
     ExtraDimension,
-    FixedColumnWriter,
     PointCloud,
     cast_values,
     check_positions,
     os_errors,
     warn_once,
 )
+from pointup.data.fixedcolumns import FixedColumnWriter
 from pointup.errors import FileError
 from pointup.geometry.arrayfiles import check_expansion
 

@@ -10,11 +10,12 @@ import numpy as np
 
 from pointup.data.clouds import (
     ExtraDimension,
-    FixedColumnWriter,
     PointCloud,
+    as_positions,
     check_positions,
     os_errors,
 )
+from pointup.data.fixedcolumns import FixedColumnWriter
 from pointup.errors import FileError
 
 # Farther than any sensor sees; what is no float32 at all soon has larger ones.
@@ -52,7 +53,7 @@ def read_sweep(path: Path) -> PointCloud:
             "file by its own kind"
         )
     rows = values.reshape(-1, width)
-    positions = rows[:, :3].astype(np.float64)
+    positions = as_positions(rows[:, :3].T)
     check_positions(positions, str(path))
     if np.abs(positions).max() > FARTHEST:
         raise FileError(

@@ -75,6 +75,8 @@ def _read_records(
 ) -> list[RawRecord]:
     records = []
     for i in range(count):
+        if start > end:
+            raise broken(path, f"record {i + 1} of {count} before or after the points is missing")
         stream.seek(start)
         head = stream.read(head_size)
         length = unpack_from("<H" if head_size == VLR_HEAD else "<Q", head.ljust(head_size), 20)[0]

@@ -9,7 +9,7 @@ from struct import unpack_from
 
 import numpy as np
 
-from pointup.data.clouds import PointCloud, cast_values, check_positions, warn_once
+from pointup.data.clouds import PointCloud, as_positions, cast_values, check_positions, warn_once
 from pointup.data.tables import TextHeader, read_bytes, read_columns
 from pointup.errors import FileError
 from pointup.geometry.arrayfiles import check_expansion
@@ -64,7 +64,7 @@ def read_pcd(path: Path) -> PointCloud:
     columns = {n: v[:, 0] if v.shape[1:] == (1,) else v for n, v in columns.items()}
     if any(columns[axis].ndim > 1 for axis in "xyz"):
         raise FileError(f"{path}: x, y and z must be one number each; export it again")
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
     cloud = PointCloud(positions, columns, header, path)
     seen = np.logical_not(np.isnan(positions).any(axis=1))
     if seen.any() and not seen.all():

@@ -17,6 +17,7 @@ from pointup.data.clouds import (
     ColumnWriter,
     ExtraDimension,
     PointCloud,
+    as_positions,
     check_positions,
     os_errors,
     warn_once,
@@ -80,7 +81,7 @@ def read_ply(path: Path) -> PointCloud:
                 name: table[name].astype(table[name].dtype.newbyteorder("="))
                 for name in header.properties
             }
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
     check_positions(positions, str(path))
     return PointCloud(positions, columns, header, path)
 

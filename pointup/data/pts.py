@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.data.clouds import FixedColumnWriter, PointCloud, check_positions
+from pointup.data.clouds import PointCloud, as_positions, check_positions
+from pointup.data.fixedcolumns import FixedColumnWriter
 from pointup.data.tables import TextHeader, read_bytes, read_columns, without_comment, write_rows
 from pointup.errors import FileError
 
@@ -34,7 +35,7 @@ def read_pts(path: Path) -> PointCloud:
         raise FileError(f"{path}: {width} columns; at least x, y and z are needed")
     names = NAMES.get(width, tuple(f"column_{i}" for i in range(4, width + 1)))
     columns = read_columns(path, rows, 0, TextHeader(names=("x", "y", "z", *names)))
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
     if counts and len(positions) < sum(counts):
         raise FileError(
             f"{path}: ends after {len(positions)} of {sum(counts)} points; copy it again"

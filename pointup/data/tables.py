@@ -16,6 +16,7 @@ from pointup.data.clouds import (
     ColumnWriter,
     ExtraDimension,
     PointCloud,
+    as_positions,
     check_positions,
     os_errors,
 )
@@ -51,7 +52,7 @@ def read_text(path: Path) -> PointCloud:
     text = read_bytes(path)
     header, start = _read_layout(path, text)
     columns = read_columns(path, text, start, header)
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
     check_positions(positions, str(path))
     return PointCloud(positions, columns, header, path)
 

@@ -6,6 +6,7 @@ A damaged or malicious header would have a reader ask for all the memory there i
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zipfile import ZipFile
@@ -17,6 +18,7 @@ from pointup.errors import FileError
 # Deflate packs constants 1,000 times, coordinates hardly twice. What is small is never refused.
 LARGEST_EXPANSION = 100
 ALWAYS_READ = 256 * 2**20
+LONGEST_HEADER = 2**20
 
 
 class ArrayHeader(NamedTuple):
@@ -33,13 +35,14 @@ class ArrayHeader(NamedTuple):
 
 def read_array_header(stream: BinaryIO) -> ArrayHeader:
     """The header of an NPY array; ValueError for anything else."""
-    version = np.lib.format.read_magic(stream)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(stream)
+    if np.lib.format.read_magic(stream) == (1, 0):
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    else:
+        length = int.from_bytes(stream.read(4), "little")
+        if length > LONGEST_HEADER:
+            raise ValueError(f"its header would have {length} bytes")
+        stream.seek(-4, os.SEEK_CUR)
+        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
     if any(size < 0 for size in shape):
         raise ValueError(f"its header gives a shape of {shape}")
     return ArrayHeader(shape, dtype, stream.tell())
