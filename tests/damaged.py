@@ -13,6 +13,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from zlib import crc32
@@ -59,14 +60,14 @@ def points(name: str, header: object = None) -> Callable[[Path], Path]:
     return make
 
 
-def las_1_2(directory: Path) -> Path:
+def las_1_2(directory: Path, name: str = "old.las") -> Path:
     header = laspy.LasHeader(version="1.2", point_format=3)
     header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", scales=[0.1], offsets=[5.0]))
     records = laspy.ScaleAwarePointRecord.zeros(60, header=header)
     records["X"] = np.arange(60)
-    with laspy.open(directory / "old.las", "w", header=header) as writer:
+    with laspy.open(directory / name, "w", header=header) as writer:
         writer.write_points(records)
-    return directory / "old.las"
+    return directory / name
 
 
 def pcd(encoding: str) -> Callable[[Path], Path]:
@@ -149,6 +150,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "las": (points("cloud.las"), read_cloud),
     "las 1.2": (las_1_2, read_cloud),
     "laz": (points("cloud.laz"), read_cloud),
+    "laz 1.2": (partial(las_1_2, name="old.laz"), read_cloud),
     "ply ascii": (points("cloud.ply", PlyHeader("ascii")), read_cloud),
     "ply binary": (points("cloud.ply"), read_cloud),
     "pcd ascii": (pcd("ascii"), read_cloud),

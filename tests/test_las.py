@@ -309,13 +309,21 @@ def damage_count_of_chunks(data: bytearray) -> bytearray:
     return data
 
 
+def damage_size_of_a_layer(data: bytearray) -> bytearray:
+    # After the place of the chunk table, the first point and the number of points.
+    start = unpack_from("<I", data, 96)[0]
+    size = laspy.PointFormat(7).size + 2
+    pack_into("<I", data, start + 8 + size + 4, 2**32 - 1)
+    return data
+
+
 def damage_number_of_points(data: bytearray) -> bytearray:
     pack_into("<Q", data, 247, 501)
     return data
 
 
 DAMAGES = [damage_cut, damage_header, damage_count_of_records, damage_number_of_points]
-DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks]
+DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_a_layer]
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def iter_records(
     Raises FileError for what isn't a LAS or LAZ file, is cut short or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
-        layout = read_layout(path, stream)
         with _las_errors(path):
+            layout = read_layout(path, stream)
             reader = laspy.open(
                 stream,
                 closefd=False,
