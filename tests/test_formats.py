@@ -394,13 +394,15 @@ def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
 
 
 def test_names_that_cannot_be_written_are_told_before_any_work(tmp_path: Path) -> None:
-    (tmp_path / "link.laz").symlink_to(tmp_path / "b.rcp")
+    (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
     for name, message in (
-        ("a.rcp", "unknown extension '.rcp' to write"),
-        ("link.laz", "unknown extension '.rcp' to write"),
+        ("a.rcp", r"unknown extension '\.rcp' to write"),
+        ("a.copc.laz", "COPC files can't be written; name it .laz, and convert that"),
+        ("link.laz", "COPC files can't be written"),
     ):
-        with pytest.raises(FileError, match=message):
-            check_writable(tmp_path / name)
+        for refuse in (check_writable, lambda path: write_points(path, scanned())):
+            with pytest.raises(FileError, match=message):
+                refuse(tmp_path / name)
     for name in ("a.laz", "b.pcd", "c.bin"):
         check_writable(tmp_path / name)
     with pytest.raises(FileError, match="no such file"):

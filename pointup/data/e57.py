@@ -80,7 +80,6 @@ class E57Writer(FixedColumnWriter):
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
     ) -> None:
-        check_pye57(path)
         super().__init__(path, like, extra_dimensions)
         self._chunks: list[dict[str, np.ndarray]] = []
 

@@ -116,9 +116,10 @@ def open_writer(
 
     `like` may be any part of that file; what counts is its header and which attributes it has, and,
     if the format changes to LAS, its extent. The name's extension sets the format. To these,
-    `extra_dimensions` are added. See `PointWriter`.
+    `extra_dimensions` are added. See `PointWriter`; raises what `check_writable` does.
     """
     path = Path(path)
+    check_writable(path)
     suffix = path.suffix.lower()
     if suffix in LAS_EXTENSIONS:
         from pointup.data.las_writer import LasWriter
@@ -138,9 +139,7 @@ def open_writer(
         return TextWriter(path, like, extra_dimensions)
     if suffix == ".npy":
         return NpyWriter(path, like, extra_dimensions)
-    if suffix == ".npz":
-        return NpzWriter(path, like, extra_dimensions)
-    raise _unknown(path, writable_extensions)
+    return NpzWriter(path, like, extra_dimensions)
 
 
 def write_points(path: str | Path, cloud: PointCloud) -> None:
@@ -218,11 +217,16 @@ def check_readable(path: str | Path) -> Path:
 
 def check_writable(path: str | Path) -> None:
     """FileError for a name that no file of points can be written to, before any work is done."""
-    path = followed(Path(path))
+    path = Path(path)
     if path.suffix.lower() not in writable_extensions:
         raise _unknown(path, writable_extensions, " to write")
-    if path.name.lower().endswith(".copc.laz"):
-        raise FileError(f"{path}: COPC files can't be written; name it .laz")
+    # A LAZ file of that name would be no COPC. copclib is the one library that writes it from
+    # Python; it can't name extra dimensions and drops all other records.
+    if any(name.lower().endswith(".copc.laz") for name in (path.name, followed(path).name)):
+        raise FileError(
+            f"{path}: COPC files can't be written; name it .laz, and convert that, as by `pdal "
+            "translate a.laz a.copc.laz`"
+        )
     if path.suffix.lower() == ".e57":
         check_pye57(path)
 

@@ -54,8 +54,6 @@ class LasWriter(PointWriter):
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
     ) -> None:
         super().__init__(path, extra_dimensions)
-        if path.name.lower().endswith(".copc.laz"):
-            raise FileError(f"{path}: COPC files can't be written; name it .laz")
         if isinstance(like.header, laspy.LasHeader):
             header = deepcopy(like.header)
         else:
