@@ -31,7 +31,8 @@ def fuzz(directory: Path, num_cases: int, *formats: str) -> dict[str, dict[str, 
 
 
 def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
-    report = fuzz(tmp_path, 30)
+    # Importing what reads pairs takes longer than all others together.
+    report = fuzz(tmp_path, 25, *(name for name in FORMATS if name != "pairs"))
     assert report.keys() >= FORMATS.keys() - NEEDED.keys()
     # Both happen, or the damages would be too small or too large to tell anything.
     assert sum(count["read"] for count in report.values()) > 50  # type: ignore[misc]
@@ -53,9 +54,9 @@ def test_what_is_neither_read_nor_refused_is_noticed(tmp_path: Path) -> None:
         def read(path: Path) -> None:
             raise error
 
-        return outcome(read, tmp_path / "a.las")
+        return outcome(read, tmp_path / "a.las", tmp_path)
 
-    assert outcome(lambda path: None, tmp_path / "a.las") == "read"
+    assert outcome(lambda path: None, tmp_path / "a.las", tmp_path) == "read"
     assert raises(ValueError(f"{tmp_path}/a.las: is empty")) == "refused"
     assert raises(KeyError("x")).startswith("KeyError")
     assert raises(ValueError("one line that names no file")).startswith("a bad message")

@@ -33,7 +33,7 @@ class FixedColumnWriter(PointWriter):
         if left_out := [name for name in names if name not in self.held]:
             warn_once(
                 f"{path}: {path.suffix} files have no place for {', '.join(left_out)}; left out "
-                "(LAS, PLY and CSV keep them)"
+                "(LAS, PLY, PCD and CSV keep them)"
             )
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
