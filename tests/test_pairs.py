@@ -10,6 +10,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Array2D, Dataset, Features, LargeList, List, Value
 
@@ -319,3 +320,17 @@ def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
     (surfaces / "loop").symlink_to(surfaces / "loop")
     with pytest.raises(DataError, match=r"data: the surface .* is not a file in its folder"):
         surface_path(tmp_path / "data", name)
+
+
+def test_offsets_beyond_a_damaged_file_are_an_error_before_they_are_read(tmp_path):
+    write_pairs(pairs(2), pairs(1), tmp_path / "data", info={})
+    (path,) = (tmp_path / "data" / "train").glob("*.arrow")
+    with path.open("rb") as file:
+        table = pa.ipc.open_stream(file).read_all()
+    offsets = pa.py_buffer(np.array([0, 2**30, 5], "<i4"))
+    names = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"hello")])
+    damaged = table.set_column(table.column_names.index("name"), table.schema.field("name"), names)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(damaged)
+    with pytest.raises(DataError, match=r"data: can't be opened: .*offset"):
+        open_pairs(tmp_path / "data", "train")

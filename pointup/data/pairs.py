@@ -128,6 +128,11 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
             loaded = datasets.load_from_disk(str(path))
         else:
             loaded = datasets.load_dataset(str(path_or_hub_id))
+        splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        # Offsets beyond a damaged file would end the process when they are read. The points
+        # themselves aren't looked at, only where they begin and end.
+        for split in splits.values():
+            split.data.validate(full=True)
     # Loading runs readers of many kinds, which raise errors of many kinds.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -135,7 +140,7 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         raise DataError(
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
         ) from error
-    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    return splits
 
 
 class PairDataset(torch.utils.data.Dataset[Data]):
