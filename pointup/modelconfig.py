@@ -67,7 +67,7 @@ class ModelConfig:
         for name, largest in LARGEST.items():
             if getattr(self, name) > largest:
                 raise ValueError(
-                    f"model.{name} is {getattr(self, name)}; it must be at most {largest:g}"
+                    f"model.{name} is {getattr(self, name)!s:.40}; it must be at most {largest:g}"
                 )
         at_least_one = (
             "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",

@@ -118,6 +118,26 @@ def test_scans_come_back_as_they_were(tmp_path: Path, suffix: str) -> None:
     assert after.attributes["red"].dtype == np.uint8
 
 
+@pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".bin"])
+def test_generated_points_follow_the_original(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".e57":
+        pytest.importorskip("pye57", reason=READERS)
+    original, path = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    write_points(original, scanned(12))
+    cloud = read_points(original)
+    generated = cloud.select(np.array([7, 3]))
+    generated.attributes["parent"] = np.array([7, 3])
+    with open_writer(path, cloud, [ExtraDimension("parent", "u4", default="index")]) as writer:
+        copy_points(original, writer, chunk_size=5)
+        writer.write(generated)
+    after = read_points(path)
+    rows = [*range(12), 7, 3]
+    expected = {name: values[rows] for name, values in cloud.attributes.items()}
+    if suffix == ".pcd":
+        expected["parent"] = np.array(rows)
+    assert_holds(after, cloud.positions[rows], **expected)
+
+
 @pytest.mark.parametrize("encoding", ["ASCII", "BINARY", "BINARY_COMPRESSED"])
 def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
     pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
