@@ -8,14 +8,17 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pointup.evaluation.lidar import Extent
+from pointup.data.lengthunit import METRE, LengthUnit
+from pointup.evaluation.extent import Extent
 
 LONGEST = 14.0
 SHORTEST_PANEL = 1.2
 
 
-def density_picture(surveys: Mapping[str, np.ndarray], extent: Extent) -> np.ndarray:
-    """Points per m2 of each named survey, (N, 3), on the cells of the extent.
+def density_picture(
+    surveys: Mapping[str, np.ndarray], extent: Extent, unit: LengthUnit = METRE
+) -> np.ndarray:
+    """Points per square `unit` of each named survey, (N, 3), on the cells of the extent.
 
     Colours end at the 99th percentile of all maps together; an empty cell is white, ground outside
     the extent grey. Returns (height, width, 3) uint8.
