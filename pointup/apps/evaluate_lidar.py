@@ -74,7 +74,7 @@ class Lidar:
 
     def run(self) -> int:
         from pointup.data.lengthunit import common_unit, unit_of
-        from pointup.evaluation.baselines import baseline_clouds
+        from pointup.evaluation.baselines import BASELINES, baseline_clouds
         from pointup.evaluation.extent import common_extent
         from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import SurveyReference
@@ -128,11 +128,12 @@ class Lidar:
         bands = {name: against.measure_bands(points) for name, points in surveys.items()}
         self._report(rows, bands, against, read, ratio, upsampler)
         if self.picture is not None:
-            from pointup.evaluation.density import density_picture
+            from pointup.evaluation.density import comparison_picture
             from pointup.pictures import save_picture
 
-            picture = density_picture({**surveys, "reference": reference.positions}, extent, unit)
-            save_picture(picture, self.picture)
+            drawn = {name: points for name, points in surveys.items() if name not in BASELINES}
+            drawn["reference"] = reference.positions
+            save_picture(comparison_picture(drawn, extent, unit), self.picture)
         return 0
 
     def _report(

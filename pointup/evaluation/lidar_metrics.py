@@ -107,7 +107,6 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
             "farthest new point",
             unit,
             "largest distance of a new point, wherever it lies, to the nearest source point",
-            better="",
         ),
         "below_ground_points": Metric(
             "points below ground",

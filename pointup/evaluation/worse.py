@@ -15,6 +15,8 @@ SHARE_LARGER_BY, SHARE_POINTS = 0.5, 0.1
 """The same of a share in percent, and the percentage points that it must be larger by besides."""
 SCORE_POINTS = 1.0
 """Percentage points by which a score must fall below the source's."""
+FARTHER_BY = 2.0
+"""How many times the midpoints' a distance must be that the source doesn't have."""
 
 
 def worse_than_source(
@@ -28,7 +30,8 @@ def worse_than_source(
 
     Much worse: a distance larger by 10 %; a share of bad points (in percent, lower is better)
     larger by half and 0.1 percentage points; a score (higher is better) lower by a percentage
-    point. Nothing without a row of the source.
+    point. A figure that only new points have is much worse at twice the midpoints'. Nothing
+    without a row of the source.
     """
     if source not in rows:
         return []
@@ -36,13 +39,17 @@ def worse_than_source(
     for method in methods:
         if method not in rows:
             continue
-        found = [
-            _described(metric, rows[method][name], rows[source][name])
-            for name, metric in metrics.items()
-            if name in rows[method]
-            and name in rows[source]
-            and _much_worse(metric, rows[method][name], rows[source][name])
-        ]
+        found = []
+        for name, metric in metrics.items():
+            value, before = rows[method].get(name), rows[source].get(name)
+            beside = rows.get("midpoints", {}).get(name)
+            if value is None:
+                continue
+            if before is not None:
+                if _much_worse(metric, value, before):
+                    found.append(_described(metric, value, before))
+            elif beside is not None and metric.better == "lower" and value > FARTHER_BY * beside:
+                found.append(_described(metric, value, beside, "the midpoints' "))
         if found:
             sentences.append(f"{method}, much worse than the source: " + "; ".join(found))
         else:
@@ -60,14 +67,15 @@ def _much_worse(metric: Metric, value: float, before: float) -> bool:
     return value > (1 + LARGER_BY) * before
 
 
-def _described(metric: Metric, value: float, before: float) -> str:
+def _described(metric: Metric, value: float, before: float, whose: str = "") -> str:
     now, then = numbers([value, before])
     unit = f" {metric.unit}" if metric.unit else ""
     name = metric.title.strip()
     if metric.unit == "%":
         return f"{name} {now} %, not {then} % ({value - before:+.2g} points)"
-    change = f" ({value / before - 1:+.0%})" if before else ""
-    return f"{name} {now}{unit}, not {then}{unit}{change}"
+    times = value / before if before else 0.0
+    change = f" ({times:.3g} times)" if times >= 3 else f" ({times - 1:+.0%})" if times else ""
+    return f"{name} {now}{unit}, not {whose}{then}{unit}{change}"
 
 
 def beside_baselines(
