@@ -375,6 +375,38 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
         assert row["chamfer"] == pytest.approx(np.mean(each))
 
 
+def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
+    from conftest import wavy_pair
+
+    from pointup.data.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    sheets = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(3)]
+    for sheet in sheets:
+        for points in (sheet.source, sheet.target, sheet.resample):
+            points *= 5
+    sheets[2].vertical = False
+    write_pairs(sheets[:1], sheets, tmp_path / "pairs", info={"recipe": 1})
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", tmp_path / "pairs", "--json", path)
+    content = figures_of(path)
+    assert content["unit"] == content["metrics"]["chamfer"]["unit"] == "m"
+    for sheet, pair in zip(sheets, content["pairs"], strict=True):
+        figures = pair["rows"]["floor"]
+        assert ("beyond_0.5" in figures) == ("f_score_0.25" in figures) == sheet.vertical
+        if not sheet.vertical:
+            continue
+        distance = np.linalg.norm(sheet.resample[:, None] - sheet.target[None], axis=2)
+        forward, backward = distance.min(axis=1), distance.min(axis=0)
+        precision, recall = (forward <= 0.25).mean(), (backward <= 0.25).mean()
+        f_score = 200 * precision * recall / (precision + recall)
+        assert figures["f_score_0.25"] == pytest.approx(f_score)
+        assert figures["beyond_0.5"] == pytest.approx(100 * (forward > 0.5).mean())
+        assert figures["to_reference"] + figures["from_reference"] == pytest.approx(
+            figures["chamfer"], rel=1e-5
+        )
+
+
 def test_pairs_are_measured_as_pointup_upsample_writes_them(
     pair_directory: Path, model: Path, tmp_path: Path
 ) -> None:

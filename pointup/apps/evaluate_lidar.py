@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pointup.data.lengthunit import LengthUnit
     from pointup.evaluation.extent import Extent
+    from pointup.evaluation.lidar import SurveyReference
     from pointup.evaluation.surveyfile import Survey
     from pointup.model import Upsampler
 
@@ -125,8 +126,7 @@ class Lidar:
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
         rows = {name: against.measure(points) for name, points in surveys.items()}
-        bands = {name: against.measure_bands(points) for name, points in surveys.items()}
-        self._report(rows, bands, against, read, ratio, upsampler)
+        self._report(rows, against, read, ratio, upsampler)
         if self.picture is not None:
             from pointup.evaluation.density import comparison_picture
             from pointup.pictures import save_picture
@@ -139,8 +139,7 @@ class Lidar:
     def _report(
         self,
         rows: dict[str, dict[str, float]],
-        bands: dict[str, dict[str, float]],
-        against: Any,
+        against: SurveyReference,
         read: list[Survey],
         ratio: float | None,
         upsampler: Upsampler | None,
@@ -172,9 +171,7 @@ class Lidar:
             ]
         heading += beside_baselines(rows, METHODS)
         tables = [Table("", metrics, _titled(rows), metrics_down=True)]
-        if len(next(iter(bands.values()))) > 2:
-            title = "by height above ground"
-            tables.append(Table(title, of_bands, _titled(bands), metrics_down=True))
+        tables.append(Table("by height above ground", of_bands, _titled(rows), metrics_down=True))
         report = Report(heading, tables, worse_than_source(rows, metrics, METHODS))
         content = {
             "evaluation": "lidar",
@@ -192,7 +189,7 @@ class Lidar:
             "cell": unit.of_metres(scale.cell),
             "ground": against.ground.origin,
             "reference_figures": own,
-            "rows": {name: figures | bands[name] for name, figures in rows.items()},
+            "rows": rows,
             "remarks": report.remarks,
         }
         self.output.show(report, content, {**metrics, **of_bands})

@@ -127,11 +127,11 @@ class Pairs:
         import numpy as np
 
         from pointup.evaluation.measures import mean_rows
-        from pointup.evaluation.pairs import pair_metrics
+        from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
         from pointup.evaluation.report import Report, Table
         from pointup.evaluation.worse import beside_baselines, worse_than_source
 
-        metrics = pair_metrics(unit)
+        metrics, of_bands = pair_metrics(unit), pair_band_metrics(unit)
         means = mean_rows(in_order)
         describe = describe_upsampling if self.as_written else describe_model
         heading = [
@@ -157,8 +157,11 @@ class Pairs:
                 f"which train.py goes by: {score:.1%}"
             )
         columns = {row.replace("_", " "): means[row] for row in _order(means)}
-        table = Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True)
-        report = Report(heading, [table], worse_than_source(means, metrics, ["model"]))
+        tables = [
+            Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
+            Table("by height above ground", of_bands, columns, metrics_down=True),
+        ]
+        report = Report(heading, tables, worse_than_source(means, metrics, ["model"]))
         content = {
             "evaluation": "pairs",
             "model": self.model,
@@ -177,7 +180,7 @@ class Pairs:
             "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
             "remarks": report.remarks,
         }
-        self.output.show(report, content, metrics)
+        self.output.show(report, content, {**metrics, **of_bands})
 
     def _check(self) -> None:
         for name in ("ratio", "max_ratio"):

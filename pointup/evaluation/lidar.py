@@ -67,12 +67,14 @@ class SurveyReference:
         }
 
     def measure(self, prediction: np.ndarray) -> Figures:
-        """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics`.
+        """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics` and
+        `band_metrics`.
 
         Of the points on the extent the nearest neighbours may lie beyond it, so that its border
         costs nothing; the farthest new point is sought everywhere. A share comes in percent.
-        "farthest_new" is there with a source, and for predictions with new points. Raises
-        DataError when the prediction has no points on the extent.
+        "farthest_new" is there with a source, and for predictions with new points; a band with at
+        least 0.5 % of the reference's points, and a predicted one. Raises DataError when the
+        prediction has no points on the extent.
         """
         on_extent = _on(self.extent, prediction, "prediction")
         inside = prediction if self.everywhere else on_extent
@@ -97,18 +99,12 @@ class SurveyReference:
             precision, recall = np.mean(forward <= limit), np.mean(backward <= limit)
             figures[f"f_score_{threshold:g}"] = 100 * harmonic_mean(float(precision), float(recall))
         figures |= self._of_new_points(prediction, inside, forward)
+        figures |= self._of_bands(inside, forward, backward)
         return figures | self._of_heights(on_extent)
 
-    def measure_bands(self, prediction: np.ndarray) -> Figures:
-        """Mean distances of each band of height above ground, by the names of `band_metrics`.
-
-        Of bands with at least 0.5 % of the reference's points, and at least one predicted one.
-        """
-        inside = prediction[self.extent.contains(prediction)]
-        ways = {
-            "to": (self.ground.above(inside), _distances(inside, self.points)),
-            "from": (self._above, _distances(self.inside, prediction)),
-        }
+    def _of_bands(self, inside: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> Figures:
+        """Mean distances of the points in each band of height above ground."""
+        ways = {"to": (self.ground.above(inside), forward), "from": (self._above, backward)}
         figures = {}
         for name, low, high in height_bands():
             low, high = self.scale.unit.of_metres(low), self.scale.unit.of_metres(high)

@@ -148,7 +148,7 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
 
 
 def band_metrics(scale: Scale = METRES) -> dict[str, Metric]:
-    """What `SurveyReference.measure_bands` gives, in the order to print."""
+    """What `SurveyReference.measure` gives of bands of height, in the order to print."""
     metrics = {}
     for i, (name, low, high) in enumerate(height_bands()):
         if low == -np.inf:
@@ -157,7 +157,7 @@ def band_metrics(scale: Scale = METRES) -> dict[str, Metric]:
             title = f"above {scale.unit.described(low)}"
         else:
             title = f"{low:g} to {scale.unit.described(high)}"
-        note = "" if i else "as above, of the points in this band of height above ground"
+        note = "" if i else "mean distance of the points in this band of height above the ground"
         for direction in ("to", "from"):
             metrics[f"{direction}_reference_{name}"] = Metric(
                 f"{direction} reference, {title}", scale.unit.name, note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from pointup.evaluation.baselines import BASELINES, baseline_clouds
 from pointup.evaluation.extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
-from pointup.evaluation.lidar_metrics import Scale, lidar_metrics
+from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
 from pointup.evaluation.measures import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample, output_sizes
 from pointup.geometry.packed import ptr_from_sizes
@@ -99,11 +100,12 @@ def measure_clouds(
 def measure_as_surveys(
     batch: Batch, clouds: Clouds, vertical: Sequence[bool], unit: LengthUnit
 ) -> list[dict[str, Figures]]:
-    """For every pair with z up, the figures of `survey_metrics` of each of the clouds; else {}."""
+    """For every pair with z up, the figures of `survey_metrics` and `band_metrics` of each of the
+    clouds; else {}."""
     scale = Scale(unit, thresholds=THRESHOLDS)
     split = {row: _split(*cloud) for row, cloud in clouds.items()}
     targets = _split(batch.target, batch.target_ptr)
-    metrics = survey_metrics(unit)
+    metrics = survey_metrics(unit) | band_metrics(scale)
     measured: list[dict[str, Figures]] = []
     for pair, (is_survey, target) in enumerate(zip(vertical, targets, strict=True)):
         source = split["source"][pair]
@@ -136,8 +138,17 @@ def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 
 def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """`METRICS` and then `survey_metrics`, all by names of their own."""
-    return {**METRICS, **survey_metrics(unit)}
+    """`METRICS`, lengths in `unit`, and then `survey_metrics`."""
+    known = {
+        name: replace(metric, unit=unit.name) if metric.unit == "data unit" else metric
+        for name, metric in METRICS.items()
+    }
+    return {**known, **survey_metrics(unit)}
+
+
+def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+    """What `measure_as_surveys` gives of bands of height above ground."""
+    return band_metrics(Scale(unit))
 
 
 def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:

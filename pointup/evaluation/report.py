@@ -68,7 +68,7 @@ class Report:
     def text(self) -> str:
         """For a terminal: aligned, less than 100 columns unless a name is long."""
         blocks = ["\n".join(self.heading)]
-        for table in self.tables:
+        for table in self._filled():
             blocks.append("\n".join(_titled(table)))
         wrapper = TextWrapper(WIDTH, subsequent_indent="    ")
         if self.remarks:
@@ -79,7 +79,7 @@ class Report:
     def markdown(self) -> str:
         """For a page: pipe tables, the conventions as a list."""
         lines = [f"{line}  " for line in self.heading]
-        for table in self.tables:
+        for table in self._filled():
             head, *rest = table.cells()
             sides = ["---" if side == "<" else "---:" for side in _sides(table, len(head))]
             lines += ["", f"**{table.title}**", ""]
@@ -88,6 +88,10 @@ class Report:
             lines += ["", remark]
         lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]
         return "\n".join(lines) + "\n"
+
+    def _filled(self) -> list[Table]:
+        """The tables that any subject has figures for."""
+        return [table for table in self.tables if table.present()]
 
     def notes(self) -> list[tuple[str, str]]:
         """Name and convention of every metric that is printed."""
