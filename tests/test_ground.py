@@ -69,6 +69,32 @@ def test_trees_and_houses_are_not_ground(slope: float) -> None:
     assert (ground.above(points[is_ground]) > -0.3).mean() > 0.999
 
 
+def test_plants_on_a_slope_are_not_below_ground_that_is_seen_at_its_top_only() -> None:
+    rng = np.random.default_rng(0)
+    points = spread(rng, 600, 8)
+    seen = (points[:, :2] > 6).all(axis=1)
+    points[:, 2] = 0.5 * points[:, 0] + np.where(seen, 0.0, 1.0)
+    ground = find_ground(points, whole_extent(points, 1.0))
+    # Within the height that a cell of the slope has.
+    assert ground.above(points[seen]) == pytest.approx(0, abs=0.6)
+    assert (ground.above(points) > -0.3).mean() > 0.98
+
+
+def test_a_wood_on_one_side_does_not_tilt_the_ground() -> None:
+    rng = np.random.default_rng(0)
+    ground_points, crowns = spread(rng, 900, 20), spread(rng, 4000, 20)
+    crowns = crowns[crowns[:, 0] > 10]
+    crowns[:, 2] = rng.uniform(8, 20, len(crowns))
+    # In the wood one pulse in ten reaches the ground.
+    ground_points = ground_points[(ground_points[:, 0] < 10) | (rng.random(900) < 0.1)]
+    points = np.concatenate([ground_points, crowns])
+    points[:, 2] -= 0.25 * points[:, 0]
+    ground = find_ground(points, whole_extent(points, 1.0))
+    error = ground.height(points) + 0.25 * points[:, 0]
+    assert np.abs(error).max() < 0.8
+    assert len(ground.vertices) > 150
+
+
 def test_classified_ground_and_water_are_the_ground_where_there_are_any() -> None:
     rng = np.random.default_rng(1)
     points, is_ground = landscape(rng, 0.2)
@@ -83,6 +109,21 @@ def test_classified_ground_and_water_are_the_ground_where_there_are_any() -> Non
     assert ground.above(points[-1:])[0] == pytest.approx(-8, abs=0.3)
     few = np.where(np.arange(len(points)) < 3, 2, 1).astype(np.uint8)
     assert find_ground(points, whole_extent(points, 1.0), few).origin == LOWEST
+
+
+@pytest.mark.parametrize("classified", [True, False])
+def test_a_large_survey_has_its_ground_from_fewer_points(
+    classified: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.evaluation.ground.MOST_VERTICES", 100)
+    points, is_ground = landscape(np.random.default_rng(3), 0.3)
+    classes = np.where(is_ground, 2, 5).astype(np.uint8) if classified else None
+    ground = find_ground(points, whole_extent(points, 1.0), classes)
+    assert len(ground.vertices) <= 121
+    # Near the rim the nearest ground point may be a large cell away.
+    within = is_ground & (np.abs(points[:, :2] - 20) < 15).all(axis=1)
+    error = (ground.height(points) - 0.3 * points[:, 0])[within]
+    assert np.quantile(np.abs(error), 0.9) < 0.2
 
 
 def test_the_ground_is_the_same_in_feet() -> None:

@@ -20,6 +20,8 @@ CLASSIFIED = "the reference's points of classes 2 and 9, triangulated"
 LOWEST = "the reference's lowest points, triangulated"
 STEEPEST = 0.15
 """Slope against that of the survey as a whole from which on something is taken for an object."""
+MOST_VERTICES = 2_000_000
+"""Of more ground points the lowest of larger cells are triangulated: a matter of memory."""
 _FEWEST_CLASSIFIED = 10
 _PLANE_FITS, _PULL_FROM_ABOVE = 12, 0.01
 
@@ -74,7 +76,8 @@ def find_ground(
     if classification is not None:
         classified = points[np.isin(classification, GROUND_CLASSES)]
         if len(classified) >= _FEWEST_CLASSIFIED:
-            return Ground(_lowest_of_cells(classified, extent.cell / 2), CLASSIFIED)
+            cell = max(extent.cell / 2, _smallest_cell(extent))
+            return Ground(_lowest_of_cells(classified, cell), CLASSIFIED)
     lowest = _lowest_of_cells(points[extent.contains(points)], extent.cell, extent.origin)
     level = lowest.copy()
     level[:, 2] -= _plane_below(lowest)
@@ -87,10 +90,11 @@ def find_ground(
         is_object |= surface - opened > STEEPEST * reach * cell
         surface = opened
     is_ground = ~is_object.reshape(-1)[extent.place(lowest)]
-    ground = Ground(lowest[is_ground], LOWEST)
+    cell = max(cell, _smallest_cell(extent))
+    ground = Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
     # In a hollow that was bridged the lowest points are ground as well.
     is_ground |= ground.above(lowest) < 0
-    return Ground(lowest[is_ground], LOWEST)
+    return Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
 
 
 def _lowest_of_cells(
@@ -102,6 +106,10 @@ def _lowest_of_cells(
     order = np.lexsort((points[:, 2], row, column))
     is_first = (np.diff(column[order], prepend=-1) != 0) | (np.diff(row[order], prepend=-1) != 0)
     return points[order[is_first]]
+
+
+def _smallest_cell(extent: Extent) -> float:
+    return float(np.sqrt(extent.area / MOST_VERTICES))
 
 
 def _plane_below(points: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from scipy import ndimage
 from scipy.spatial import cKDTree
 
 from pointup.errors import DataError
-from pointup.evaluation.extent import Extent, filled, height_grids
+from pointup.evaluation.extent import Extent, height_grids
 from pointup.evaluation.ground import Ground
 from pointup.evaluation.lidar_metrics import (
     BELOW_GROUND,
@@ -51,12 +51,10 @@ class SurveyReference:
         low, self._high = height_grids(self.inside, extent)
         self._has_points, self._low = np.isfinite(low), _lowest_around(low)
         self._source = None if source is None else cKDTree(source)
-        rows, columns = np.indices(extent.covered.shape)
-        middles = np.stack([rows, columns], axis=-1).reshape(-1, 2) * extent.cell
-        middles = middles + extent.origin + extent.cell / 2
-        self._open_below = (ground.height(middles) + scale.unit.of_metres(OPEN_SKY)).reshape(
-            extent.covered.shape
-        )
+        cells = np.argwhere(extent.covered)
+        middles = extent.origin + (cells + 0.5) * extent.cell
+        self._open_below = np.full(extent.covered.shape, np.nan)
+        self._open_below[tuple(cells.T)] = ground.height(middles) + scale.unit.of_metres(OPEN_SKY)
 
     def figures(self) -> Figures:
         """What the reference itself has of the figures: points, density and gap fraction."""
@@ -164,7 +162,8 @@ class SurveyReference:
         return figures
 
     def _is_gap(self, high: np.ndarray) -> np.ndarray:
-        return filled(high) <= self._open_below
+        """Which cells have no point above the gap's height, of those that have points."""
+        return high <= self._open_below
 
 
 def harmonic_mean(precision: float, recall: float) -> float:
