@@ -13,8 +13,11 @@ from pointup.errors import DataError
 NUM_NAMED = 3
 
 
-def data_findings(name: str, min_points: int, token_budget: int | str) -> Iterator[Finding]:
-    """Reads every sample; `min_points` is what the model needs, for a run with this budget."""
+def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
+    """Reads every sample; `min_points` is what the model needs, for a run with this budget.
+
+    None is a budget that grows to the largest pair.
+    """
     for split in ("train", "validation"):
         try:
             yield from split_findings(name, split, min_points, token_budget)
@@ -24,7 +27,7 @@ def data_findings(name: str, min_points: int, token_budget: int | str) -> Iterat
 
 
 def split_findings(
-    name: str, split: str, min_points: int, token_budget: int | str
+    name: str, split: str, min_points: int, token_budget: int | str | None
 ) -> Iterator[Finding]:
     subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
     table = open_pairs(name, split)

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from pointup.data.default import default_dataset
 from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
+from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import DataError
 from pointup.training.config import TrainConfig
 
@@ -71,4 +72,21 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
         vertical=tuple(map(bool, upright)) or (True,) * len(validation),
         description=description,
         left_out=tuple(left_out),
+    )
+
+
+def training_sampler(
+    config: TrainConfig, dataset: PairDataset, token_budget: int, accelerator: Accelerator
+) -> TokenBudgetBatchSampler:
+    """The batches of this process; see `TokenBudgetBatchSampler` for what it raises."""
+    return TokenBudgetBatchSampler(
+        dataset.full_sizes,
+        token_budget,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        accumulation_steps=config.accumulation_steps,
+        seed=config.seed,
+        max_clouds=config.max_clouds,
+        names=dataset.names,
+        crop=config.crop,
     )
