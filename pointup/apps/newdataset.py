@@ -99,6 +99,8 @@ class Making:
     left_out: list[str] = field(default_factory=list)
     strip: str = ""
     """What to tell about the ground that is left out around held-out pairs."""
+    remedy: str = ""
+    """What to do where no pairs to train on are left."""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -165,7 +167,8 @@ class Making:
             any_pair = True
             yield pair
         if not any_pair:
-            raise self.nothing_usable("no pairs to train on")
+            remedy = f"; {self.remedy}" if self.remedy else ""
+            raise self.nothing_usable(f"no pairs to train on are left{remedy}")
 
     def _tell(self) -> None:
         import datasets

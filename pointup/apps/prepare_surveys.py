@@ -191,6 +191,7 @@ def _cut_surveys(
                 )
 
         info |= {**asdict(tiling), "strip": tiling.strip_width, "points_in_tiles": num_offered}
+        making.remedy = "try a smaller --tile, --strip or --validation"
         return making.write(
             pairs(False, "blocks to train on"), pairs(True, "blocks to validate on"), info
         )
