@@ -31,7 +31,7 @@ def split_findings(
 ) -> Iterator[Finding]:
     subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
     table = open_pairs(name, split)
-    bad = find_bad_samples(table, min_points)
+    bad = find_bad_samples(table, min_points, name)
     arrow = table.with_format("arrow")
     num_source, num_target = (np.asarray(arrow[f"num_{c}"][:]) for c in ("source", "target"))
     tokens = num_source.astype(np.int64) + num_target

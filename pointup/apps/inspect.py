@@ -84,7 +84,8 @@ def inspect_dataset(path_or_hub_id: str | Path, min_points: int = 2) -> list[Spl
     except DataError as error:
         # A single sample can't be split; anything else wrong has shown with the train split.
         print(f"pointup: warning: {error}", file=sys.stderr)
-    return [_inspect_split(name, dataset, min_points) for name, dataset in opened.items()]
+    folder = Path(path_or_hub_id)
+    return [_inspect_split(name, dataset, min_points, folder) for name, dataset in opened.items()]
 
 
 def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
@@ -114,12 +115,12 @@ def _held_out(path_or_hub_id: str) -> HeldOut:
     return measure_held_out(train, validation, _read_info(path_or_hub_id))
 
 
-def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int) -> Split:
+def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int, folder: Path) -> Split:
     import numpy as np
 
     from pointup.data.checks import find_bad_samples
 
-    bad = find_bad_samples(dataset, min_points)
+    bad = find_bad_samples(dataset, min_points, folder)
     table = dataset.with_format("arrow")
     num_source, num_target = (np.asarray(table[f"num_{c}"][:]) for c in ("source", "target"))
     columns: dict[str, np.ndarray] = {

@@ -43,7 +43,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     parts, left_out = [], []
     for split in ("train", "validation"):
         table = open_pairs(name, split)
-        bad = find_bad_samples(table, min_points=config.model.k)
+        bad = find_bad_samples(table, min_points=config.model.k, folder=name)
         left_out += [f"{split} sample {sample.name}: {sample.reason}" for sample in bad]
         keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
         if not len(keep):
@@ -69,7 +69,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
         validation,
         surfaces=tuple(Path(name, "surfaces", file) if file else None for file in files)
         or (None,) * len(validation),
-        vertical=tuple(map(bool, upright)) or (True,) * len(validation),
+        vertical=tuple(flag is not False for flag in upright) or (True,) * len(validation),
         description=description,
         left_out=tuple(left_out),
     )
