@@ -34,6 +34,7 @@ from pointup.training.budget import (
     settle_token_budget,
 )
 from pointup.training.checkpoint import latest_checkpoint, load_checkpoint
+from pointup.training.commands import commands_after_training
 from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data, training_sampler
 from pointup.training.evaluation import Evaluation
@@ -279,6 +280,9 @@ def run(
                 lower_budget(sampler, progress, token_budget)
                 batches = None
             is_stopped = end_step(totals.stop)
+        if progress.finished and not config.quick:
+            for command in commands_after_training(config):
+                monitor.print(f"next: {command}")
 
 
 def micro_batch_losses(

@@ -78,6 +78,7 @@ class Upsample:
     def _run(self) -> int:
         from pointup.apps.shares import LaunchedShares
         from pointup.apps.upsample_file import upsample_file
+        from pointup.training.commands import command_after_upsampling
         from pointup.upsampling.models import load_model, shipped_for
 
         wishes = self._wishes()
@@ -104,6 +105,9 @@ class Upsample:
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         shares.end()
+        following = command_after_upsampling(self.model) if self.model and not complaints else None
+        if following and shares.is_main:
+            print(f"next: {following}")
         if len(complaints) == 1:
             raise complaints[0]
         for complaint in complaints:
