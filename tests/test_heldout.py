@@ -218,3 +218,44 @@ def test_files_with_coordinates_of_their_own_are_compared_with_themselves_only(
     info = {"made_by": "pointup 0 prepare thin"}
     assert measure_held_out(train, validation, {**info, "separate": True}).gap is None
     assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)
+
+
+def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(4, 4, 200, 0))
+    np.save(tmp_path / "elsewhere.npy", ground(4, 4, 200, 1))
+    names = ("a", "b", "c")
+    for name, file, tile in (("a", "dense", 10), ("b", "dense", 8), ("c", "elsewhere", 10)):
+        words = ["prepare", "thin", tmp_path / f"{file}.npy", "--tile", tile, "--strip", 2]
+        words += ["--min-points", 4]
+        words += ["--seed", ord(name), "--num-workers", 1, "-o", tmp_path / name]
+        assert main([str(word) for word in words]) == 0
+    capsys.readouterr()
+    folders = [str(tmp_path / name) for name in names]
+    assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    assert f"training pairs touch what {folders[1]} validates on" in told
+    assert folders[2] not in told
+
+    def points(split: str, numbers: str) -> list[np.ndarray]:
+        rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
+        return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]
+
+    validation = np.concatenate(points("validation", "01"))
+    train = points("train", "01")
+    assert min(smallest_distance(validation, pair) for pair in train) >= 2 - 1e-4
+    # No more than what touches is left out.
+    for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
+        before = open_pairs(tmp_path / name, "train")
+        held = points("validation", "1" if other == "b" else "0")
+        far = 0
+        for row in before:
+            clouds = [np.reshape(row[side], (-1, 3)) for side in ("source", "target")]
+            xy = np.concatenate(clouds)[:, :2] + row["origin"][:2]
+            sources = [
+                np.reshape(r["source"], (-1, 3))[:, :2] + r["origin"][:2]
+                for r in open_pairs(tmp_path / other, "validation")
+            ]
+            far += smallest_distance(np.concatenate([*held, *sources]), xy) >= 2 - 1e-4
+        assert len(points("train", number)) == far

@@ -64,6 +64,11 @@ class _Places:
     def area(self) -> float:
         return float(np.nansum((self.high - self.low).prod(axis=1)))
 
+    def distances(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """(n,) from each rectangle to that of `low` (2,) to `high`; NaN where it has no points."""
+        beside = np.maximum(self.low - high, low - self.high).clip(min=0)
+        return np.hypot(beside[:, 0], beside[:, 1])
+
 
 def measure_held_out(train: Dataset, validation: Dataset, info: dict[str, Any]) -> HeldOut:
     """Measure both splits of `open_pairs`; `info` is what pointup.json says about them.
@@ -85,6 +90,29 @@ def measure_held_out(train: Dataset, validation: Dataset, info: dict[str, Any]) 
     )
 
 
+def rows_near(train: Dataset, validation: Dataset, distance: float) -> np.ndarray:
+    """(n,) ascending rows of `train` with a point nearer than `distance` to one of `validation`.
+
+    Horizontally; both are datasets of `open_pairs`, in the same coordinates. With a distance of 0
+    those rows whose rectangle overlaps one of `validation`.
+    """
+    from scipy.spatial import cKDTree
+
+    others, ours = _places(train), _places(validation)
+    near = np.zeros(len(train), dtype=bool)
+    for row in range(len(validation)):
+        between = others.distances(ours.low[row], ours.high[row])
+        if not distance:
+            near |= between == 0
+        candidates = np.flatnonzero((between < distance) & ~near)
+        tree = cKDTree(_points(validation, row)) if len(candidates) else None
+        for other in candidates.tolist():
+            assert tree is not None
+            distances = tree.query(_points(train, other), k=[1], distance_upper_bound=distance)[0]
+            near[other] = np.min(distances, initial=np.inf) < distance * (1 - ROUNDING)
+    return np.flatnonzero(near)
+
+
 def _smallest_gap(
     train: Dataset, validation: Dataset, others: _Places, ours: _Places, are_separate: bool
 ) -> float | None:
@@ -97,8 +125,7 @@ def _smallest_gap(
     )
     smallest = np.inf
     for row in range(len(validation)):
-        beside = np.maximum(others.low - ours.high[row], ours.low[row] - others.high).clip(min=0)
-        between = np.hypot(beside[:, 0], beside[:, 1])
+        between = others.distances(ours.low[row], ours.high[row])
         # False for rectangles that are not numbers, too.
         candidates = np.flatnonzero((between < smallest) & (files == own_files[row]))
         if not len(candidates):
