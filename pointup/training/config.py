@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
+"""Where the user gives none, unless a single pair is larger."""
 
 MAY_CHANGE = frozenset(
     {
@@ -60,9 +61,10 @@ class TrainConfig:
     """Length of the run in passes over the data."""
     hours: float | None = None
     """Length of the run in hours of training."""
-    token_budget: int | Literal["auto"] = DEFAULT_TOKEN_BUDGET
-    """Most points (source and target) that a process holds at a time; "auto" tries out, before the
-    first step, how many fit into the memory, and keeps that number for the run."""
+    token_budget: int | Literal["auto"] | None = None
+    """Most points (source and target) that a process holds at a time. By default 20,480, or the
+    largest pair where that has more; "auto" tries out, before the first step, how many fit into the
+    memory, and keeps that number for the run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
