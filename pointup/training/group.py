@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from pointup.training.interface import choose_interface
+
 STORE_SECONDS = 30.0
 """Time within which the store answers, or is taken for dead."""
 
@@ -28,6 +30,8 @@ def join_group(collective_timeout_minutes: float) -> None:
     timeout = timedelta(minutes=collective_timeout_minutes)
     store = connect_store(timeout, may_serve=True)
     assert store is not None
+    if device is None:
+        choose_interface(store)
     dist.init_process_group(
         backend="gloo" if device is None else dist.get_default_backend_for_device(device),
         store=dist.PrefixStore("group", store),
