@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -31,8 +33,29 @@ settings.load_profile("pointup")
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
 """What the tests of faults note: a fault with its outcome, and seconds from one to the other."""
 
+MOST_PROCESSES = 8
+"""Each holds some 0.5 GB, and launches others."""
+
 ROOT = Path(__file__).parent.parent
 Run = subprocess.CompletedProcess[str]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for the whole suite; a few files are done before those would have started."""
+    if any(argument.partition("::")[0].endswith(".py") for argument in config.args):
+        return 0
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seconds to outcome"] = SECONDS_TO_OUTCOME
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # A process that crashed tells nothing.
+    SECONDS_TO_OUTCOME.extend(getattr(node, "workeroutput", {}).get("seconds to outcome", []))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -180,6 +203,18 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def shared_memory() -> set[str]:
+    """What lies in shared memory, without that of other living processes, as other tests have."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        owner = re.match(r"torch_(\d+)_", path.name)
+        is_of_another = owner and int(owner[1]) != os.getpid() and psutil.pid_exists(int(owner[1]))
+        # Semaphores have a name for the moment in which they are made.
+        if not is_of_another and not path.name.startswith("sem."):
+            found.add(path.name)
+    return found
 
 
 def metrics_of(run_directory: Path) -> list[dict[str, Any]]:

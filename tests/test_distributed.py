@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Run, metrics_of
+from conftest import ROOT, Run, metrics_of, shared_memory
 
 Launch = Callable[..., Run]
 SMALL = (
@@ -17,10 +17,6 @@ SMALL = (
     "--model.child-heads", "2", "--model.position-hidden", "8", "--num-pictures", "0",
     "--log-every", "1", "--token-budget", "800",
 )  # fmt: skip
-
-
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def succeeded(ended: Run) -> Run:
@@ -79,7 +75,7 @@ def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     )  # fmt: skip
     assert "The setup works" in ended.stdout
     assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 @pytest.mark.parametrize(

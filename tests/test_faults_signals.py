@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SECONDS_TO_OUTCOME, metrics_of
+from conftest import SECONDS_TO_OUTCOME, metrics_of, shared_memory
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -23,7 +23,6 @@ from disturbed import (
     output_of,
     wait_for_step,
 )
-from test_distributed import shared_memory
 
 from pointup.training.checkpoint import latest_checkpoint
 
@@ -62,7 +61,7 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
     assert latest_of(run) != f"step_{STEPS}", "the run was over before the signal came"
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 @pytest.mark.slow

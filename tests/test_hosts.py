@@ -1,0 +1,205 @@
+"""Several hosts train one model: what README.md says to launch, on links that fail, hosts that die.
+
+The hosts are namespaces of this machine; see hosts.py. Skipped where those can't be made.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SECONDS_TO_OUTCOME
+from disturbed import (
+    LENGTH,
+    SMALL,
+    arguments,
+    assert_ends_like,
+    ends,
+    is_over,
+    timed,
+    wait_for_step,
+)
+from hosts import Host, Network, made_hosts
+
+pytestmark = pytest.mark.slow
+
+CONFIGURATION = ROOT / "accelerate_configs" / "2x8gpu.yaml"
+FAULTY = ROOT / "tests" / "faulty.py"
+PATIENCE = 600
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    """Two hosts; no test takes a third one but where it says so."""
+    with made_hosts(2, tmp_path) as made:
+        yield made
+
+
+def on_cpus(directory: Path, num_hosts: int, num_processes: int) -> Path:
+    """The shipped configuration of two machines, for CPUs and other numbers."""
+    text = CONFIGURATION.read_text()
+    for before, after in {
+        "use_cpu: false": "use_cpu: true",
+        "mixed_precision: bf16": 'mixed_precision: "no"',
+        "num_machines: 2": f"num_machines: {num_hosts}",
+        "num_processes: 16": f"num_processes: {num_processes}",
+    }.items():
+        assert before in text
+        text = text.replace(before, after)
+    (directory / "hosts.yaml").write_text(text)
+    return directory / "hosts.yaml"
+
+
+def launch(
+    network: Network,
+    data: Path,
+    run: Path,
+    *options: object,
+    script: Path = FAULTY,
+    num_processes: int | None = None,
+    restarts: int = 0,
+    only: Host | None = None,
+    **environment: str,
+) -> None:
+    """Start a run on all hosts, as many processes on each, or start one host of it again."""
+    count = len(network.hosts)
+    configuration = on_cpus(run.parent, count, num_processes or count)
+    for host in network.hosts if only is None else [only]:
+        host.start(
+            "accelerate", "launch", "--config_file", configuration, "--max_restarts", restarts,
+            "--machine_rank", host.number, "--main_process_ip", network.hosts[0].address,
+            script, *arguments(data, run, *options), "--num-workers", 0,
+            **{"FAULT": "none none 0 none", **environment},
+        )  # fmt: skip
+
+
+def statuses(network: Network, seconds: float = PATIENCE) -> list[int]:
+    """Exit statuses of the launchers, which must end in time."""
+    deadline = time.monotonic() + seconds
+    return [host.started[-1].wait(max(0.1, deadline - time.monotonic())) for host in network.hosts]
+
+
+def output(network: Network) -> str:
+    return "\n".join(f"--- host{host.number}\n{host.output}" for host in network.hosts)
+
+
+def test_the_launch_lines_of_the_readme_train_the_model_that_one_host_trains(
+    pair_directory: Path, tmp_path: Path, network: Network
+) -> None:
+    run = tmp_path / "run"
+    configuration = on_cpus(tmp_path, 2, 4)
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^accelerate launch .*--machine_rank.*main_process_ip.*", readme, re.M)
+    assert len(lines) == 2
+    with timed("two hosts of two processes"):
+        for host, line in zip(network.hosts, lines, strict=True):
+            words = shlex.split(line, comments=True)
+            words[words.index("accelerate_configs/2x8gpu.yaml")] = str(configuration)
+            words[words.index("pairs/")] = str(pair_directory)
+            options = ["--output-dir", run, *SMALL, *LENGTH, "--num-workers", 0]
+            host.start(*words, *options)
+        assert statuses(network) == [0, 0], output(network)
+    ends(pair_directory, tmp_path / "alone", "--accumulation-steps", 4, num_processes=1)
+    assert_ends_like(run, tmp_path / "alone")
+    assert all((run / "logs" / f"rank_{rank}.log").exists() for rank in range(4))
+
+
+def test_three_hosts_train_the_model_that_one_host_trains(
+    pair_directory: Path, tmp_path: Path
+) -> None:
+    with made_hosts(3, tmp_path) as network, timed("three hosts of one process"):
+        launch(network, pair_directory, tmp_path / "run")
+        assert statuses(network) == [0, 0, 0], output(network)
+    ends(pair_directory, tmp_path / "alone", "--accumulation-steps", 3, num_processes=1)
+    assert_ends_like(tmp_path / "run", tmp_path / "alone")
+
+
+def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
+    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
+) -> None:
+    # So do the installers of Debian and Ubuntu write /etc/hosts.
+    for host in network.hosts:
+        names = tmp_path / f"names_{host.number}"
+        names.write_text(f"127.0.0.1 localhost\n127.0.1.1 host{host.number}\n")
+        host.mount(names, Path("/etc/hosts"))
+    launch(network, pair_directory, tmp_path / "run")
+    assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(tmp_path / "run", undisturbed)
+
+
+def test_a_slow_link_that_loses_packets_changes_nothing_but_the_time(
+    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
+) -> None:
+    network.slow_down(delay=0.05, loss=0.01)
+    with timed("link of 50 ms each way that loses 1 %"):
+        launch(network, pair_directory, tmp_path / "run")
+        assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("seconds", [2, 15])
+def test_a_link_cut_for_a_while_holds_the_run_up_and_no_more(
+    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path, seconds: float
+) -> None:
+    run = tmp_path / "run"
+    launch(network, pair_directory, run, STEP_SECONDS="0.3")
+    wait_for_step(run, 3)
+    network.cut(network.hosts[1])
+    began = time.monotonic()
+    time.sleep(seconds)
+    step = len((run / "metrics.jsonl").read_text().splitlines())
+    network.join(network.hosts[1])
+    wait_for_step(run, step + 1)
+    went_on = time.monotonic() - began
+    SECONDS_TO_OUTCOME.append((f"link cut for {seconds} s, until the next step", went_on))
+    assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(run, undisturbed)
+
+
+def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_mended(
+    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
+) -> None:
+    run = tmp_path / "run"
+    launch(network, pair_directory, run, "--hang-timeout", 6, STEP_SECONDS="0.3")
+    wait_for_step(run, 6)
+    network.cut(network.hosts[1])
+    cut = time.time()
+    assert is_over(cut, 120, run, "link cut for good, --hang-timeout 6"), output(network)
+    assert all(statuses(network, 60)), output(network)
+    assert "the training hangs" in network.hosts[0].output
+    assert "host1" in network.hosts[0].output
+    assert "the training hangs" in network.hosts[1].output
+    network.join(network.hosts[1])
+    launch(network, pair_directory, run, "--hang-timeout", 6)
+    assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(run, undisturbed)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "power lost"])
+def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
+    pair_directory: Path,
+    tmp_path: Path,
+    network: Network,
+    undisturbed: Path,
+    number: int,
+    how: str,
+) -> None:
+    run, host = tmp_path / "run", network.hosts[number]
+    launch(network, pair_directory, run, "--hang-timeout", 6, STEP_SECONDS="0.3")
+    wait_for_step(run, 6)
+    began = time.time()
+    if how == "killed":
+        host.kill_all()
+    else:
+        network.lose_power(host)
+    assert is_over(began, 120, run, f"host {number} {how}, --hang-timeout 6"), output(network)
+    assert all(statuses(network, 60)), output(network)
+    network.join(host)
+    launch(network, pair_directory, run, "--hang-timeout", 6)
+    assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(run, undisturbed)
