@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 # Before torch is imported: small tensors, several processes, two cores.
@@ -110,13 +111,23 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that disturbed ones are compared with; beside it, how many seconds it took."""
+    """The run that disturbed ones are compared with; beside it, how many seconds it took.
+
+    Made once, for all processes that run tests.
+    """
     from disturbed import ends
 
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    began = time.monotonic()
-    ends(pair_directory, run)
-    run.with_name("seconds").write_text(str(time.monotonic() - began))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    run = folder / "undisturbed" / "run"
+    with FileLock(folder / "undisturbed.lock"):
+        seconds = run.with_name("seconds")
+        if not seconds.exists():
+            run.parent.mkdir(exist_ok=True)
+            began = time.monotonic()
+            ends(pair_directory, run)
+            seconds.write_text(str(time.monotonic() - began))
     return run
 
 

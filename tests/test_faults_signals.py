@@ -30,6 +30,7 @@ GRACE_SECONDS = 30
 """What the launcher gives its processes. A starved machine takes as long to end the launcher."""
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_later(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
