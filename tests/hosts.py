@@ -38,7 +38,7 @@ def why_not() -> str | None:
     return f"namespaces are not allowed: {made.stderr.strip()}" if made.returncode else None
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """One host: its namespaces are kept by a process of its own, which does nothing else."""
 

@@ -34,13 +34,18 @@ LOST = (errno.EAGAIN, errno.EIO)
 
 def open_tap(namespace: str) -> int:
     """File descriptor of a new TAP interface eth0 in a network namespace."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path(namespace).open() as file:
-        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
-            raise OSError(ctypes.get_errno(), f"can't enter {namespace}")
-    tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH", b"eth0", IFF_TAP | IFF_NO_PI))
+    with Path("/proc/self/ns/net").open() as home, Path(namespace).open() as file:
+        enter(file.fileno())
+        tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH", b"eth0", IFF_TAP | IFF_NO_PI))
+        enter(home.fileno())  # What is on a host ends with it; the switch must not.
     return tap
+
+
+def enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 class Switch:

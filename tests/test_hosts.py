@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import ROOT, SECONDS_TO_OUTCOME
+from conftest import ROOT, SECONDS_TO_OUTCOME, wavy_pair
 from disturbed import (
     LENGTH,
     SMALL,
@@ -24,6 +26,8 @@ from disturbed import (
     wait_for_step,
 )
 from hosts import Host, Network, made_hosts
+
+from pointup.data.pair_writer import write_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -168,11 +172,11 @@ def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_me
     wait_for_step(run, 6)
     network.cut(network.hosts[1])
     cut = time.time()
-    assert is_over(cut, 120, run, "link cut for good, --hang-timeout 6"), output(network)
+    assert is_over(cut, 60, run, "link cut for good, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
-    assert "the training hangs" in network.hosts[0].output
-    assert "host1" in network.hosts[0].output
-    assert "the training hangs" in network.hosts[1].output
+    for host, other in (network.hosts, reversed(network.hosts)):
+        assert "train.py: error: the training hangs: " in host.output
+        assert f"see to host{other.number}, and to the network" in host.output
     network.join(network.hosts[1])
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)
@@ -197,9 +201,90 @@ def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
         host.kill_all()
     else:
         network.lose_power(host)
-    assert is_over(began, 120, run, f"host {number} {how}, --hang-timeout 6"), output(network)
+    assert is_over(began, 60, run, f"host {number} {how}, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
+    (other,) = set(network.hosts) - {host}
+    if how == "power lost":
+        assert f"see to host{number}, and to the network" in other.output
     network.join(host)
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)
     assert_ends_like(run, undisturbed)
+
+
+def test_other_code_on_a_host_is_told_before_the_first_step(
+    pair_directory: Path, tmp_path: Path, network: Network
+) -> None:
+    shutil.copytree(ROOT / "pointup", tmp_path / "pointup")
+    with (tmp_path / "pointup" / "losses.py").open("a") as file:
+        file.write("# One line more.\n")
+    network.hosts[1].mount(tmp_path / "pointup", ROOT / "pointup")
+    with timed("other code on host 1"):
+        launch(network, pair_directory, tmp_path / "run")
+        assert all(statuses(network)), output(network)
+    assert "process 1 on host1 differs from process 0 in code: " in output(network)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
+    pair_directory: Path, tmp_path: Path, network: Network
+) -> None:
+    (tmp_path / "torch_geometric-9.8.7.dist-info").mkdir()
+    (tmp_path / "torch_geometric-9.8.7.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch-geometric\nVersion: 9.8.7\n"
+    )
+    first, second = network.hosts
+    with timed("another version of a package on host 1"):
+        launch(network, pair_directory, tmp_path / "run", only=first)
+        launch(network, pair_directory, tmp_path / "run", only=second, PYTHONPATH=str(tmp_path))
+        assert all(statuses(network)), output(network)
+    told = "process 1 on host1 differs from process 0 in packages: torch-geometric 9.8.7, there "
+    assert told in output(network)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("there", ["other pairs", "no pairs"])
+def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
+    pair_directory: Path, tmp_path: Path, network: Network, there: str
+) -> None:
+    other = tmp_path / "other"
+    if there == "other pairs":
+        rng = np.random.default_rng(1)
+        pairs = [wavy_pair(f"train_{i}", 40, 3.0, rng) for i in range(46)]
+        write_pairs(pairs[:40], pairs[40:], other, info={})
+    else:
+        other.mkdir()
+    network.hosts[1].mount(other, pair_directory)
+    with timed(f"{there} on host 1"):
+        launch(network, pair_directory, tmp_path / "run")
+        assert all(statuses(network)), output(network)
+    if there == "other pairs":
+        assert "process 1 on host1 differs from process 0 in dataset" in output(network)
+    else:
+        assert str(pair_directory) in network.hosts[1].output
+        assert "host1" in output(network)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_step(
+    pair_directory: Path, tmp_path: Path, network: Network
+) -> None:
+    run, own = tmp_path / "shared" / "run", tmp_path / "own"
+    run.parent.mkdir()
+    own.mkdir()
+    network.hosts[1].mount(own, run.parent)
+    with timed("output directory that only one host sees"):
+        launch(network, pair_directory, run)
+        assert all(statuses(network)), output(network)
+    assert f"{run}: host1 can't see what host0 writes there" in output(network)
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_a_host_that_is_never_started_is_told_in_bounded_time(
+    pair_directory: Path, tmp_path: Path, network: Network
+) -> None:
+    first = network.hosts[0]
+    with timed("host 1 never started, --collective-timeout 0.3"):
+        launch(network, pair_directory, tmp_path / "run", "--collective-timeout", 0.3, only=first)
+        assert first.started[-1].wait(PATIENCE) != 0
+    assert "process 0 on host0 does not meet the others" in first.output
