@@ -15,6 +15,7 @@ from pointup.data.clouds import PointCloud
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.upsampling.job import Upsampling
+from pointup.upsampling.made import Summary
 from pointup.upsampling.relaxation import relax
 from pointup.upsampling.wishes import MAX_LOCAL_RATIO, Wishes
 
@@ -91,8 +92,9 @@ def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_blocks_are_evened_out_like_the_whole_cloud(
-    make_store: StoreMaker, originals: bool
+    make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pointup.upsampling.candidates.REACH", 100.0)
     store = make_store(sheet(2000, side=16.0), block_size=300)
     wishes = Wishes(originals=originals)
     upsampling = Upsampling(store, small_model(0.05), wishes, CPU, 300, ratio=4.0)
@@ -106,7 +108,10 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
     ]
     for block in range(len(upsampling)):
         upsampling.even_out(block)
-    made = np.concatenate([cloud.positions for cloud in upsampling.made.clouds()]) - store.anchor
+    made = (
+        np.concatenate([cloud.positions for cloud in upsampling.made.clouds(Summary())])
+        - store.anchor
+    )
     fixed = np.concatenate(
         [store.read_block(block)["position"] for block in range(len(upsampling))]
     )

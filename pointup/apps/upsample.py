@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +48,9 @@ class Upsample:
     """Let the model make all points, instead of keeping those of the file."""
     max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
     """Make no point farther than this from every measured one."""
+    above_ground: bool | None = None
+    """The third coordinate is a height: make no point below the lowest ones around, and give new
+    points class 2 on the ground only. By default True for LAS and LAZ files, False for others."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
     """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
     fast, 4 takes five to six times as long and fills more holes."""
@@ -78,7 +81,7 @@ class Upsample:
     def _run(self) -> int:
         from pointup.apps.shares import LaunchedShares
         from pointup.apps.upsample_file import upsample_file
-        from pointup.upsampling.models import load_model, shipped_for
+        from pointup.upsampling.models import is_survey, load_model, shipped_for
 
         wishes = self._wishes()
         jobs, complaints = self._plan()
@@ -86,12 +89,15 @@ class Upsample:
         names = [self.model or shipped_for(source) for source, _ in jobs]
         models = {name: load_model(name, shares.device) for name in set(names)}
         for (source, target), name in zip(jobs, names, strict=True):
+            above_ground = self.above_ground
+            if above_ground is None:
+                above_ground = is_survey(source) or name == "lidar"
             try:
                 line = upsample_file(
                     source,
                     target,
                     models[name],
-                    wishes,
+                    replace(wishes, above_ground=above_ground),
                     shares,
                     only_new=self.only_new,
                     tile=self.tile,

@@ -19,6 +19,7 @@ from pointup.data.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_poi
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
+from pointup.upsampling.made import Summary
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store import CHUNK_SIZE, Store, build_store
 from pointup.upsampling.wishes import Wishes
@@ -48,6 +49,7 @@ def upsample_file(
     """
     began = time.monotonic()
     num_written = 0
+    summary = Summary()
     hidden = not shares.is_main
     with _work_directory(target, shares) as directory, ProgressBar(source.name, hidden) as progress:
         with shares.together():
@@ -67,6 +69,7 @@ def upsample_file(
             begin=progress.begin,
             # The others are about as far as this process.
             report=lambda points: progress.add(points * shares.num_processes),
+            summary=summary,
         )
         with shares.together():
             if shares.is_main:
@@ -77,7 +80,15 @@ def upsample_file(
                 if picture and window:
                     window.draw(source, wishes.originals, picture)
     seconds = time.monotonic() - began
-    return f"{source}: {len(store):,} points in, {num_written:,} out, {seconds:.1f} s: {target}"
+    line = f"{source}: {len(store):,} points in, {num_written:,} out, {seconds:.1f} s: {target}"
+    return f"{line}; {_closing_words(summary, wishes)}"
+
+
+def _closing_words(summary: Summary, wishes: Wishes) -> str:
+    words = f"new points at most {summary.farthest:.3g} from a measured one"
+    if wishes.above_ground:
+        words += f", {summary.num_below:,} of them below the lowest return around them"
+    return words
 
 
 @contextmanager

@@ -10,10 +10,21 @@ import numpy as np
 from pointup.data.clouds import PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT, SYNTHETIC
 from pointup.upsampling.blockfiles import BlockFiles
+from pointup.upsampling.reach import SLACK, Reach
 from pointup.upsampling.store import Store
 
 WANTED = "wanted"
 """Attribute of points between two passes: how many each of them is still to become."""
+
+
+@dataclass
+class Summary:
+    """What the new points of all passes are like, once all of them were taken."""
+
+    farthest: float = 0.0
+    """Largest distance of a new point to the nearest measured one."""
+    num_below: int = 0
+    """New points lower than every measured one around them; 0 where heights have no meaning."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +40,10 @@ class MadePoints:
     measured: Store | None
     originals: bool
 
-    def clouds(self) -> Iterator[PointCloud]:
+    def clouds(self, summary: Summary) -> Iterator[PointCloud]:
         """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`.
 
-        The files of a block are gone then.
+        The files of a block are gone then, and `summary` holds its points.
         """
         anchor = self.store.anchor
         if self.measured is not None:
@@ -44,6 +55,9 @@ class MadePoints:
                 attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
                 attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
                 cloud = PointCloud(saved["position"] + anchor, attributes)
+                farthest = float(saved["distance"].max(initial=0.0))
+                summary.farthest = max(summary.farthest, farthest)
+                summary.num_below += int(saved["num_below"])
             for what in ("picked", "points"):
                 self.files.delete(block, what)
             if len(cloud):
@@ -66,25 +80,30 @@ class MadePoints:
     def for_next_pass(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the measured one's store.
 
-        With the attributes `PARENT` and `WANTED`.
+        With the attributes `PARENT`, `WANTED` and `SLACK`.
         """
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
             parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
-            position, row, wanted = self._with_originals(block, rows)
+            position, row, wanted, slack = self._with_originals(block, rows)
             if len(position):
-                yield PointCloud(position + anchor, {PARENT: parent[row], WANTED: wanted[row]})
+                yield PointCloud(
+                    position + anchor, {PARENT: parent[row], WANTED: wanted[row], SLACK: slack}
+                )
 
     def for_draft(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the store.
 
-        With the attribute `PARENT`, here the row of the store that each point came from.
+        With the attributes `SLACK` and `PARENT`, here the row of the store that each point came
+        from.
         """
         for block in range(self.store.num_blocks):
-            position, row, _ = self._with_originals(block, self.store.read_block(block))
+            position, row, _, slack = self._with_originals(block, self.store.read_block(block))
             if len(position):
-                yield PointCloud(position, {PARENT: self.store.block_ptr[block] + row})
+                yield PointCloud(
+                    position, {PARENT: self.store.block_ptr[block] + row, SLACK: slack}
+                )
 
     def _load(self, block: int, name: str) -> np.ndarray:
         with self.files.load(block, "points") as saved:
@@ -93,11 +112,19 @@ class MadePoints:
 
     def _with_originals(
         self, block: int, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions (M, 3), rows (M,) in the block, and what each row is still to become."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Positions (M, 3), rows (M,) in the block, what each row is still to become, and how far
+        (M,) float32 from each position further points may lie."""
         with self.files.load(block, "points") as saved:
             position, row, wanted = saved["position"], saved["row"], saved["wanted"]
+            slack = saved["slack"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
-        return position, row, wanted
+            of_rows = (
+                Reach(self.store).of_block(block)
+                if self.measured is None
+                else rows["attributes"][SLACK]
+            )
+            slack = np.append(of_rows, slack)
+        return position, row, wanted, slack
