@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SECONDS_TO_OUTCOME, wavy_pair
+from conftest import ROOT, SECONDS_TO_OUTCOME, metrics_of, wavy_pair
 from disturbed import (
     LENGTH,
     SMALL,
@@ -63,20 +63,18 @@ def launch(
     data: Path,
     run: Path,
     *options: object,
-    script: Path = FAULTY,
-    num_processes: int | None = None,
     restarts: int = 0,
     only: Host | None = None,
     **environment: str,
 ) -> None:
-    """Start a run on all hosts, as many processes on each, or start one host of it again."""
+    """Start a run of a process on every host, or one host's part of it."""
     count = len(network.hosts)
-    configuration = on_cpus(run.parent, count, num_processes or count)
+    configuration = on_cpus(network.hosts[0].outputs, count, count)
     for host in network.hosts if only is None else [only]:
         host.start(
             "accelerate", "launch", "--config_file", configuration, "--max_restarts", restarts,
             "--machine_rank", host.number, "--main_process_ip", network.hosts[0].address,
-            script, *arguments(data, run, *options), "--num-workers", 0,
+            FAULTY, *arguments(data, run, *options), "--num-workers", 0,
             **{"FAULT": "none none 0 none", **environment},
         )  # fmt: skip
 
@@ -85,6 +83,10 @@ def statuses(network: Network, seconds: float = PATIENCE) -> list[int]:
     """Exit statuses of the launchers, which must end in time."""
     deadline = time.monotonic() + seconds
     return [host.started[-1].wait(max(0.1, deadline - time.monotonic())) for host in network.hosts]
+
+
+def has_stepped(run: Path) -> bool:
+    return (run / "metrics.jsonl").exists() and bool(metrics_of(run))
 
 
 def output(network: Network) -> str:
@@ -223,7 +225,7 @@ def test_other_code_on_a_host_is_told_before_the_first_step(
         launch(network, pair_directory, tmp_path / "run")
         assert all(statuses(network)), output(network)
     assert "process 1 on host1 differs from process 0 in code: " in output(network)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not has_stepped(tmp_path / "run")
 
 
 def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
@@ -240,7 +242,7 @@ def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
         assert all(statuses(network)), output(network)
     told = "process 1 on host1 differs from process 0 in packages: torch-geometric 9.8.7, there "
     assert told in output(network)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not has_stepped(tmp_path / "run")
 
 
 @pytest.mark.parametrize("there", ["other pairs", "no pairs"])
@@ -263,7 +265,7 @@ def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
     else:
         assert str(pair_directory) in network.hosts[1].output
         assert "host1" in output(network)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not has_stepped(tmp_path / "run")
 
 
 def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_step(
@@ -277,7 +279,7 @@ def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_st
         launch(network, pair_directory, run)
         assert all(statuses(network)), output(network)
     assert f"{run}: host1 can't see what host0 writes there" in output(network)
-    assert not (run / "metrics.jsonl").exists()
+    assert not has_stepped(run)
 
 
 def test_a_host_that_is_never_started_is_told_in_bounded_time(
