@@ -19,7 +19,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType, DynamoBackend, ProjectConfiguration
 
 from pointup.errors import ConfigError
-from pointup.training.group import join_group
+from pointup.training.group import join_group, world_size
 from pointup.training.stopping import ending_with_launcher
 
 # What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
@@ -68,7 +68,7 @@ def make_accelerator(
             f"dynamo_backend {backend.value} is not supported: torch.compile gains nothing here; "
             "leave out dynamo_config, or answer no to it in `accelerate config`"
         )
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = world_size()
     if accelerator.num_processes != world:
         raise ConfigError(
             f"{world} processes were launched but they form groups of {accelerator.num_processes}; "
