@@ -174,6 +174,7 @@ def run(
 
     def save(must_succeed: bool) -> None:
         watchdog.at("saving" if accelerator.is_main_process else "waiting for the checkpoint")
+        monitor.flush()
         saver.save(state_of_run(progress, sampler, fingerprint), must_succeed)
 
     def end_step(is_stopped: bool) -> bool:
@@ -191,11 +192,10 @@ def run(
             monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
         return is_stopped
 
-    stop = StopRequest()
     monitor = Monitor(accelerator, config, progress.step, progress.evaluation_due)
     watchdog = Watchdog(accelerator, config.hang_timeout)
     may_step = BadSteps(accelerator).may_step
-    with stop, monitor, watchdog:
+    with StopRequest() as stop, monitor, watchdog, data.worker_faults():
         monitor.print(
             plan_of_run(
                 config, data, accelerator, sampler, reduction.num_weights, total_steps, peak_rate
@@ -220,7 +220,7 @@ def run(
                     loader = make_loader(
                         data.train, sampler, config.num_workers, config.worker_timeout
                     )
-                batches = data.batches(loader)
+                batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
             for group in optimizer.param_groups:
                 group["lr"] = rate

@@ -135,6 +135,13 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
     def __post_init__(self) -> None:
+        try:
+            str(self.output_dir).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"--output-dir {self.output_dir}: this locale can't tell the letters of its name; "
+                "set LC_ALL to C.UTF-8"
+            ) from error
         lengths = [n for n in ("steps", "epochs", "hours") if getattr(self, n) is not None]
         if len(lengths) > 1:
             raise ConfigError(f"--{' and --'.join(lengths)} exclude each other; give one")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from accelerate import Accelerator
-from torch.utils.data import DataLoader
-from torch_geometric.data import Batch, Data
 
 from pointup.data.default import default_dataset
 from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
@@ -35,15 +34,16 @@ class TrainingData:
     files: tuple[tuple[Path, int], ...] = ()
     """The files that the samples are read from, and the bytes each had when it was opened."""
 
-    def batches(self, loader: DataLoader[Data]) -> Iterator[Batch]:
-        """The batches of a loader of these data.
+    @contextmanager
+    def worker_faults(self) -> Iterator[None]:
+        """Inside, the death of a data worker, wherever it is noticed, is told in a line.
 
         Raises DataError, naming it, for a file that was cut short while it is read: the system
         kills a worker that reads beyond its end, by the same signal as for lack of shared memory.
         Raises TrainingError for a worker that died, or timed out, of something else.
         """
         try:
-            yield from loader
+            yield
         except RuntimeError as error:
             for path, size in self.files:
                 left = path.stat().st_size if path.exists() else 0

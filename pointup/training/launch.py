@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DistributedType, DynamoBackend, ProjectConfiguration
+from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
 from pointup.training.group import join_group, world_size
@@ -40,9 +40,13 @@ def make_accelerator(
     """The Accelerator that the launcher's configuration asks for.
 
     Raises ConfigError when fewer processes were started than asked for, for a kind of parallelism
-    other than plain data parallelism, and for a dynamo backend.
+    other than plain data parallelism, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
+    unknown = [name for name in log_with if name not in LoggerType.list()]
+    if unknown:
+        known = ", ".join(LoggerType.list())
+        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
     if not torch.accelerator.is_available():
         # Without this, processes launched on a machine without accelerator each form a world of 1.
         os.environ["ACCELERATE_USE_CPU"] = "true"

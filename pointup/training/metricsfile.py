@@ -43,11 +43,15 @@ class MetricsFile:
     def write(self, record: Mapping[str, Any]) -> None:
         was_complete = not self.unwritten
         self.unwritten += json.dumps(finite(record), allow_nan=False).encode() + b"\n"
+        self.flush(is_news=was_complete)
+
+    def flush(self, is_news: bool = False) -> None:
+        """Write what found the disk full before; the log tells of a failure that `is_news`."""
         try:
             while self.unwritten:
                 self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
         except OSError as error:
-            if was_complete:
+            if is_news:
                 logger.warning("%s: can't be written (%s) for now", self.path, error.strerror)
 
     def close(self) -> None:

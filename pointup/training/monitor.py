@@ -192,6 +192,11 @@ class Monitor:
         self.num_evaluations += 1
         self.bar.pause()
 
+    def flush(self) -> None:
+        """Try again to write what a full disk kept from metrics.jsonl: before a checkpoint is."""
+        if self.metrics is not None:
+            self.metrics.flush()
+
     def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
         """Send a picture (height, width, 3) uint8 to the trackers that take pictures."""
         for tracker in self.accelerator.trackers:
