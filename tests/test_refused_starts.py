@@ -4,63 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import metrics_of
-from runs import training
-from test_distributed import SMALL
-
-from pointup.training.checkpoint import DATA_FILES, checksum
-
-Start = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def start(
-    pair_directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Start:
-    """Run train.py in this process; returns its status and what it wrote to stderr."""
-
-    def run(output_dir: Path, *options: object) -> tuple[int, str]:
-        words = ("train.py", "--data", pair_directory, "--output-dir", output_dir, *SMALL,
-                 "--num-workers", 0, "--save-every", 1, "--eval-every", 9, "--steps", 2,
-                 "--log-with", "all", *options)  # fmt: skip
-        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
-        capfd.readouterr()
-        return training.main(), capfd.readouterr().err
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps that has saved both, and is over."""
-    directory = tmp_path_factory.mktemp("saved") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        words = ("train.py", "--data", pair_directory, "--output-dir", directory, *SMALL,
-                 "--num-workers", 0, "--save-every", 1, "--eval-every", 9, "--steps", 2,
-                 "--log-with", "all")  # fmt: skip
-        patch.setattr(sys, "argv", [str(word) for word in words])
-        assert training.main() == 0
-    return directory
-
-
-@pytest.fixture
-def run(saved_run: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(saved_run, tmp_path / "run"))
-
-
-def refused_in_a_line(outcome: tuple[int, str], *words: str) -> None:
-    status, told = outcome
-    assert status == 1, told
-    errors = [line for line in told.splitlines() if "train.py: error:" in line]
-    assert len(errors) == 1 and "Traceback" not in told, told
-    assert all(word in errors[0] for word in words), errors[0]
+from starts import Start, continues, refused_in_a_line
 
 
 @pytest.mark.parametrize(
@@ -130,14 +78,6 @@ def test_what_can_not_be_read_is_refused_in_a_line_that_names_it(
     refused_in_a_line(start(run), name, remedy)
 
 
-def continues(outcome: tuple[int, str], run: Path) -> str:
-    status, told = outcome
-    assert status == 0 and "Traceback" not in told, told
-    assert "Continuing from" in told and "step_2" in told
-    assert [line["step"] for line in metrics_of(run) if "loss" in line] == [1, 2]
-    return told
-
-
 @pytest.mark.parametrize("content", [b"", b"\0\xff\xfe", b"step_2" * 1000, b"step_\xc2\xb2", None])
 def test_without_a_legible_latest_the_newest_whole_checkpoint_is_continued_from(
     start: Start, run: Path, content: bytes | None
@@ -169,6 +109,10 @@ def test_stray_names_among_checkpoints_and_lines_among_metrics_harm_nothing(
     checkpoints = run / "checkpoints"
     for name in ("step_3", "step_3.tmp", "notes.txt"):
         (checkpoints / name).write_text("stray")
+    shutil.rmtree(run / "model")
+    for name in ("model", "model.tmp", "model.old", "pointup"):
+        shutil.rmtree(run / name, ignore_errors=True)
+        (run / name).write_text("stray")
     (checkpoints / "step_\u00b2").mkdir()
     (checkpoints / "step_x").mkdir()
     with (run / "metrics.jsonl").open("ab") as file:
@@ -186,6 +130,7 @@ def test_stray_names_among_checkpoints_and_lines_among_metrics_harm_nothing(
     assert status == 0, told
     assert (checkpoints / "LATEST").read_text() == "step_3"
     assert (checkpoints / "step_3" / "model.safetensors").is_file()
+    assert (run / "model" / "model.safetensors").is_file() and "no more curves" in told
 
 
 def test_options_of_other_versions_of_pointup_do_not_keep_a_run_from_going_on(
@@ -202,79 +147,17 @@ def test_options_of_other_versions_of_pointup_do_not_keep_a_run_from_going_on(
     refused_in_a_line(start(run, "--seed", 5), "seed 0 by default, not 5", "--output-dir")
 
 
-def changed_state(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a checkpoint's state.json, as JSON."""
-    state = json.loads((path / "state.json").read_text())
-    change(state)
-    (path / "state.json").write_text(json.dumps(state))
-
-
-def changed_optimizer(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change a checkpoint's optimizer.pt, and its checksum with it."""
-    saved = torch.load(path / "optimizer.pt", weights_only=True)
-    torch.save(change(saved) or saved, path / "optimizer.pt")
-    files = {
-        name: {"bytes": (path / name).stat().st_size, "crc32": checksum(path / name)}
-        for name in DATA_FILES
-    }
-    changed_state(path, lambda state: state.update(files=files))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda s: s.update(step=7),
-        lambda s: s.update(step="2"),
-        lambda s: s.update(files=None),
-        lambda s: s["files"].pop("optimizer.pt"),
-        lambda s: s.update(elapsed_seconds="long"),
-        lambda s: s.update(best=None),
-        lambda s: s.update(finished=1),
-        lambda s: s.update(evaluations_since_best=-1),
-        lambda s: s.pop("sampler"),
-        lambda s: s.update(sampler=[]),
-        lambda s: s["sampler"].update(epoch=-1),
-        lambda s: s["sampler"].update(seed=1.5),
-        lambda s: s["sampler"].update(segments=[[1, 800, None]]),
-        lambda s: s["sampler"].update(segments=[[1, 800, None, 10**6]]),
-        lambda s: s["sampler"].update(segments=[[2, 900, None, 10**6], [1, 800, None, 1]]),
-    ],
-)  # fmt: skip
-def test_a_state_that_no_run_was_in_is_refused_and_a_whole_checkpoint_offered(
-    start: Start, run: Path, change: Callable[[dict[str, Any]], object]
+def test_another_number_of_threads_is_told_since_the_last_digits_depend_on_it(
+    start: Start, run: Path
 ) -> None:
-    changed_state(run / "checkpoints" / "step_2", change)
-    refused_in_a_line(start(run), "step_2", "write step_1 into")
-
-
-def first_state(saved: dict[str, Any]) -> dict[str, Any]:
-    return saved["optimizer"]["state"][0]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda o: [1, 2],
-        lambda o: o.pop("optimizer"),
-        lambda o: o["optimizer"].pop("param_groups"),
-        lambda o: o["optimizer"]["param_groups"].append({"params": []}),
-        lambda o: o["optimizer"]["param_groups"][0].update(params=[0]),
-        lambda o: o["optimizer"]["param_groups"][0].update(betas=(0.1, 0.2)),
-        lambda o: first_state(o).update(exp_avg=torch.zeros(7)),
-        lambda o: first_state(o).update(exp_avg="none"),
-        lambda o: first_state(o).pop("exp_avg_sq"),
-        lambda o: first_state(o)["exp_avg"].fill_(float("nan")),
-    ],
-)
-def test_an_optimizer_that_does_not_fit_is_refused_and_a_whole_checkpoint_offered(
-    start: Start, run: Path, change: Callable[[dict[str, Any]], Any]
-) -> None:
-    def in_place(saved: dict[str, Any]) -> Any:
-        result = change(saved)
-        return result if result == [1, 2] else saved
-
-    changed_optimizer(run / "checkpoints" / "step_2", in_place)
-    refused_in_a_line(start(run), "step_2: can't be continued from", "write step_1 into")
+    assert "cpu_threads" not in continues(start(run), run)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        told = continues(start(run), run)
+    finally:
+        torch.set_num_threads(threads)
+    assert f"cpu_threads changed from {threads} to {threads + 1}" in told
 
 
 def test_a_start_that_fails_does_not_claim_the_directory(

@@ -109,12 +109,12 @@ def save_model(model: Upsampler, directory: Path) -> None:
     written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
     try:
         for leftover in (written, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
         model.save_pretrained(written)
         if directory.exists():
             directory.rename(replaced)
         written.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(written, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]

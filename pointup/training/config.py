@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
@@ -37,9 +38,12 @@ MAY_CHANGE = frozenset(
 
 Accumulation steps count as slots, their product with the number of processes.
 """
-MAY_CHANGE_SAID = frozenset({"slots", "token_budget", "max_clouds", "mixed_precision"})
+MAY_CHANGE_SAID = frozenset(
+    {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
+)
 """Fields that a continued run may change, with a warning: hardware may change under a run. The
-clouds that remain of the epoch are planned anew, each still seen exactly once."""
+clouds that remain of the epoch are planned anew, each still seen exactly once. Sums depend in their
+last digits on the number of threads."""
 AT_MOST = {
     "token_budget": 2**31 - 1, "max_clouds": 2**31 - 1, "accumulation_steps": 10_000,
     "ratio": 1000, "max_ratio": 1000, "seed": 2**63 - 1, "num_workers": 1024, "num_pictures": 1000,
@@ -123,7 +127,8 @@ class TrainConfig:
     collective_timeout: float = 20.0
     """Minutes after which a process that doesn't hear from the others gives up."""
     hang_timeout: float = 300.0
-    """Seconds without progress of a process after which the run ends, telling where all stood."""
+    """Seconds without progress of a process after which the run ends, telling where all stood;
+    10000000 is never."""
     on_save_error: OnSaveError = "go-on"
     """What to do when the disk is full or read-only while saving."""
     debug: bool = False
@@ -207,6 +212,8 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
     path = config.output_dir / "config.json"
     slots = accelerator.num_processes * config.accumulation_steps
     now = {**as_dict(config), "slots": slots, "mixed_precision": accelerator.mixed_precision}
+    if accelerator.device.type == "cpu":
+        now["cpu_threads"] = torch.get_num_threads()
     is_run = has_checkpoints(config.output_dir / "checkpoints")
     try:
         saved = read_config(path)
@@ -277,7 +284,8 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path)
         if name in MAY_CHANGE:
             continue
         if name not in after:
-            logger.warning("%s: %s is no option of this version: left out", path, name)
+            if name not in MAY_CHANGE_SAID:
+                logger.warning("%s: %s is no option of this version: left out", path, name)
             continue
         was = before.get(name, defaults.get(name, after[name]))
         if was == after[name]:

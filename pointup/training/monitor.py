@@ -90,7 +90,7 @@ class Monitor:
             path = self.config.output_dir / "metrics.jsonl"
             self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
             self.bar = ProgressBar()
-            self._start_trackers()
+            self._unless_it_fails(self._start_trackers)
         return self
 
     def __exit__(
@@ -242,7 +242,7 @@ class Monitor:
         except Exception as error:
             # Whatever a tracker does with its values; a picture may fail where curves do not.
             what = ", ".join(str(name) for value in values for name in value)
-            logger.warning("a tracker failed at %s: %s", what, error)
+            logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
             logger.debug("a tracker failed", exc_info=True)
 
     def _start_trackers(self) -> None:
