@@ -91,6 +91,8 @@ class Monitor:
             self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
             self.bar = ProgressBar()
             self._unless_it_fails(self._start_trackers)
+            if self.trackers_failed:
+                self.accelerator.trackers = []
         return self
 
     def __exit__(
