@@ -62,23 +62,19 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     parent = torch.where(parent < 0, parent, rank[parent.clamp(min=0)])[order]
 
     with assume_valid():
-        squared, index = knn(
-            pos[row[order]], torch.searchsorted(cloud, borders), NUM_NEIGHBORS
-        )
+        squared, index = knn(pos[row[order]], torch.searchsorted(cloud, borders), NUM_NEIGHBORS)
     squared = squared.float()
     # Near enough for both to have the other among their neighbours.
     reach = squared[:, -1].contiguous()
     is_near = squared < torch.minimum(reach[:, None], reach[index.clamp(min=0)])
     is_near &= (index >= 0) & (index != index[:, :1])
     neighbor = torch.where(is_near, index, -1).int()
-    radius = torch.where(parent < 0, reach, torch.inf)
-
     if kernels.take(pos, NUM_NEIGHBORS):
         from pointup.geometry.kernels.insertion import settle as settle_there
 
-        squared = settle_there(neighbor, squared, parent.int(), radius)
+        squared = settle_there(neighbor, squared, parent.int(), reach)
     else:
-        squared = settle(neighbor, squared, parent, radius)
+        squared = settle(neighbor, squared, parent, reach)
     return squared[rank[: len(pos)]].masked_fill(is_copy[: len(pos)], 0.0).sqrt()
 
 
@@ -131,18 +127,20 @@ def copies(pos: Tensor, ptr: Tensor) -> Tensor:
     )
 
 
-def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, radius: Tensor) -> Tensor:
-    """Squared insertion radii (M,), from upper bounds `radius` (M,), on any device.
+def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
+    """Squared insertion radii (M,) on any device, none above `limit` (M,) or that of its parent.
 
     Of two neighbours nearer to each other than the radius of either, the one with the larger
     radius is picked first and lowers that of the other one. A point is settled once nobody is
-    left to go before it; with a parent, only after that, whose radius bounds its own.
+    left to go before it, and with a parent only after that. The larger of the parent's radius and
+    its own limit is where it begins.
 
     Shapes: `neighbor` (M, K) int32, -1 for none, of which each has the other; `squared` (M, K)
-    float32, their squared distance; `parent` (M,), -1 for none; `radius` (M,) float32, squared.
+    float32, their squared distance; `parent` (M,), -1 for none; `limit` (M,) float32, squared.
     """
     other, has_parent = neighbor.long().clamp(min=0), parent >= 0
     parent = parent.long().clamp(min=0)
+    radius = torch.where(has_parent, torch.inf, limit)
     number = torch.arange(len(radius), device=radius.device, dtype=torch.int32)
     first = number * -1640531535
     goes_first = first[other] > first[:, None]
@@ -154,9 +152,10 @@ def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, radius: Tensor) ->
             is_before = (theirs > own) | ((theirs == own) & goes_first)
             is_before &= is_near & (squared < own)
             lowered = squared.masked_fill(~(is_before & is_settled[other]), torch.inf).amin(1)
-            waits = is_before.any(1) | (has_parent & ~is_settled[parent])
-            bound = radius[parent].masked_fill(~has_parent | ~is_settled[parent], torch.inf)
-            settles = ~is_settled & ~waits & (bound >= radius)
+            must_wait = has_parent & ~is_settled[parent]
+            bound = torch.maximum(radius[parent], limit)
+            bound = bound.masked_fill(~has_parent | must_wait, torch.inf)
+            settles = ~is_settled & ~is_before.any(1) & ~must_wait & (bound >= radius)
             lowered = torch.minimum(radius, torch.minimum(lowered, bound))
             radius = torch.where(is_settled | settles, radius, lowered)
             is_settled = is_settled | settles

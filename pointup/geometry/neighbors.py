@@ -1,9 +1,10 @@
 """Nearest neighbours within packed clouds: one interface, one search function per kind of device.
 
 CPU: a scipy k-d tree per cloud, in threads. CUDA: Triton kernels, for up to `kernels.MAX_K`
-neighbours. Other devices, and what the kernels don't take: exact differences in chunks. A search takes (query, query_ptr, pos, ptr, k) and
-returns squared distances and flat indices (Q, k), nearest first, filled up with inf and -1; a
-further backend is one more such function and one more line in `_search`.
+neighbours. Other devices, and what the kernels don't take: exact differences in chunks. A search
+takes (query, query_ptr, pos, ptr, k) and returns squared distances and flat indices (Q, k), nearest
+first, filled up with inf and -1; a further backend is one more such function and one more line in
+`_search`.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def is_available(device: torch.device) -> bool:
 
 
 def is_switched_off() -> bool:
-    """Whether the environment switches the kernels off; ConfigError for a value that says neither."""
+    """Whether the environment switches the kernels off; ConfigError where it says neither."""
     switch = os.environ.get(SWITCH, "1")
     if switch not in ("0", "1"):
         raise ConfigError(f"{SWITCH} is {switch!r}; set it to 0 to do without kernels, else to 1")
@@ -69,7 +69,7 @@ def problem_on(device: torch.device) -> str:
 def warn_of_many(k: int) -> None:
     """Says once for each k that it is more than the kernels find."""
     warnings.warn(
-        f"{k} neighbours a point are more than the {MAX_K} that the kernels find: all distances are "
-        "compared, in chunks of 200 MB, which takes the square of a cloud's size",
+        f"{k} neighbours a point are more than the {MAX_K} that the kernels find: all distances "
+        "are compared, in chunks of 200 MB, which takes the square of a cloud's size",
         stacklevel=3,
     )

@@ -12,8 +12,8 @@ BLOCK = 64
 NUM_WARPS = 8
 # Passes of a program over its points in one launch, as long as they change something.
 PASSES = 8
-# Candidates of surfaces and surveys are settled after 30 to 60 passes, most of them after 20; a launch
-# whose points are all settled ends after one load. What isn't settled in the end counts as 0.
+# Surfaces and surveys are settled after 30 to 60 passes; a launch whose points are all settled ends
+# after one load. What isn't settled in the end counts as 0.
 LAUNCHES = 64
 # Bits of float32, all but the sign, and those of infinity.
 MAGNITUDE = tl.constexpr(2**31 - 1)
@@ -32,6 +32,7 @@ def insertion_kernel(
     neighbor: tl.tensor,
     squared: tl.tensor,
     parent: tl.tensor,
+    limit: tl.tensor,
     state: tl.tensor,
     num_points: tl.tensor,
     K: tl.constexpr,
@@ -55,6 +56,7 @@ def insertion_kernel(
         between = tl.load(squared + place, mask=is_near, other=float("inf"))
         between = between.to(tl.int32, bitcast=True)
         coarse = tl.load(parent + point, mask=is_point, other=-1)
+        least = tl.load(limit + point, mask=is_point, other=0.0).to(tl.int32, bitcast=True)
         goes_first = scrambled(other) > scrambled(point)[:, None]
         while num_passes > 0:
             found = tl.load(
@@ -66,7 +68,7 @@ def insertion_kernel(
             lowered = tl.min(tl.where(is_before & (found < 0), between, INFINITY), axis=1)
             bound = tl.load(state + coarse, mask=coarse >= 0, other=-1, volatile=True)
             waits = (bound >= 0) | (tl.max(is_before.to(tl.int32), axis=1) > 0)
-            bound = tl.where(bound >= 0, INFINITY, bound & MAGNITUDE)
+            bound = tl.where(bound >= 0, INFINITY, tl.maximum(bound & MAGNITUDE, least))
             settles = (waits == 0) & (bound >= own)
             new = tl.where(settles, own | SIGN, tl.minimum(own, tl.minimum(lowered, bound)))
             new = tl.where(own < 0, own, new)
@@ -78,14 +80,14 @@ def insertion_kernel(
             tl.debug_barrier()
 
 
-def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, radius: Tensor) -> Tensor:
-    """What `insertion.settle` returns; shapes and conventions are described there."""
-    state = radius.view(torch.int32).clone()
+def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
+    """What `insertion.settle` returns, which describes the shapes; `parent` is int32 too."""
+    state = torch.where(parent < 0, limit, torch.inf).view(torch.int32)
     grid = (triton.cdiv(len(state), BLOCK),)
     with torch.cuda.device_of(state):
         for _ in range(LAUNCHES):
             insertion_kernel[grid](
-                neighbor, squared, parent, state, len(state),
+                neighbor, squared, parent, limit, state, len(state),
                 K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES, num_warps=NUM_WARPS,
             )  # fmt: skip
     return torch.where(state < 0, state & 0x7FFFFFFF, 0).view(torch.float32)

@@ -69,7 +69,7 @@ def spread(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def cell(offset: tl.tensor, side: tl.tensor) -> tl.tensor:
-    """Number of the cell, 0 to 65535, whatever the extent: what is more would be another cloud's."""
+    """Number of the cell, 0 to 65535, whatever the extent: more would be another cloud's."""
     # Not by the inverse of the side, which overflows for clouds smaller than 2e-34.
     share = offset / side
     return tl.where(share >= 0, tl.minimum(share, 1.0) * 65535, 0.0).to(tl.int32)

@@ -181,13 +181,13 @@ def try_insertion(device: torch.device) -> bool:
     neighbor = torch.where(is_near, index, -1)
     # All different: which of two equal ones goes first is up to the kernel.
     limit = (0.5 * torch.from_numpy(np.random.default_rng(6).permutation(len(pos)))).float()
-    start = torch.where(parent < 0, limit, torch.inf)
-    arguments = (neighbor.int(), squared, parent.int(), start)
+    arguments = (neighbor.int(), squared, parent.int(), limit)
     found = settle(*(values.contiguous().to(device) for values in arguments)).cpu()
     # Whoever has the larger radius has gone before, and nothing else bounds a radius.
     is_before = is_near & (found[index] > found[:, None])
     expected = squared.masked_fill(~is_before, torch.inf).amin(1)
-    expected = torch.minimum(expected, torch.where(parent < 0, limit, found[parent]))
+    bound = torch.maximum(limit, torch.where(parent < 0, 0.0, found[parent]))
+    expected = torch.minimum(expected, bound)
     return torch.equal(found, expected)
 
 
