@@ -120,7 +120,9 @@ def test_nearest_compiles(floats: str, architecture: int, tmp_path: Path) -> Non
         num_warps=nearest.NUM_WARPS,
         maxnreg=nearest.MAX_REGISTERS if floats == "fp32" else None,
     )  # fmt: skip
-    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) == 0
+    # Four registers outside the inner loop on an A100.
+    num_bytes = 16 if architecture == 80 else 0
+    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= num_bytes
 
 
 FARTHEST = {"ptr": "*i64", "out_ptr": "*i64", "index": "*i64", "num_points": "i32"}
