@@ -224,7 +224,9 @@ def test_on_amd_the_warning_names_its_backend(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=KeyError("maxnreg")))
-    assert re.search("kernel nearest fails.*maxnreg.*ROCm", trial.problem(CPU))
+    problem = trial.problem(CPU)
+    assert problem and re.search("kernel nearest fails.*maxnreg", problem.text)
+    assert "ROCm" in problem.remedy
 
 
 def test_a_device_that_a_kernel_has_broken_ends_in_an_error_that_names_the_switch(
@@ -255,7 +257,7 @@ def test_memory_that_runs_out_in_a_trial_is_no_fault_of_the_kernels(
 def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
     from pointup.geometry.kernels import trial
 
-    tried = mock.Mock(return_value="")
+    tried = mock.Mock(return_value=None)
     monkeypatch.setattr(trial, "problem", tried)
     monkeypatch.setenv("POINTUP_KERNELS", "0")
     assert not kernels.is_available(CPU) and not tried.called

@@ -10,7 +10,6 @@ serve instead, and a warning says why. POINTUP_KERNELS=0 in the environment swit
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import warnings
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pointup.errors import ConfigError
+from pointup.geometry.kernels import trial
 
 MAX_K = 128
 """Neighbours a point that the kernels find at most."""
@@ -38,14 +38,15 @@ def is_available(device: torch.device) -> bool:
     """Whether the kernels work on a device; the first call tries them, and warns if they don't."""
     if is_switched_off():
         return False
-    problem = problem_on(device)
-    if problem:
+    problem = trial.problem(device)
+    if problem is not None:
         warnings.warn(
-            f"the Triton kernels are not used on {device}: {problem}. Neighbours and even subsets "
-            "are found by exact differences in chunks, many times slower",
+            f"the Triton kernels are not used on {device}: {problem.text}. Neighbours and even "
+            "subsets are found by exact differences in chunks, many times slower; "
+            f"{problem.remedy}",
             stacklevel=2,
         )
-    return not problem
+    return problem is None
 
 
 def is_switched_off() -> bool:
@@ -54,15 +55,6 @@ def is_switched_off() -> bool:
     if switch not in ("0", "1"):
         raise ConfigError(f"{SWITCH} is {switch!r}; set it to 0 to do without kernels, else to 1")
     return switch == "0"
-
-
-def problem_on(device: torch.device) -> str:
-    """Why the kernels can't be used on a device, with the remedy; empty where they can."""
-    if not importlib.util.find_spec("triton"):
-        return "triton is not installed; pip install triton (Linux)"
-    from pointup.geometry.kernels import trial
-
-    return trial.problem(device)
 
 
 @functools.cache

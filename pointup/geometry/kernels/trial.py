@@ -6,12 +6,14 @@ driver: only a trial can tell whether that works here.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,22 +31,32 @@ NUM_PICKS = 20
 TOLERANCE = 1e-4
 
 
-def problem(device: torch.device) -> str:
-    """What is wrong with the kernels on a device, and what to do; empty where all are right.
+class Problem(NamedTuple):
+    """Why kernels can't be used, and what to install or update."""
+
+    text: str
+    remedy: str
+
+
+def problem(device: torch.device) -> Problem | None:
+    """What is wrong with the kernels on a device; None where all are right.
 
     Waits for the device. Raises PointupError where a kernel has left the device unusable.
     """
+    if not importlib.util.find_spec("triton"):
+        return Problem("triton is not installed", "pip install triton (Linux)")
     for name, trial in TRIALS.items():
         try:
             if not trial(device):
-                return f"kernel {name} gives wrong answers; install another version of triton"
+                text = f"kernel {name} gives wrong answers"
+                return Problem(text, "install the version of triton that torch asks for")
         except torch.OutOfMemoryError:
             raise
         # Triton, its compilers and its drivers have no common base of errors.
         except Exception as error:
             expect_usable(device, name, error)
-            return f"kernel {name} fails ({first_line(error)}); {remedy(error)}"
-    return ""
+            return Problem(f"kernel {name} fails ({first_line(error)})", remedy(error))
+    return None
 
 
 def expect_usable(device: torch.device, name: str, cause: Exception) -> None:
