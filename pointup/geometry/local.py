@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pointup.geometry.packed import batch_from_ptr, safe_sqrt, segment_mean
+from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class LocalGeometry:
         return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
+@outside_autocast
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
     """Neighbourhoods in units of the local spacing, from what `knn` found (the point itself first).
 
@@ -71,6 +72,7 @@ def nearest_gaps(geometry: LocalGeometry) -> Tensor:
     return mean.clamp(min=1e-3) * geometry.spacing[:, 0]
 
 
+@outside_autocast
 def plane_normals(covariance: Tensor) -> Tensor:
     """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
 
@@ -119,6 +121,7 @@ def determinant(matrix: Tensor) -> Tensor:
     return (torch.linalg.cross(x, y) * z).sum(1)
 
 
+@outside_autocast
 def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     """Ways (N, R, 3) from the midpoints between points and neighbours to the arch over both.
 
@@ -133,6 +136,7 @@ def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     return (fall * normal - rise * own) / 8
 
 
+@outside_autocast
 def describe_neighbors(
     geometry: LocalGeometry, relative: Tensor, spacing: Tensor, normal: Tensor
 ) -> Tensor:
@@ -157,6 +161,7 @@ def describe_neighbors(
     )
 
 
+@outside_autocast
 def describe_neighbors_of_children(
     geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor, normal: Tensor
 ) -> Tensor:

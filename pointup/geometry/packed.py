@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _host_copies = WeakTensorKeyDictionary()
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Coordinates are never rounded to 16 bits: the function runs as if autocast were off.
+
+    Its tensors, at least one of which it is given by place, must be of the same device.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        kind = next(value.device.type for value in args if isinstance(value, Tensor))
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+            return function(*args, **kwargs)
+        with torch.autocast(kind, enabled=False):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
