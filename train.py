@@ -46,6 +46,7 @@ from pointup.training.logs import RankLog
 from pointup.training.memory import in_pieces, num_tokens
 from pointup.training.monitor import Monitor, plan_table
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
+from pointup.training.optimizer import make_optimizer
 from pointup.training.progress import Progress, length_in_steps
 from pointup.training.reduction import StepReduction
 from pointup.training.saving import Saver
@@ -113,7 +114,7 @@ def run(
 ) -> None:
     """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
-    optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
+    optimizer = make_optimizer(weights.parameters(), accelerator.device, config.weight_decay)
     model, optimizer = accelerator.prepare(weights, optimizer)
     reduction = StepReduction(accelerator, weights.parameters())
 

@@ -28,6 +28,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -48,7 +49,7 @@ WAITING = {
 }
 NO_LAUNCH = re.compile(
     r"^(empty|new_empty|empty_like|empty_strided|new_empty_strided|set_|resize_|_local_scalar_dense"
-    r"|detach|lift_fresh|is_same_size|sym_)"
+    r"|_unsafe_view|detach|lift_fresh|is_same_size|sym_)"
 )
 
 
@@ -518,6 +519,7 @@ def emulated() -> Iterator[None]:
 
     from pointup.geometry import kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest
+    from pointup.training import optimizer
 
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K
@@ -545,6 +547,8 @@ def emulated() -> Iterator[None]:
         ),
         (torch, "clear_autocast_cache", _clear_casts),
         (JITFunction, "__getitem__", _launch_nothing),
+        (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
+        (optimizer, "FUSED", {"gpu"}),
         (kernels, "take", take),
         (
             neighbors,

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _host_copies = WeakTensorKeyDictionary()
+_batches = WeakTensorKeyDictionary()
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,14 +34,29 @@ def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
     return run
 
 
+def is_on(values: Tensor, device: torch.device) -> bool:
+    """Whether the values are on a device; one without an index, as `cuda`, is the current one.
+
+    Tensors always have an index: to compare devices for equality would take `cuda:0` for another
+    than `cuda`.
+    """
+    own = values.device
+    if own.type != device.type:
+        return False
+    if own.index in (None, device.index):
+        return True
+    return device.index is None and own.index == torch.accelerator.current_device_index()
+
+
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Bounds, sizes or ratios that the host knows, on the device; `on_host` then knows them too.
 
-    To be used as they are: changed in place, they would not be what the host takes them for.
+    Values that are on the device already stay what they are. To be used as they are: changed in place, they would not be what the host takes them for.
     """
-    if values.device == device:
+    if is_on(values, device):
         return values
-    moved = values.to(device, non_blocking=True)
+    dtype = widest_float(device) if values.dtype == torch.float64 else values.dtype
+    moved = values.to(device, dtype, non_blocking=True)
     _host_copies[moved] = values
     return moved
 
@@ -66,10 +82,17 @@ def ptr_from_sizes(sizes: Tensor) -> Tensor:
 def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
     """Number of its cloud for every point, (N,) int64.
 
-    `num_points`, where the caller knows N, spares a wait for the device.
+    `num_points`, where the caller knows N, spares a wait for the device. Not to be changed in
+    place: of bounds that came to a device by `to_device` it is kept.
     """
-    clouds = torch.arange(len(ptr) - 1, device=ptr.device)
-    return clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+    found = _batches.get(ptr)
+    if found is None or len(found) != num_points:
+        clouds = torch.arange(len(ptr) - 1, device=ptr.device)
+        found = clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+        if ptr in _host_copies:
+            # Asked for again and again in a step, each time in several launches.
+            _batches[ptr] = found
+    return found
 
 
 def rows_of_clouds(ptr: Tensor, clouds: Tensor) -> Tensor:
@@ -143,6 +166,10 @@ def safe_sqrt(squared: Tensor) -> Tensor:
     return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums are kept in on a device: float64, but float32 on MPS, which has no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def _accumulator(values: Tensor) -> Tensor:
-    # MPS has no float64.
-    return values.float() if values.device.type == "mps" else values.double()
+    return values.to(widest_float(values.device))

@@ -22,6 +22,7 @@ from torch import nn
 
 from pointup.errors import PointupError
 from pointup.model import Upsampler
+from pointup.training.optimizer import load_optimizer
 
 LATEST = "LATEST"
 FORMAT = 1
@@ -221,7 +222,7 @@ def load_checkpoint(
         weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
         model.load_state_dict(weights)
         saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(saved["optimizer"])
+        load_optimizer(optimizer, saved["optimizer"])
         if scaler is not None and saved["scaler"] is not None:
             scaler.load_state_dict(saved["scaler"])
     except LOAD_ERRORS as error:

@@ -1,0 +1,32 @@
+"""AdamW in as few launches as the device allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+FUSED = frozenset({"cuda", "xpu", "mps"})
+"""Kinds of devices on which all weights are updated in one launch; elsewhere torch decides."""
+
+
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
+) -> torch.optim.AdamW:
+    """AdamW for weights that are, or will be, on the device."""
+    fused = True if device.type in FUSED else None
+    return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
+
+
+def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load the state of an optimizer that may have run on other hardware.
+
+    The state says how updates were computed; they go on being computed as suits this device.
+    """
+    groups = [
+        {**saved, "fused": now["fused"], "foreach": now["foreach"]}
+        for saved, now in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
