@@ -29,7 +29,6 @@ from pointup.geometry.local import (
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
-    batch_from_ptr,
     on_host,
     ptr_from_sizes,
     rows_of_clouds,
@@ -40,6 +39,7 @@ from pointup.geometry.packed import (
 from pointup.hub import MODEL_CARD, StoredModel
 from pointup.modelconfig import ModelConfig
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
+from pointup.slotgroups import children_per_group, padded_slots, rows_of_slots
 from pointup.upsampled import Upsampled
 
 
@@ -141,8 +141,9 @@ class Upsampler(
             empty = ptr.new_empty(0)
             return Upsampled(nothing, ptr, empty, nothing, candidates_ptr, shares, shares)
 
-        by_slots = slots.argsort(stable=True)
-        if len(slots.unique_consecutive()) > len(slots.unique()):
+        padded = padded_slots(slots, sizes, children_per_group(pos.device))
+        by_slots = padded.argsort(stable=True)
+        if len(padded.unique_consecutive()) > len(padded.unique()):
             # Expanded together, clouds with the same number of slots take a fraction of the time.
             points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
@@ -157,23 +158,22 @@ class Upsampler(
         )
         recompute = self.recompute
         if recompute is None:
-            recompute = num_candidates > children_kept(pos.device)
+            recompute = int((sizes * padded).sum()) > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         normals = self.turn_normals(features, g, geometry, recompute)
         tables = self.child_tables(features)
         pieces = []
-        for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
+        for num_slots, rows in same_number_of_slots(padded, on_host(ptr)):
             index = neighbors[rows, :num_slots]
             piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
+        own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
+        if not torch.equal(slots, padded):
+            candidates = candidates.index_select(0, place)
 
         power = self.density(self.density_norm(features)).float()[:, 0]
         log_spacing, log_shares = spacing_by_power(power, geometry, ptr)
-        slots_of_point = to_device(slots, ptr.device)[batch_from_ptr(ptr, len(pos))]
-        own = torch.arange(len(pos), device=pos.device).repeat_interleave(
-            slots_of_point, output_size=num_candidates
-        )
         picked = sample_by_spacing(
             candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
