@@ -161,7 +161,7 @@ class _Blocks(torch.autograd.Function):
                         0, index, grad.flatten(0, -2).to(total.dtype)
                     )
                 elif position >= num_inputs:
-                    grads[position] = grad if total is None else total + grad
+                    grads[position] = grad if total is None else _sum(total, grad)
                 elif len(blocks) == 1 and isinstance(block.points, slice):
                     grads[position] = grad
                 else:
@@ -170,9 +170,10 @@ class _Blocks(torch.autograd.Function):
                     total[block.points] = grad
         for position in wanted:
             total, tensor = grads[position], tensors[position]
-            grads[position] = (
-                torch.zeros_like(tensor) if total is None else total.to(tensor.dtype)
-            )
+            if total is not None:
+                grads[position] = total.to(tensor.dtype)
+            elif not blocks:
+                grads[position] = torch.zeros_like(tensor)
         return (*[None] * 6, *grads)
 
 
@@ -183,6 +184,11 @@ def _zeros_to_sum(table: Tensor) -> Tensor:
     so that the last bits of a gradient differ from run to run.
     """
     return torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
+
+
+def _sum(total: Tensor, grad: Tensor) -> Tensor:
+    """Gradients of a weight from two blocks or more, in float32 at least."""
+    return total.to(torch.promote_types(total.dtype, torch.float32)) + grad
 
 
 def _all_blocks(num_points: int, block_size: int) -> list[Block]:

@@ -68,7 +68,7 @@ class PointEncoder(nn.Module):
             described = describe_neighbors(
                 local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
             )
-            return cast(Tensor, self.neighbor_position(described))
+            return cast(Tensor, self.neighbor_position(described.to(self.dtype)))
 
         def embed(block: Block, g: Tensor) -> Tensor:
             seen = (~block.of_points(geometry.missing)).unsqueeze(-1)
@@ -156,6 +156,11 @@ class PointEncoder(nn.Module):
         logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
         gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
         return logits + (gaps * self.quota_powers).sum(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What features are computed in."""
+        return self.quota_norm.weight.dtype
 
     @property
     def random(self) -> bool:

@@ -38,6 +38,7 @@ from pointup.geometry.packed import (
 )
 from pointup.hub import MODEL_CARD, StoredModel
 from pointup.modelconfig import ModelConfig
+from pointup.precision import autocast_dtype, in_precision
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
 from pointup.slotgroups import children_per_group, padded_slots, rows_of_slots
 from pointup.upsampled import Upsampled
@@ -127,7 +128,18 @@ class Upsampler(
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
         The result has gradients with respect to the weights; which children are kept has none.
         Raises ValueError for a ratio below 1 and for non-finite points.
+
+        Under autocast features are of its dtype; whatever is a coordinate stays float32.
         """
+        dtype = autocast_dtype(pos.device)
+        if dtype is None:
+            return self.upsample(pos, ptr, ratio)
+        model = in_precision(self, dtype, exact=("quota_powers",))
+        with torch.autocast(pos.device.type, enabled=False):
+            return model.upsample(pos, ptr, ratio)
+
+    def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
+        """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
         # On the CPU, so that nothing waits for the device.
         sizes = sizes_from_ptr(on_host(ptr))
@@ -148,7 +160,7 @@ class Upsampler(
             points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
             ratios = on_host(torch.as_tensor(ratio))[by_slots]
-            made = self.forward(pos[points], sorted_ptr, ratios)
+            made = self.upsample(pos[points], sorted_ptr, ratios)
             return made.of_clouds(by_slots.argsort(), points)
 
         num_neighbors = self.config.k + 1
@@ -249,7 +261,7 @@ class Upsampler(
             to_slot = (others - own) / spacing
             spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
             described = describe_neighbors(local, to_slot, spacing_there, normal_there)
-            slot_position = self.neighbor_position(described)
+            slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
             x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * dim :])
             x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
