@@ -67,7 +67,8 @@ class RelativeAttention(nn.Module):
         out, seen = _Attend.apply(
             q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
         )
-        out = out + seen @ block_diagonal(self.position_value.to(q.dtype))
+        values = block_diagonal(self.position_value.to(q.dtype))
+        out = torch.addmm(out.flatten(0, 1), seen.flatten(0, 1), values).view_as(out)
         out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
         if self.gate is None:
@@ -159,7 +160,8 @@ def block_diagonal(matrices: Tensor) -> Tensor:
     """(H, A, B) to (H A, H B): zero but for a block of each head."""
     heads, _, width = matrices.shape
     mask = head_mask(heads, width, matrices.dtype, matrices.device)
-    return (matrices.repeat(1, 1, heads) * mask.unsqueeze(1)).flatten(0, 1)
+    in_blocks = matrices.unsqueeze(2) * mask.view(heads, 1, heads, width)
+    return in_blocks.flatten(2, 3).flatten(0, 1)
 
 
 @functools.lru_cache(maxsize=64)

@@ -185,7 +185,9 @@ class Upsampler(
             candidates = candidates.index_select(0, place)
 
         power = self.density(self.density_norm(features)).float()[:, 0]
-        log_spacing, log_shares = spacing_by_power(power, geometry, ptr)
+        log_spacing, shares = spacing_by_power(power, geometry, ptr)
+        logits = torch.stack([shares, self.quota_logits(features, geometry)], dim=1)
+        log_shares, log_quotas = segment_log_softmax(logits, ptr).unbind(1)
         picked = sample_by_spacing(
             candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
@@ -196,7 +198,7 @@ class Upsampler(
             candidates,
             candidates_ptr,
             log_shares,
-            segment_log_softmax(self.quota_logits(features, geometry), ptr),
+            log_quotas,
         )
 
     def child_tables(self, features: Tensor) -> ChildTables:

@@ -518,18 +518,23 @@ def emulated() -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     from pointup.geometry import kernels, neighbors, thinning
-    from pointup.geometry.kernels import farthest
+    from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.training import optimizer
 
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K
 
+    def search_one(query: Any, query_ptr: Any, pos: Any, ptr: Any) -> Tensor:
+        return neighbors._search_trees(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
+
     def search_both(pos: Any, ptr: Any, target: Any, target_ptr: Any) -> tuple[Tensor, Tensor]:
-        search = neighbors._search_trees
         return (
-            search(pos, ptr, target, target_ptr, 1)[1].squeeze(1),
-            search(target, target_ptr, pos, ptr, 1)[1].squeeze(1),
+            search_one(pos, ptr, target, target_ptr),
+            search_one(target, target_ptr, pos, ptr),
         )
+
+    def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
+        return thinning._sample_buckets(pos, bounds, counts)
 
     accelerator = torch.accelerator
     patches = [
@@ -550,20 +555,10 @@ def emulated() -> Iterator[None]:
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
         (optimizer, "FUSED", {"gpu"}),
         (kernels, "take", take),
-        (
-            neighbors,
-            "_search_kernels",
-            _answered(neighbors._search_kernels, neighbors._search_trees),
-        ),
-        (neighbors, "_search_both", _answered(neighbors._search_both, search_both)),
-        (
-            farthest,
-            "farthest_points",
-            _answered(
-                farthest.farthest_points,
-                lambda pos, ptr, bounds, counts: thinning._sample_buckets(pos, bounds, counts),
-            ),
-        ),
+        (knn, "knn_search", _answered(knn.knn_search, neighbors._search_trees)),
+        (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
+        (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
+        (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
     ]
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -180,7 +180,7 @@ def describe_neighbors_of_children(
         neighbors.unsqueeze(1) - child.unsqueeze(2)
         for neighbors, child in zip(geometry.relative.unbind(2), from_parent.unbind(2), strict=True)
     )
-    squared = x.square() + y.square() + z.square()
+    squared = torch.addcmul(torch.addcmul(x * x, y, y), z, z)
     onwards = product((x, y, z), to_slot.unsqueeze(2))
     inwards = product((x, y, z), geometry.mean[:, None, None])
     above = product((x, y, z), geometry.normal[:, None, None]).abs()
@@ -191,7 +191,8 @@ def describe_neighbors_of_children(
 
 def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
     x, y, z = vectors
-    return x * others[..., 0] + y * others[..., 1] + z * others[..., 2]
+    along = torch.addcmul(x * others[..., 0], y, others[..., 1])
+    return torch.addcmul(along, z, others[..., 2])
 
 
 def directions(vectors: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 _host_copies = WeakTensorKeyDictionary()
 _batches = WeakTensorKeyDictionary()
+_kept_counts = WeakTensorKeyDictionary()
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -87,8 +88,7 @@ def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
     """
     found = _batches.get(ptr)
     if found is None or len(found) != num_points:
-        clouds = torch.arange(len(ptr) - 1, device=ptr.device)
-        found = clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+        found = torch.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
         if ptr in _host_copies:
             # Asked for again and again in a step, each time in several launches.
             _batches[ptr] = found
@@ -124,8 +124,18 @@ def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
 
     Same accumulation as `segment_sum`.
     """
-    count = sizes_from_ptr(ptr).clamp(min=1).reshape(-1, *[1] * (values.dim() - 1))
+    count = _counts(ptr).view(-1, *[1] * (values.dim() - 1))
     return (segment_sum(_accumulator(values), ptr) / count).to(values.dtype)
+
+
+def _counts(ptr: Tensor) -> Tensor:
+    """Number of points of every cloud (B,), at least 1; of bounds from `to_device` it is kept."""
+    found = _kept_counts.get(ptr)
+    if found is None:
+        found = sizes_from_ptr(ptr).clamp(min=1)
+        if ptr in _host_copies:
+            _kept_counts[ptr] = found
+    return found
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
@@ -154,7 +164,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
-    """Log of the softmax (N,) of values (N,) over each cloud."""
+    """Log of the softmax (N, ...) of values (N, ...) over each cloud."""
     batch = batch_from_ptr(ptr, len(values))
     shifted = values - segment_max(values.detach(), ptr)[batch]
     return shifted - segment_sum(shifted.exp(), ptr).log()[batch]
@@ -162,8 +172,8 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, in place of NaN or infinity, at 0."""
-    positive = squared > 0
-    return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
+    other = ~(squared > 0)
+    return squared.masked_fill(other, 1.0).sqrt().masked_fill(other, 0.0)
 
 
 def widest_float(device: torch.device) -> torch.dtype:
