@@ -46,7 +46,7 @@ from pointup.training.logs import RankLog
 from pointup.training.memory import in_pieces, num_tokens
 from pointup.training.monitor import Monitor, plan_table
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
-from pointup.training.optimizer import make_optimizer
+from pointup.training.optimizer import make_optimizer, set_learning_rate
 from pointup.training.progress import Progress, length_in_steps
 from pointup.training.reduction import StepReduction
 from pointup.training.saving import Saver
@@ -231,8 +231,7 @@ def run(
                     )
                 batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(optimizer, rate)
 
             step_began = time.monotonic()
             reduction.start()
@@ -293,7 +292,7 @@ def micro_batch_losses(
     batch = move(batch, accelerator.device)
     ratio = training_ratio(batch, config.ratio, config.max_ratio)
     output = model(batch.pos, batch.ptr, ratio)
-    return cloud_losses(output, batch, target_spacing(batch.pos, batch.ptr, ratio), config.loss)
+    return cloud_losses(output, batch, target_spacing(output.gaps, batch.ptr, ratio), config.loss)
 
 
 if __name__ == "__main__":

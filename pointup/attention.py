@@ -74,9 +74,9 @@ class RelativeAttention(nn.Module):
         if self.gate is None:
             return out
         of_query, of_out = self.gate.weight.chunk(2, dim=1)
-        return out * torch.sigmoid(
-            F.linear(x_NRC, of_query, self.gate.bias) + F.linear(out, of_out)
-        )
+        gate = F.linear(x_NRC, of_query, self.gate.bias)
+        gate = torch.addmm(gate.flatten(0, 1), out.flatten(0, 1), of_out.t())
+        return out * torch.sigmoid(gate.view(*out.shape[:2], 1))
 
 
 class _Attend(torch.autograd.Function):

@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pointup.attention import AttentionBlock
 from pointup.blocks import Block, children_kept, in_blocks, points_per_block
 from pointup.calibration import calibrate
-from pointup.encoder import PointEncoder, attention_block
+from pointup.encoder import ChildTables, PointEncoder, attention_block
 from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
 from pointup.geometry.local import (
@@ -25,6 +25,7 @@ from pointup.geometry.local import (
     describe_neighbors,
     describe_neighbors_of_children,
     local_geometry,
+    mean_gaps,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -42,22 +43,6 @@ from pointup.precision import autocast_dtype, in_precision
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
 from pointup.slotgroups import children_per_group, padded_slots, rows_of_slots
 from pointup.upsampled import Upsampled
-
-
-class ChildTables(NamedTuple):
-    """What children take from the features of points, computed once for all children.
-
-    The layer `slot` sees [features of the parent, features of the slot's neighbour, position].
-    """
-
-    parent: Tensor
-    """(N, C) part of `slot` that a child takes from its parent."""
-    neighbor: Tensor
-    """(N, C) part of `slot` that it takes from the neighbour of its slot."""
-    shuffle: Tensor
-    """(N, 2 heads D) keys and values of the node shuffle."""
-    refine: Tensor
-    """(N, 2 heads D) keys and values of the refinement."""
 
 
 class Upsampler(
@@ -144,14 +129,15 @@ class Upsampler(
         # On the CPU, so that nothing waits for the device.
         sizes = sizes_from_ptr(on_host(ptr))
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
-        num_candidates = int((sizes * slots).sum())
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
         if len(pos) == 0:
             # Joined to every weight, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
             shares = nothing.sum(1)
             empty = ptr.new_empty(0)
-            return Upsampled(nothing, ptr, empty, nothing, candidates_ptr, shares, shares)
+            return Upsampled(
+                nothing, ptr, empty, nothing, candidates_ptr, shares, shares, shares.detach()
+            )
 
         padded = padded_slots(slots, sizes, children_per_group(pos.device))
         by_slots = padded.argsort(stable=True)
@@ -164,7 +150,7 @@ class Upsampler(
             return made.of_clouds(by_slots.argsort(), points)
 
         num_neighbors = self.config.k + 1
-        squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max())))
+        squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max()), 5))
         geometry = local_geometry(
             pos, ptr, squared[:, :num_neighbors], neighbors[:, :num_neighbors]
         )
@@ -173,13 +159,12 @@ class Upsampler(
             recompute = int((sizes * padded).sum()) > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         normals = self.turn_normals(features, g, geometry, recompute)
-        tables = self.child_tables(features)
-        pieces = []
+        tables, pieces = self.child_tables(features), []
         for num_slots, rows in same_number_of_slots(padded, on_host(ptr)):
             index = neighbors[rows, :num_slots]
             piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
-            pieces.append(piece)
-        candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
+            pieces.append(piece.flatten(0, 1))
+        candidates = torch.cat(pieces)
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
         if not torch.equal(slots, padded):
             candidates = candidates.index_select(0, place)
@@ -199,14 +184,16 @@ class Upsampler(
             candidates_ptr,
             log_shares,
             log_quotas,
+            mean_gaps(squared, neighbors),
         )
 
     def child_tables(self, features: Tensor) -> ChildTables:
         """What children take from the features (N, C) of points."""
         dim = self.config.feature_dim
+        of_parent, of_neighbor, _ = self.slot.weight.tensor_split([dim, 2 * dim], dim=1)
         return ChildTables(
-            F.linear(features, self.slot.weight[:, :dim], self.slot.bias),
-            F.linear(features, self.slot.weight[:, dim : 2 * dim]),
+            F.linear(features, of_parent, self.slot.bias),
+            F.linear(features, of_neighbor),
             self.shuffle.key_value(features),
             self.refine.key_value(features),
         )
@@ -271,23 +258,25 @@ class Upsampler(
             linear = cast(nn.Linear, self.child_position[0])
             arch = arches(to_slot, own_normal, normal_of_slot)
             fitted = whole.normal[local.index]
-            offset = torch.zeros_like(to_slot)
-            for _ in range(self.config.num_refinements):
-                from_parent = 0.5 * to_slot + offset
+            offset: Tensor | float = 0.0
+            from_parent = 0.5 * to_slot
+            for refinement in range(self.config.num_refinements):
+                if refinement:
+                    from_parent = 0.5 * to_slot + offset
                 described = describe_neighbors_of_children(local, from_parent, to_slot, fitted)
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)
                 pulls = pull_along(self.pull(x_normed_NRC), child_g)
                 to_points, to_planes = pulls.masked_fill(local.missing.unsqueeze(1), 0.0).float()
-                offset = (
-                    offset
-                    + mean_pull(to_points, local.relative, from_parent)
+                moved = (
+                    mean_pull(to_points, local.relative, from_parent)
                     + mean_pull_to_planes(
                         to_planes, local.relative, from_parent, normal_of_neighbor
                     )
                     + self.arch(x_normed_NRC).float() * arch
                 )
+                offset = offset + moved if refinement else moved
             return (own + others) * 0.5 + offset * spacing
 
         modules = (

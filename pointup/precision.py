@@ -31,9 +31,7 @@ def in_precision(model: Model, dtype: torch.dtype, exact: Collection[str] = ()) 
     weights = [p for name, p in model.named_parameters() if name not in exact]
     flat = torch.cat([weight.flatten() for weight in weights]).to(dtype)
     parts = flat.split([weight.numel() for weight in weights])
-    cast = {
-        id(weight): part.view_as(weight) for weight, part in zip(weights, parts, strict=True)
-    }
+    cast = {id(weight): part.view_as(weight) for weight, part in zip(weights, parts, strict=True)}
     return _with_weights(model, cast)
 
 

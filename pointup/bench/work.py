@@ -65,7 +65,7 @@ class TrainingWork:
             with autocast:
                 output = self.model(batch.pos, batch.ptr, ratio)
             ticks.append(now(self.device))
-            spacing = target_spacing(batch.pos, batch.ptr, ratio)
+            spacing = target_spacing(output.gaps, batch.ptr, ratio)
             losses = cloud_losses(output, batch, spacing, self.loss)
             ticks.append(now(self.device))
             losses.sum().backward()

@@ -72,6 +72,16 @@ def nearest_gaps(geometry: LocalGeometry) -> Tensor:
     return mean.clamp(min=1e-3) * geometry.spacing[:, 0]
 
 
+def mean_gaps(squared: Tensor, index: Tensor) -> Tensor:
+    """Mean distance (N,) to the four nearest others, from what `knn` found; 0 where there is none.
+
+    Shapes: `squared` and `index` (N, K) with the point itself first, K at least 5.
+    """
+    missing = index[:, 1:5] < 0
+    distance = squared[:, 1:5].sqrt().masked_fill(missing, 0.0).sum(1)
+    return distance / (4 - missing.sum(1)).clamp(min=1)
+
+
 @outside_autocast
 def plane_normals(covariance: Tensor) -> Tensor:
     """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
@@ -108,8 +118,7 @@ def plane_normals(covariance: Tensor) -> Tensor:
 
 def perpendicular_to_all(rows: Tensor) -> Tensor:
     """Unit vectors (N, 3) across the rows of matrices (N, 3, 3) of rank 2; 0 for a lower rank."""
-    x, y, z = rows.unbind(1)
-    products = torch.stack([torch.linalg.cross(*pair) for pair in ((x, y), (y, z), (z, x))], dim=1)
+    products = torch.linalg.cross(rows, rows.roll(-1, dims=1))
     # Each is along the same line, and the longest of them has the least rounding.
     longest = length(products).argmax(1, keepdim=True).expand(-1, 1, 3)
     return directions(products.gather(1, longest).squeeze(1))

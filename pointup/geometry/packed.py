@@ -52,7 +52,8 @@ def is_on(values: Tensor, device: torch.device) -> bool:
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Bounds, sizes or ratios that the host knows, on the device; `on_host` then knows them too.
 
-    Values that are on the device already stay what they are. To be used as they are: changed in place, they would not be what the host takes them for.
+    Values that are on the device already stay what they are. To be used as they are: changed in
+    place, they would not be what the host takes them for.
     """
     if is_on(values, device):
         return values

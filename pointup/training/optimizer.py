@@ -20,6 +20,11 @@ def make_optimizer(
     return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
 
 
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
     """Load the state of an optimizer that may have run on other hardware.
 
