@@ -187,7 +187,6 @@ def run(
             monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
         return is_stopped
 
-    plan = sampler.statistics()
     stop = StopRequest()
     monitor = Monitor(accelerator, config, progress.step)
     watchdog = Watchdog(accelerator, config.hang_timeout)
@@ -201,7 +200,7 @@ def run(
                     "weights": f"{reduction.num_weights:,}",
                     "processes": f"{accelerator.num_processes}, of "
                     f"{config.accumulation_steps} micro-batches a step",
-                    "token budget": f"{sampler.token_budget:,}, {plan.fill:.1%} used",
+                    "token budget": f"{sampler.token_budget:,}, {sampler.statistics().fill:.1%} used",
                     "clouds a step": f"{clouds_per_step:.1f}",
                     "steps": f"{total_steps or '?'}, {sampler.num_steps} an epoch",
                     "learning rate": f"{peak_rate:.3g}, scaling {config.lr_scaling}",
@@ -227,8 +226,9 @@ def run(
                 if batches is None:
                     data.train.max_tokens = sampler.token_budget if config.crop else None
                     loader = make_loader(
-                        data.train, sampler, config.num_workers, config.worker_timeout
-                    )
+                        data.train, sampler, config.num_workers, config.worker_timeout,
+                        accelerator.device,
+                    )  # fmt: skip
                 batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
             set_learning_rate(optimizer, rate)

@@ -315,6 +315,25 @@ class Module:
     def set_rng_state(self, new_state: Tensor, device: Any = None) -> None:
         self.generator = new_state.clone()
 
+    def empty_cache(self) -> None:
+        pass
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return memory.limit - memory.allocated, memory.limit
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return memory.allocated
+
+    memory_reserved = memory_allocated
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return memory.peak
+
+    max_memory_reserved = max_memory_allocated
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        memory.peak = memory.allocated
+
     def synchronize(self, device: Any = None) -> None:
         _note_wait("synchronize")
 
@@ -478,10 +497,6 @@ def memory_limit(limit: int) -> Iterator[None]:
         memory.limit = 1 << 60
 
 
-def _reset_peak(device: Any = None) -> None:
-    memory.peak = memory.allocated
-
-
 def _clear_casts() -> None:
     _casts.clear()
 
@@ -539,17 +554,6 @@ def emulated() -> Iterator[None]:
     accelerator = torch.accelerator
     patches = [
         (accelerator, "synchronize", module.synchronize),
-        (accelerator, "empty_cache", lambda: None),
-        (accelerator, "memory_allocated", lambda device=None: memory.allocated),
-        (accelerator, "memory_reserved", lambda device=None: memory.allocated),
-        (accelerator, "max_memory_allocated", lambda device=None: memory.peak),
-        (accelerator, "max_memory_reserved", lambda device=None: memory.peak),
-        (accelerator, "reset_peak_memory_stats", _reset_peak),
-        (
-            accelerator,
-            "get_memory_info",
-            lambda device=None: (memory.limit - memory.allocated, memory.limit),
-        ),
         (torch, "clear_autocast_cache", _clear_casts),
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
