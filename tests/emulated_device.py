@@ -152,6 +152,13 @@ class DeviceTensor(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copy: Tensor = DeviceTensor(self.host.detach().clone())
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
