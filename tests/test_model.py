@@ -50,7 +50,8 @@ def packed(*sizes: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
 def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> None:
     pos, ptr = packed(60, 0, 3, 100)
-    output = Upsampler(**SMALL)(pos, ptr, ratio)
+    # With so many neighbours, none of these lies beyond a gap.
+    output = Upsampler(**SMALL | {"k": 12})(pos, ptr, ratio)
     expected, expected_ptr = midpoint_upsample(pos, ptr, ratio)
     assert torch.equal(output.pos, expected)
     assert torch.equal(output.ptr, expected_ptr)
@@ -357,7 +358,11 @@ def test_nothing_but_the_quotas_learns_from_them_and_those_of_a_cloud_add_up_to_
     for cloud in quotas.split([40, 3]):
         torch.testing.assert_close(cloud.exp().sum(), torch.tensor(1.0))
     (quotas[:7]).sum().backward()
-    learns = {name for name, weights in model.named_parameters() if weights.grad is not None}
+    learns = {
+        name
+        for name, weights in model.named_parameters()
+        if weights.grad is not None and weights.grad.any()
+    }
     assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
 
 
@@ -369,7 +374,8 @@ def test_quotas_follow_gaps_and_not_the_unit_of_length() -> None:
         quotas, scaled = (model(scale * pos, ptr, 2.0).log_quotas for scale in (1.0, 100.0))
     torch.testing.assert_close(quotas, scaled, rtol=0, atol=1e-4)
     distance = (torch.cdist(pos, pos) + 9 * torch.eye(300)).sort(1).values
-    expected = distance[:, :12].mean(1) * distance[:, :4].mean(1)
+    near = torch.minimum(distance[:, :12], 2 * distance[:, 5:6])
+    expected = near.mean(1) * distance[:, :4].mean(1)
     torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
 
 
