@@ -86,9 +86,7 @@ def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
         assert said.count("\n") == 1
         monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
         monkeypatch.setenv("WORLD_SIZE", "8")
-        with pytest.raises(
-            ConfigError, match=r"the driver is asleep; 8 processes .* use_cpu: true"
-        ):
+        with pytest.raises(ConfigError, match=r"the driver is asleep; 8 .* use_cpu: true"):
             prepare_devices()
         for asked in ("True", None):  # Wanted so, or started without a launcher.
             monkeypatch.setenv("WORLD_SIZE", "8" if asked else "1")
