@@ -309,11 +309,11 @@ def damage_count_of_chunks(data: bytearray) -> bytearray:
     return data
 
 
-def damage_size_of_a_layer(data: bytearray) -> bytearray:
+def damage_size_of_a_layer(data: bytearray, layer: int = 1) -> bytearray:
     # After the place of the chunk table, the first point and the number of points.
     start = unpack_from("<I", data, 96)[0]
     size = laspy.PointFormat(7).size + 2
-    pack_into("<I", data, start + 8 + size + 4, 2**32 - 1)
+    pack_into("<I", data, start + 8 + size + 4 + 4 * layer, 2**32 - 1)
     return data
 
 
@@ -341,6 +341,18 @@ def test_damaged_files_are_one_line_with_the_name_and_the_remedy(
         read_points(path)
     message = str(raised.value)
     assert re.fullmatch(rf"{re.escape(str(path))}: not a whole LAS/LAZ file: .*again", message)
+
+
+# Nine of coordinates and flags, one of colours, one of each of two extra bytes.
+@pytest.mark.parametrize("layer", [0, 8, 9, 10, 11])
+def test_a_layer_longer_than_its_chunk_is_told_before_room_is_made_for_it(
+    tmp_path: Path, layer: int
+) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), layer))
+    with pytest.raises(FileError, match="chunk 1 of 1 has layers longer than itself"):
+        next(iter_points(path))
 
 
 def test_a_short_file_is_told_before_its_first_points(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pyarrow as pa
 from datasets import Dataset
 
 from pointup.data.columns import POINT_COLUMNS, unpack_points
+from pointup.data.pair import surface_path
+from pointup.errors import DataError
 
 SMALLEST_EXTENT = 1e-6
 LARGEST_EXTENT = 1e5
@@ -104,13 +106,14 @@ def _miscounted(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
 
 def _bad_surface(folder: Path, file: str) -> str:
     """What is wrong with the surface that a sample names; empty where nothing is."""
-    surfaces = folder / "surfaces"
-    if not (surfaces / file).resolve().is_relative_to(surfaces.resolve()):
-        return f"surface {file!r} lies outside the dataset's {surfaces}"
-    if not (surfaces / file).is_file():
-        return f"surface {surfaces / file} is missing"
+    try:
+        path = surface_path(folder, file)
+    except DataError:
+        return f"surface {file!r} lies outside the dataset's {folder / 'surfaces'}"
+    if not path.is_file():
+        return f"surface {path} is missing"
     # The directory of an archive stands at its end: this sees what was cut off.
-    return "" if is_zipfile(surfaces / file) else f"surface {surfaces / file} is damaged"
+    return "" if is_zipfile(path) else f"surface {path} is damaged"
 
 
 def _bad_clouds(

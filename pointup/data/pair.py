@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -50,3 +51,24 @@ class Pair:
                 f"{self.name}: {num_normals} normals for {len(clouds['target'])} target points"
             )
         return clouds
+
+
+def surface_path(dataset: str | Path, name: str) -> Path:
+    """File of a true surface, which a pair names below `surfaces/` of its dataset.
+
+    Raises DataError for a name that leads out of that folder: by "..", from the root, or by a
+    symbolic link.
+    """
+    root = Path(dataset)
+    path = root / "surfaces" / name
+    try:
+        inside = path.resolve().is_relative_to(root.resolve() / "surfaces")
+    # A null byte, and what Python 3.11 and 3.12 raise for links that lead to each other.
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise DataError(
+            f"{dataset}: the surface {name!r} is not a file in its folder surfaces/; make the "
+            "dataset again"
+        )
+    return path

@@ -16,7 +16,7 @@ from pointup.data.augment import augment_pair, crop_pair
 from pointup.data.checks import BadSample, find_bad_samples
 from pointup.data.columns import POINT_COLUMNS, first_points, standardize
 from pointup.data.locality import in_spatial_order
-from pointup.data.pair import Pair
+from pointup.data.pair import Pair, surface_path
 from pointup.data.pair_writer import write_pairs
 from pointup.errors import DataError
 
@@ -86,27 +86,6 @@ def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
         vertical=vertical is not False,
         surface=surface or "",
     )
-
-
-def surface_path(dataset: str | Path, name: str) -> Path:
-    """File of a true surface, which a pair names below `surfaces/` of its dataset.
-
-    Raises DataError for a name that leads out of that folder: by "..", from the root, or by a
-    symbolic link.
-    """
-    root = Path(dataset)
-    path = root / "surfaces" / name
-    try:
-        inside = path.resolve().is_relative_to(root.resolve() / "surfaces")
-    # A null byte, and what Python 3.11 and 3.12 raise for links that lead to each other.
-    except (OSError, ValueError, RuntimeError):
-        inside = False
-    if not inside:
-        raise DataError(
-            f"{dataset}: the surface {name!r} is not a file in its folder surfaces/; make the "
-            "dataset again"
-        )
-    return path
 
 
 def _held_out(num_samples: int) -> np.ndarray:
