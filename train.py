@@ -46,6 +46,7 @@ from pointup.training.logs import RankLog
 from pointup.training.memory import in_pieces, num_tokens
 from pointup.training.monitor import Monitor
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
+from pointup.training.optimizer import make_optimizer, set_learning_rate
 from pointup.training.plan import plan_of_run
 from pointup.training.progress import length_in_steps
 from pointup.training.reduction import StepReduction
@@ -117,7 +118,7 @@ def run(
 ) -> None:
     """The run itself, every process keeping its log."""
     data = open_training_data(config, accelerator)
-    optimizer = torch.optim.AdamW(weights.parameters(), weight_decay=config.weight_decay)
+    optimizer = make_optimizer(weights.parameters(), accelerator.device, config.weight_decay)
     model, optimizer = accelerator.prepare(weights, optimizer)
     reduction = StepReduction(accelerator, weights.parameters())
 
@@ -210,12 +211,12 @@ def run(
                 if batches is None:
                     data.train.max_tokens = sampler.token_budget if config.crop else None
                     loader = make_loader(
-                        data.train, sampler, config.num_workers, config.worker_timeout
-                    )
+                        data.train, sampler, config.num_workers, config.worker_timeout,
+                        accelerator.device,
+                    )  # fmt: skip
                 batches = iter(loader)
             rate = learning_rate_at(progress.step, share_done, peak_rate, config.warmup_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
+            set_learning_rate(optimizer, rate)
 
             step_began = time.monotonic()
             reduction.start()
@@ -281,12 +282,14 @@ def micro_batch_losses(
     """Loss (B,) of each cloud; an empty batch has none, joined to the weights all the same."""
     batch = move(batch, accelerator.device)
     ratio = training_ratio(batch, config.ratio, config.max_ratio)
-    spacing = target_spacing(batch.pos, batch.ptr, ratio)
     try:
         output = model(batch.pos, batch.ptr, ratio)
+        spacing = target_spacing(output.gaps, batch.ptr, ratio)
         return cloud_losses(output, batch, spacing, config.loss)
     except NonFiniteError:
-        # The input has been looked at: it is the model's output, for weights that have diverged.
+        if not batch.pos.isfinite().all():
+            raise
+        # It is the model's output, of weights that have diverged.
         return math.nan * sum(weights.sum() for weights in model.parameters()).expand(len(ratio))
 
 

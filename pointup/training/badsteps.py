@@ -43,12 +43,13 @@ class BadSteps:
         are named in the log. Raises TrainingError after `MAX_BAD_STEPS` in a row, naming step and
         learning rate.
         """
-        if self.accelerator.scaler is not None and math.isfinite(loss):
-            # With fp16 gradients overflow now and then; the scaler skips such a step by itself.
-            self.in_a_row = 0
-            return True
+        scaler = self.accelerator.scaler
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self.in_a_row = 0
+            return True
+        if scaler is not None and math.isfinite(loss) and scaler.get_scale() >= 1.0:
+            # With fp16 gradients overflow now and then; the scaler skips such a step by itself,
+            # and halves its scale. Where they are not finite at a scale below 1, it isn't that.
             return True
         self.in_a_row += 1
         everyones = sorted(set(gather_object(bad_clouds())))
@@ -72,7 +73,7 @@ class BadSteps:
                 f"{remedy}; the last checkpoint is as it was"
             )
         # The scaler must see a bad step too, to be ready for the next one.
-        return self.accelerator.scaler is not None
+        return scaler is not None
 
 
 def named(clouds: list[str]) -> str:

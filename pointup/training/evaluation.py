@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch_geometric.data import Batch
 
-from pointup.data.batch import make_loader
+from pointup.data.batch import make_loader, move
 from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.measures import Figures, mean_rows, measure
@@ -83,7 +83,7 @@ class Evaluation:
             )
         )
         mine = plan[accelerator.process_index :: accelerator.num_processes]
-        self.batches = make_loader(dataset, mine, num_workers=0)
+        self.batches = make_loader(dataset, mine, device=accelerator.device)
         self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
         self.references: dict[int, dict[str, Figures]] = {}
         self.unread: set[Path] = set()
@@ -105,7 +105,7 @@ class Evaluation:
             if not goes_on("evaluation"):
                 records.append({"index": GIVEN_UP})
                 break
-            records += self.records_of(batch.to(self.accelerator.device), weights)
+            records += self.records_of(move(batch, self.accelerator.device), weights)
         weights.train(was_training)
 
         goes_on("gathering the evaluation")

@@ -19,6 +19,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
+from pointup.training.devices import device_module, prepare_devices
 from pointup.training.group import join_group, world_size
 from pointup.training.stopping import ending_with_launcher
 
@@ -39,17 +40,17 @@ def make_accelerator(
 ) -> Accelerator:
     """The Accelerator that the launcher's configuration asks for.
 
-    Raises ConfigError when fewer processes were started than asked for, for a kind of parallelism
-    other than plain data parallelism, for a dynamo backend, and for an unknown tracker.
+    Raises ConfigError when fewer processes were started than asked for, or more than there are
+    devices, for a kind of parallelism other than plain data parallelism, for accumulation steps of
+    the launcher, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
     unknown = [name for name in log_with if name not in LoggerType.list()]
     if unknown:
         known = ", ".join(LoggerType.list())
         raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
-    if not torch.accelerator.is_available():
-        # Without this, processes launched on a machine without accelerator each form a world of 1.
-        os.environ["ACCELERATE_USE_CPU"] = "true"
+    check_accumulation()
+    prepare_devices()
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
@@ -107,6 +108,16 @@ def check_number_of_processes() -> None:
         )
 
 
+def check_accumulation() -> None:
+    """Refuse accumulation steps that the launcher was given: Accelerate would divide by them."""
+    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps != "1":
+        raise ConfigError(
+            f"the launcher's gradient_accumulation_steps is {steps}; leave it out, and give "
+            f"train.py --accumulation-steps {steps}"
+        )
+
+
 def processes_asked_for(command: list[str]) -> int:
     """Number of processes that an `accelerate launch` command line asks for; 1 for any other."""
     words = [Path(word).name for word in command]
@@ -137,8 +148,9 @@ def seed_micro_batch(seed: int, step: int, slot: int) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory this process has held: on the device, or of the machine for the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    """Most memory this process has held: on the device, or of the machine where it can't tell."""
+    module = device_module(device)
+    if module is not None:
+        return int(module.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -37,6 +37,8 @@ LOAD_ERRORS = (
     SafetensorError,
     pickle.UnpicklingError,
 )
+OF_THIS_RUN = frozenset({"lr", "fused", "foreach"})
+"""Settings of an optimizer that a run does not take over from a checkpoint."""
 
 
 def continue_run(
@@ -113,13 +115,14 @@ def refusal(path: Path, error: Exception) -> CheckpointError:
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Put an optimizer into a saved state, which must fit its weights and its settings.
 
-    Torch itself takes in states of any shape, and the first step fails. Raises ValueError, naming
-    what does not fit.
+    Torch itself takes in states of any shape, and the first step fails. How updates are computed
+    suits this device, not the one that the state was saved on. Raises ValueError, naming what does
+    not fit.
     """
     groups = []
     for mine, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         settings = {name: value for name, value in mine.items() if name != "params"}
-        for name in settings.keys() & theirs.keys() - {"lr"}:
+        for name in settings.keys() & theirs.keys() - OF_THIS_RUN:
             if theirs[name] != settings[name]:
                 raise ValueError(f"optimizer.pt has {name} {theirs[name]}, not {settings[name]}")
         groups.append({**settings, "params": theirs["params"]})
