@@ -30,7 +30,8 @@ from pointup.upsampling.store import Store
         ("place.xyz", b"1 2 3\n" * 5, "all 5 points are in one place"),
         ("nan.xyz", b"1 2 3\n4 5 nan\n", "NaN"),
         ("text.laz", b"hello" * 100, "not a whole LAS/LAZ file"),
-        ("cloud.e57", b"hello", "unknown extension '.e57'"),
+        ("cloud.rcp", b"hello", "unknown extension '.rcp'"),
+        ("cloud.off", b"OFF", "is a mesh, and points are needed: sample its surface"),
         ("missing.las", None, "no such file"),
         ("points", b"1 2 3\n", "without an extension"),
     ],
@@ -159,7 +160,7 @@ def test_force_goes_ahead(tmp_path: Path, command: Callable[..., Result]) -> Non
     ("target", "message"),
     [
         ("nowhere/out.las", "there is no such folder"),
-        ("out.e57", "unknown extension '.e57' to write"),
+        ("out.rcp", "unknown extension '.rcp' to write"),
         ("in.las", "is the output, too"),
         ("out.copc.laz", "COPC files can't be written"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +63,9 @@ class Upsample:
     are left out, too."""
     max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
     """Make no point farther than this from every measured one."""
+    above_ground: bool | None = None
+    """The third coordinate is a height: make no point below the lowest ones around, and give new
+    points class 2 on the ground only. By default True for LAS and LAZ files, False for others."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
     """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
     fast, 4 takes five to six times as long and fills more holes."""
@@ -110,7 +113,7 @@ class Upsample:
                 lines, of_survey = upsample_survey(
                     survey,
                     models[survey[0].model],
-                    wishes,
+                    replace(wishes, above_ground=self._has_heights(survey[0])),
                     shares,
                     point_filter=point_filter,
                     only_new=self.only_new,
@@ -148,6 +151,14 @@ class Upsample:
             for line in plan.notes:
                 print(f"note: {line}", file=sys.stderr)
         return plan.surveys
+
+    def _has_heights(self, job: Job) -> bool:
+        """Whether the third coordinate of a file is a height."""
+        from pointup.upsampling.models import is_survey
+
+        if self.above_ground is not None:
+            return self.above_ground
+        return is_survey(job.source) or job.model == "lidar"
 
     def _wishes(self) -> Wishes:
         from pointup.upsampling.wishes import Wishes

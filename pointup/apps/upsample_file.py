@@ -22,7 +22,7 @@ from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.newpoints import NewPoints
+from pointup.upsampling.newpoints import NewPoints, Summary
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store import CHUNK_SIZE, Store, build_survey_store
 from pointup.upsampling.wishes import Wishes
@@ -80,7 +80,7 @@ def upsample_survey(
             # The others are about as far as this process.
             report=lambda points: progress.add(points * shares.num_processes),
         )
-        num_new = made.num_new() if len(jobs) > 1 else 0
+        summary = made.summary()
         with shares.together():
             window = Window(store) if picture and shares.is_main else None
             keep = wishes.originals and not only_new
@@ -101,8 +101,17 @@ def upsample_survey(
         of_all = _told(int(store.num_read.sum()), int(store.num_taken.sum()))
         repeated = int(store.num_taken.sum()) - len(store)
         in_several = f" ({repeated:,} more than once)" if repeated else ""
-        lines.append(f"{_name(jobs)}: {of_all}{in_several}, {num_new:,} new, {seconds}")
+        lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
+    if lines:
+        lines[-1] += f"; {_closing_words(summary, wishes)}"
     return lines, [*left_out.values(), *(error for *_, error in written if error)]
+
+
+def _closing_words(summary: Summary, wishes: Wishes) -> str:
+    words = f"new points at most {summary.farthest:.3g} from a measured one"
+    if wishes.above_ground:
+        words += f", {summary.num_below:,} of them below the lowest return around them"
+    return words
 
 
 def _name(jobs: Sequence[Job]) -> str:

@@ -10,7 +10,12 @@ from pathlib import Path
 from pointup.apps.inputs import find_inputs
 from pointup.data.bordering import find_surveys
 from pointup.data.extents import FileExtent, read_extent
-from pointup.data.files import LAS_EXTENSIONS, point_extensions, writable_extensions
+from pointup.data.files import (
+    LAS_EXTENSIONS,
+    check_readable,
+    check_writable,
+    point_extensions,
+)
 from pointup.errors import ConfigError, FileError, PointupError
 from pointup.upsampling.models import shipped_for
 
@@ -61,11 +66,12 @@ def plan_jobs(
     known = {source.resolve() for source, _ in found}
     for source, inside in dict.fromkeys(found):
         target = output / inside.with_name(written_name(source)) if into_folder else output
-        if target.suffix.lower() not in writable_extensions:
-            raise FileError(
-                f"{target}: unknown extension {target.suffix!r} to write; known are "
-                f"{' '.join(writable_extensions)}"
-            )
+        try:
+            check_readable(source)
+        except FileError as error:
+            complaints.append(error)
+            continue
+        check_writable(target)
         if target.resolve() in known:
             is_own = target.resolve() == source.resolve()
             what = "is the output, too" if is_own else f"its output {target} is an input, too"

@@ -14,7 +14,7 @@ from pointup.data.clouds import PointCloud, check_positions
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.models import load_model, shipped_for
+from pointup.upsampling.models import is_survey, load_model, shipped_for
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.running import Alone
 from pointup.upsampling.store import build_survey_store
@@ -32,6 +32,7 @@ def upsample(
     originals: bool = True,
     only_new: bool = False,
     max_distance: float | None = None,
+    above_ground: bool | None = None,
     oversampling: float | None = None,
     classes: Sequence[int] | None = None,
     include_noise: bool = False,
@@ -39,6 +40,9 @@ def upsample(
     device: torch.device | str | None = None,
 ) -> Cloud:
     """The points of a cloud, and new ones between them: `round(ratio * N)` in all.
+
+    A new point lies within 1.5 local spacings of its nearest measured one, whatever the model says:
+    of the mean distances of that point to its nearest neighbours, those beyond a gap left out.
 
     Of an array (N, 3), in any unit and however far from the origin: an array (M, 3) float64 with
     the points as they were, followed by the new ones. Of a `PointCloud`: one with its attributes;
@@ -57,6 +61,9 @@ def upsample(
         originals: without, all `round(ratio * N)` points are made by the model.
         only_new: leave the points themselves out of the result.
         max_distance: make no point farther than this from the nearest one of the cloud.
+        above_ground: the third coordinate is a height; make no point below the lowest ones around,
+            and give new points class 2 on the ground only. By default for a cloud read from LAS or
+            LAZ, and with the model "lidar".
         oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
             asks for: 1 is fast, 4 takes five to six times as long and fills more holes.
         classes: upsample only points of these classes, and keep the others.
@@ -68,11 +75,17 @@ def upsample(
     and for classes where the cloud has no `classification`, ConfigError for wishes that can't be
     met and ModelError where there is no model.
     """
+    given: Any = points
+    is_cloud = isinstance(given, PointCloud)
+    path = given.path if is_cloud else None
+    if above_ground is None:
+        above_ground = is_survey(path) or model == "lidar"
     wishes = Wishes(
         ratio=ratio,
         density=density,
         originals=originals,
         max_distance=max_distance,
+        above_ground=above_ground,
         oversampling=oversampling,
         seed=seed,
     )
@@ -80,10 +93,8 @@ def upsample(
         classes=None if classes is None else tuple(classes), include_noise=include_noise
     )
     place = torch.device(device) if device else default_device()
-    given: Any = points
-    is_cloud = isinstance(given, PointCloud)
     if model is None:
-        model = shipped_for(given.path if is_cloud else None)
+        model = shipped_for(path)
     loaded = load_model(model, place)
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")

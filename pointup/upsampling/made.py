@@ -10,6 +10,7 @@ import numpy as np
 from pointup.data.clouds import PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT, SYNTHETIC
 from pointup.upsampling.blockfiles import BlockFiles
+from pointup.upsampling.reach import SLACK, Reach
 from pointup.upsampling.store import Store
 
 WANTED = "wanted"
@@ -57,6 +58,15 @@ class MadePoints:
         """Points made."""
         return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
 
+    def farthest(self) -> float:
+        """Largest distance of a point made to the nearest measured one."""
+        blocks = range(self.store.num_blocks)
+        return max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
+
+    def num_below(self) -> int:
+        """Points lower than every measured one around them; 0 where heights have no meaning."""
+        return sum(int(self._load(block, "num_below")) for block in range(self.store.num_blocks))
+
     def num_points(self) -> int:
         """Points there are now."""
         return self.num_new() + self.originals * len(self.store)
@@ -70,27 +80,32 @@ class MadePoints:
     def for_next_pass(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the measured one's store.
 
-        With the attributes `PARENT` and `WANTED`.
+        With the attributes `PARENT`, `WANTED` and `SLACK`.
         """
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            position, row, wanted = self._with_originals(block, rows)
+            position, row, wanted, slack = self._with_originals(block, rows)
             parent = self.store.block_ptr[block] + np.arange(len(rows))
             if self.measured is not None:
                 parent = rows["attributes"][PARENT]
             if len(position):
-                yield PointCloud(position + anchor, {PARENT: parent[row], WANTED: wanted[row]})
+                yield PointCloud(
+                    position + anchor, {PARENT: parent[row], WANTED: wanted[row], SLACK: slack}
+                )
 
     def for_draft(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the store.
 
-        With the attribute `PARENT`, here the row of the store that each point came from.
+        With the attributes `SLACK` and `PARENT`, here the row of the store that each point came
+        from.
         """
         for block in range(self.store.num_blocks):
-            position, row, _ = self._with_originals(block, self.store.read_block(block))
+            position, row, _, slack = self._with_originals(block, self.store.read_block(block))
             if len(position):
-                yield PointCloud(position, {PARENT: self.store.block_ptr[block] + row})
+                yield PointCloud(
+                    position, {PARENT: self.store.block_ptr[block] + row, SLACK: slack}
+                )
 
     def _load(self, block: int, name: str) -> np.ndarray:
         with self.files.load(block, "points") as saved:
@@ -99,11 +114,19 @@ class MadePoints:
 
     def _with_originals(
         self, block: int, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions (M, 3), rows (M,) in the block, and what each row is still to become."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Positions (M, 3), rows (M,) in the block, what each row is still to become, and how far
+        (M,) float32 from each position further points may lie."""
         with self.files.load(block, "points") as saved:
             position, row, wanted = saved["position"], saved["row"], saved["wanted"]
+            slack = saved["slack"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
-        return position, row, wanted
+            of_rows = (
+                Reach(self.store).of_block(block)
+                if self.measured is None
+                else rows["attributes"][SLACK]
+            )
+            slack = np.append(of_rows, slack)
+        return position, row, wanted, slack

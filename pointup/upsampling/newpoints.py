@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,17 @@ from pointup.data.clouds import PointCloud
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.made import MadePoints
 from pointup.upsampling.store import Store
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the new points of a survey are like."""
+
+    num_new: int
+    farthest: float
+    """Largest distance of a new point to the nearest measured one."""
+    num_below: int
+    """New points lower than every measured one around them; 0 where heights have no meaning."""
 
 
 class NewPoints:
@@ -25,9 +37,13 @@ class NewPoints:
                 for file in files:
                     self._blocks[file].append((made, block, len(files) == 1))
 
-    def num_new(self) -> int:
-        """Points made; of a survey that is not written yet."""
-        return sum(made.num_new() for made in self._passes)
+    def summary(self) -> Summary:
+        """What the points made are like; of a survey that is not written yet."""
+        return Summary(
+            num_new=sum(made.num_new() for made in self._passes),
+            farthest=max(made.farthest() for made in self._passes),
+            num_below=sum(made.num_below() for made in self._passes),
+        )
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The points made from those of a file, pass after pass and block after block; once.
