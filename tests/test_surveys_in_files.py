@@ -114,6 +114,16 @@ def test_the_grid_is_thousands_of_times_finer_than_points_are_apart(
     assert resolution(rng.permutation(twice), 900) == whole
 
 
+def test_the_grid_does_not_depend_on_which_points_come_first() -> None:
+    cloud = np.concatenate([sheet(2000, side=1.0), 100 + sheet(2000, side=60.0)])
+    low, extent = cloud.min(axis=0), np.ptp(cloud, axis=0)
+    found = {
+        grid_resolution(lambda points=points: iter(np.split(points, 4)), low, extent)
+        for points in (cloud, cloud[::-1], np.roll(cloud, 1000, axis=0))
+    }
+    assert len(found) == 1
+
+
 def test_a_regular_grid_has_the_same_resolution_wherever_it_is() -> None:
     points = grid(60)
     for shift in (0.0, 1e5 / 3, 1e7 / 7):

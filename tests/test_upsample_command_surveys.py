@@ -44,7 +44,8 @@ def write_tiles(las: laspy.LasData, folder: Path, side: int = 2, buffer: float =
                 inside &= values >= number * size - buffer
                 inside &= values < (number + 1) * size + buffer
             tile = laspy.LasData(las.header)
-            tile.points = las.points[inside]
+            # In another order, too: which of two points in one place comes first is not to matter.
+            tile.points = las.points[np.flatnonzero(inside)[::-1]]
             tile.write(folder / str(column) / f"{row}.laz")
 
 

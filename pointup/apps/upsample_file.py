@@ -80,7 +80,11 @@ def upsample_survey(
             # The others are about as far as this process.
             report=lambda points: progress.add(points * shares.num_processes),
         )
-        summary = made.summary()
+        summary = Summary()
+        # Nobody writes, and with it deletes, before all know what there is.
+        with shares.together():
+            if shares.is_main:
+                summary = made.summary()
         with shares.together():
             window = Window(store) if picture and shares.is_main else None
             keep = wishes.originals and not only_new

@@ -17,10 +17,10 @@ from pointup.upsampling.store import Store
 class Summary:
     """What the new points of a survey are like."""
 
-    num_new: int
-    farthest: float
+    num_new: int = 0
+    farthest: float = 0.0
     """Largest distance of a new point to the nearest measured one."""
-    num_below: int
+    num_below: int = 0
     """New points lower than every measured one around them; 0 where heights have no meaning."""
 
 
