@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -196,9 +195,10 @@ class Pairs:
         self.output.check()
 
     def _surface(self, file: str) -> Surface | None:
+        from pointup.data.pairs import surface_path
         from pointup.geometry.surfaces import Surface
 
-        return Surface.load(Path(self.dataset, "surfaces", file)) if file else None
+        return Surface.load(surface_path(self.dataset, file)) if file else None
 
 
 def _order(rows: Rows) -> list[str]:
