@@ -201,7 +201,7 @@ def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[
     after = np.concatenate([before, rng.random((60_000, 3)) * (4000, 400, 2)])
     before_after_picture(before, after, vertical=True, unit="ft", totals=(7_000_000, 21_000_000))
     assert "7,000,000 points" in written and "21,000,000 points" in written
-    windows = [text for text in written if text.startswith("from above; window: ")]
+    windows = [text for text in written if text.startswith("from above; shown: ")]
     sections = [text for text in written if text.startswith("cross-section: ")]
     assert len(windows) == len(sections) == 2
     for panel, (text, section) in enumerate(zip(windows, sections, strict=True)):
@@ -221,7 +221,7 @@ def test_a_cloud_that_is_shown_whole_has_one_count(written: list[str]) -> None:
     cloud = np.random.default_rng(0).random((900, 3)) * (20, 10, 3)
     before_after_picture(cloud, np.concatenate([cloud, cloud]), vertical=True)
     assert "900 points" in written and "1,800 points" in written
-    assert not any("window" in text for text in written)
+    assert not any("shown" in text for text in written)
     before_after_picture(cloud, cloud, totals=(4_000, 9_000))
     assert "4,000 points, 900 of them shown" in written
     assert "9,000 points, 900 of them shown" in written

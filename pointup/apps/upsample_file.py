@@ -91,7 +91,7 @@ def upsample_survey(
             progress.begin("writing")
             written = _write_each(jobs, store, made, keep, window, shares, progress)
             if picture and window:
-                window.draw(jobs[0].source, wishes.originals, picture)
+                window.draw(jobs[0].source, keep, picture)
         written = sorted(shares.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines = []

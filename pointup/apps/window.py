@@ -35,7 +35,7 @@ class Window:
             store.high[:, :2] + store.anchor[:2] >= self._low
         )
         self._before, self._made = [], list[np.ndarray]()
-        self._num_before, self._num_made = len(store), 0
+        self._num_before, self._num_made = int(store.num_read.sum()), 0
         for block in np.flatnonzero(touched.all(axis=1)).tolist():
             self._before.append(self._inside(store.read_block(block)["position"] + store.anchor))
 
@@ -45,7 +45,9 @@ class Window:
         self._made.append(self._inside(positions))
 
     def draw(self, source: Path, with_originals: bool, path: Path) -> None:
-        """Write the picture, its captions with the counts of the whole cloud.
+        """Write the picture, its captions with the counts of the whole files.
+
+        Points that are copied, not upsampled, are counted, and not shown.
 
         Raises FileError where it can't be written.
         """

@@ -101,9 +101,9 @@ def survey_picture(
         radius = 0.45 * min(spacings[panel], 2 * finest)
         density = f"{number(len(cloud) / area)} points/{unit or 'unit'}\u00b2" if area > 0 else ""
         is_all = len(cloud) == totals[panel]
-        window = "" if is_all else f"window: {len(cloud):,} points"
+        shown = "" if is_all else f"shown: {len(cloud):,} points"
         page.heading(left, page.height - 34, name, f"{totals[panel]:,} points")
-        note = ", ".join(filter(None, (window, density)))
+        note = ", ".join(filter(None, (shown, density)))
         page.write(left, FOOT + above_rows + 10, f"from above; {note}", 18, FAINT)
         page.paste(left, FOOT, render_points(cloud, paint.colors(cloud), above, radius, haze=0))
         # Balls of one size: there are more of them after, and none is blown up.

@@ -71,13 +71,11 @@ def test_trees_and_houses_are_not_ground(slope: float) -> None:
 
 def test_plants_on_a_slope_are_not_below_ground_that_is_seen_at_its_top_only() -> None:
     rng = np.random.default_rng(0)
-    points = spread(rng, 600, 8)
-    seen = (points[:, :2] > 6).all(axis=1)
-    points[:, 2] = 0.5 * points[:, 0] + np.where(seen, 0.0, 1.0)
+    points = spread(rng, 720, 6)
+    seen = (points[:, :2] > 3).all(axis=1)
+    points[:, 2] = points[:, 0] + np.where(seen, 0.0, 2.0)
     ground = find_ground(points, whole_extent(points, 1.0))
-    # Within the height that a cell of the slope has.
-    assert ground.above(points[seen]) == pytest.approx(0, abs=0.6)
-    assert (ground.above(points) > -0.3).mean() > 0.98
+    assert (ground.above(points) > -0.3).mean() > 0.99
 
 
 def test_a_wood_on_one_side_does_not_tilt_the_ground() -> None:
