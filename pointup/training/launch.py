@@ -50,6 +50,8 @@ def make_accelerator(
     if not torch.accelerator.is_available():
         # Without this, processes launched on a machine without accelerator each form a world of 1.
         os.environ["ACCELERATE_USE_CPU"] = "true"
+    # Read at the first product of matrices: on several threads it is then the same as on one.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
