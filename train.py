@@ -22,15 +22,15 @@ from accelerate import Accelerator
 from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader, move
-from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import NonFiniteError, PointupError
 from pointup.geometry.validity import assume_valid
 from pointup.model import Upsampler
 from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
 from pointup.training.badsteps import BadSteps
 from pointup.training.budget import EVENTS_BEFORE_LOWERING, lower_budget, settle_token_budget
+from pointup.training.commands import commands_after_training
 from pointup.training.config import TrainConfig, claim_output_dir
-from pointup.training.datasets import open_training_data
+from pointup.training.datasets import open_training_data, training_sampler
 from pointup.training.evaluation import Evaluation
 from pointup.training.fingerprint import fingerprint_of
 from pointup.training.group import tell_error
@@ -127,19 +127,11 @@ def run(
             accelerator.backward(losses.sum())
         return losses.detach()
 
-    token_budget = settle_token_budget(config, data.train, accelerator, propagate, reduction.forget)
-    data.validation.max_tokens = token_budget if config.crop else None
-    sampler = TokenBudgetBatchSampler(
-        data.train.full_sizes,
-        token_budget,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        accumulation_steps=config.accumulation_steps,
-        seed=config.seed,
-        max_clouds=config.max_clouds,
-        names=data.train.names,
-        crop=config.crop,
+    token_budget = settle_token_budget(
+        config, data.train, accelerator, propagate, reduction.forget, data.validation
     )
+    data.validation.max_tokens = token_budget if config.crop else None
+    sampler = training_sampler(config, data.train, token_budget, accelerator)
     total_steps = length_in_steps(config, sampler.num_steps)
     quarter = math.ceil(total_steps / 4) if total_steps else 500
     eval_every, save_every = config.eval_every or quarter, config.save_every or quarter
@@ -277,6 +269,9 @@ def run(
                 lower_budget(sampler, progress, token_budget)
                 batches = None
             is_stopped = end_step(totals.stop)
+        if progress.finished and not config.quick:
+            for command in commands_after_training(config):
+                monitor.print(f"next: {command}")
     progress.check_trained()
 
 

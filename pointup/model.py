@@ -25,6 +25,8 @@ from pointup.geometry.local import (
     describe_neighbors,
     describe_neighbors_of_children,
     local_geometry,
+    shortened,
+    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -163,7 +165,7 @@ class Upsampler(
         tables = self.child_tables(features)
         pieces = []
         for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
-            index = neighbors[rows, :num_slots]
+            index = without_bridges(neighbors[rows, :num_slots], rows, pos, geometry.local_spacing)
             piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
             pieces.append(piece)
         candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
@@ -220,7 +222,8 @@ class Upsampler(
         pulled to and pushed from them, as by the masks of subdivision surfaces, and to and from
         their planes, whose normals are n. A chord lies on one side of a curved surface and the
         planes on the other, so that both together can hit it. On a plane it stays on the plane.
-        Besides, it goes a learned share of the way to `arches`.
+        Besides, it goes a learned share of the way to `arches`. In all it moves by at most
+        `MAX_OFFSET` s.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `tables` and `g`
         (N, K, P) of all points.
@@ -274,7 +277,7 @@ class Upsampler(
                     )
                     + self.arch(x_normed_NRC).float() * arch
                 )
-            return (own + others) * 0.5 + offset * spacing
+            return (own + others) * 0.5 + shortened(offset) * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,

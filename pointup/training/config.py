@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
+"""Where the user gives none, unless a single pair is larger."""
 
 MAY_CHANGE = frozenset(
     {
@@ -72,9 +73,10 @@ class TrainConfig:
     """Length of the run in passes over the data."""
     hours: float | None = None
     """Length of the run in hours of training."""
-    token_budget: int | Literal["auto"] = DEFAULT_TOKEN_BUDGET
-    """Most points (source and target) that a process holds at a time; "auto" tries out, before the
-    first step, how many fit into the memory, and keeps that number for the run."""
+    token_budget: int | Literal["auto"] | None = None
+    """Most points (source and target) that a process holds at a time. By default 20,480, or the
+    largest pair where that has more; "auto" tries out, before the first step, how many fit into the
+    memory, and keeps that number for the run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
@@ -169,7 +171,8 @@ class TrainConfig:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{option(name)} is {getattr(self, name)}; it can't be negative")
         least = 2 * self.model.k
-        if self.crop and self.token_budget != "auto" and self.token_budget < least:
+        budget = self.token_budget
+        if self.crop and budget is not None and budget != "auto" and budget < least:
             raise ConfigError(
                 f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
                 "for --model.k neighbours in source and target"

@@ -11,7 +11,8 @@ import numpy as np
 from accelerate import Accelerator
 
 from pointup.data.default import default_dataset
-from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
+from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs, surface_path
+from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import DataError, TrainingError
 from pointup.training.config import TrainConfig
 
@@ -74,7 +75,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     for split in ("train", "validation"):
         table = open_pairs(name, split)
         files_of_parts |= {Path(file["filename"]) for file in table.cache_files}
-        bad = find_bad_samples(table, min_points=config.model.k)
+        bad = find_bad_samples(table, min_points=config.model.k, folder=name)
         left_out += [f"{split} sample {sample.name}: {sample.reason}" for sample in bad]
         keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
         if not len(keep):
@@ -99,10 +100,27 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
         name,
         train,
         validation,
-        surfaces=tuple(Path(name, "surfaces", file) if file else None for file in files)
+        surfaces=tuple(surface_path(name, file) if file else None for file in files)
         or (None,) * len(validation),
-        vertical=tuple(map(bool, upright)) or (True,) * len(validation),
+        vertical=tuple(flag is not False for flag in upright) or (True,) * len(validation),
         description=description,
         left_out=tuple(left_out),
         files=tuple((path, path.stat().st_size) for path in files_of_parts),
+    )
+
+
+def training_sampler(
+    config: TrainConfig, dataset: PairDataset, token_budget: int, accelerator: Accelerator
+) -> TokenBudgetBatchSampler:
+    """The batches of this process; see `TokenBudgetBatchSampler` for what it raises."""
+    return TokenBudgetBatchSampler(
+        dataset.full_sizes,
+        token_budget,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        accumulation_steps=config.accumulation_steps,
+        seed=config.seed,
+        max_clouds=config.max_clouds,
+        names=dataset.names,
+        crop=config.crop,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import zlib
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from pointup.errors import ConfigError
+from pointup.training.interface import choose_interface
 from pointup.training.terminal import print_error
 
 LAUNCHED_WITH = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -44,15 +46,24 @@ def join_group(collective_timeout_minutes: float) -> None:
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     device = None if on_cpu else torch.accelerator.current_accelerator(check_available=True)
     timeout = timedelta(minutes=collective_timeout_minutes)
-    store = connect_store(timeout, may_serve=True)
-    assert store is not None
-    dist.init_process_group(
-        backend="gloo" if device is None else dist.get_default_backend_for_device(device),
-        store=dist.PrefixStore("group", store),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timeout,
-    )
+    try:
+        store = connect_store(timeout, may_serve=True)
+        assert store is not None
+        if device is None:
+            choose_interface(store)
+        dist.init_process_group(
+            backend="gloo" if device is None else dist.get_default_backend_for_device(device),
+            store=dist.PrefixStore("group", store),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"process {os.environ['RANK']} on {platform.node()} does not meet the others "
+            f"({str(error).splitlines()[0]}); start the command on every machine, and see to the "
+            "network between them: `-m pointup doctor` under the same launcher checks it"
+        ) from error
 
 
 def connect_store(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from accelerate import Accelerator
 
 from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.training.budget import describe_budget
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.tables import plan_table
@@ -26,7 +27,9 @@ def plan_of_run(
         "weights": f"{num_weights:,}",
         "processes": f"{accelerator.num_processes}, of "
         f"{config.accumulation_steps} micro-batches a step",
-        "token budget": f"{sampler.token_budget:,}, {sampler.statistics().fill:.1%} used",
+        "token budget": describe_budget(
+            config, data, sampler.token_budget, sampler.statistics().fill
+        ),
         "clouds a step": f"{len(data.train) / sampler.num_steps:.1f}",
         "steps": f"{total_steps or '?'}, {sampler.num_steps} an epoch",
         "learning rate": f"{peak_rate:.3g}, scaling {config.lr_scaling}",
