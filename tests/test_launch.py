@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
 from pointup.training.launch import processes_asked_for, seed_micro_batch
@@ -92,3 +94,29 @@ def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None
             assert torch.equal(first, torch.rand(4))
             draws.add(tuple(first.tolist()))
     assert len(draws) == 9
+
+
+def test_products_of_matrices_are_the_same_on_one_thread_as_on_several(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from pathlib import Path\n"
+        "from pointup.training.launch import make_accelerator\n"
+        f"make_accelerator(Path({str(tmp_path)!r}))\n"
+        "torch.manual_seed(0)\n"
+        "for m, k, n in ((1, 6400, 48), (48, 20000, 24)):\n"
+        "    a, b = torch.randn(m, k), torch.randn(k, n)\n"
+        "    products = []\n"
+        "    for threads in (1, 2, 4):\n"
+        "        torch.set_num_threads(threads)\n"
+        "        products.append(a @ b)\n"
+        "    print(all(torch.equal(products[0], other) for other in products[1:]))\n"
+    )
+    if not torch.backends.mkl.is_available():
+        pytest.skip("only MKL can be told to")
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "4"},
+    )
+    assert ended.stdout == "True\nTrue\n", ended.stdout + ended.stderr

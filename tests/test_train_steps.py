@@ -133,7 +133,7 @@ def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
     training.train(options(pair_directory, tmp_path, steps=20), accelerator, stop_after=3)
     real = training.micro_batch_losses
     monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
-    with pytest.raises(TrainingError, match=r"10 steps in a row .* from train_\d+"):
+    with pytest.raises(TrainingError, match=r"10 steps in a row, .* from train_\d+"):
         training.train(options(pair_directory, tmp_path, steps=20, save_every=100), accelerator)
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -74,9 +75,12 @@ def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pai
 def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held_out = list(pairs(["good", "no_surface", "bad_resample"]))
-    held_out[1].surface = "gone.npz"
+    held_out = list(pairs(["good", "other_surface", "bad_resample"]))
+    held_out[1].surface = "other.npz"
     write_pairs(pairs(["a", "b", "c"]), held_out, tmp_path / "data", info={})
+    # An archive, as is looked at before a run, but of something else.
+    (tmp_path / "data" / "surfaces").mkdir()
+    np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
     real, real_picture = evaluation.measure_pairs, evaluation.evaluation_picture
 
     def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
@@ -98,7 +102,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
         options(tmp_path / "data", run, steps=2, eval_every=1, num_pictures=3), accelerator
     )
     log = (run / "logs" / "rank_0.log").read_text()
-    assert "gone.npz: no such file; its sample has no P2F" in log
+    assert re.search(r"other.npz: not a surface: .*; its sample has no P2F", log)
     assert "1 of 3 validation samples can't be measured, the first one bad_resample" in log
     assert "no picture of good: no font" in log
     lines = evaluations_of(run)

@@ -39,9 +39,7 @@ MAY_CHANGE = frozenset(
 
 Accumulation steps count as slots, their product with the number of processes.
 """
-MAY_CHANGE_SAID = frozenset(
-    {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
-)
+MAY_CHANGE_SAID = {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
 """Fields that a continued run may change, with a warning: hardware may change under a run. The
 clouds that remain of the epoch are planned anew, each still seen exactly once. Sums depend in their
 last digits on the number of threads."""
@@ -142,13 +140,11 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
     def __post_init__(self) -> None:
-        try:
-            str(self.output_dir).encode()
-        except UnicodeEncodeError as error:
+        if any("\ud800" <= char <= "\udfff" for char in str(self.output_dir)):
             raise ConfigError(
                 f"--output-dir {self.output_dir}: this locale can't tell the letters of its name; "
                 "set LC_ALL to C.UTF-8"
-            ) from error
+            )
         lengths = [n for n in ("steps", "epochs", "hours") if getattr(self, n) is not None]
         if len(lengths) > 1:
             raise ConfigError(f"--{' and --'.join(lengths)} exclude each other; give one")

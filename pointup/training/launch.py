@@ -51,6 +51,8 @@ def make_accelerator(
         raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
     check_accumulation()
     prepare_devices()
+    # Read at the first product of matrices: on several threads it is then the same as on one.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
