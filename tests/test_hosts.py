@@ -290,3 +290,13 @@ def test_a_host_that_is_never_started_is_told_in_bounded_time(
         launch(network, pair_directory, tmp_path / "run", "--collective-timeout", 0.3, only=first)
         assert first.started[-1].wait(PATIENCE) != 0
     assert "process 0 on host0 does not meet the others" in first.output
+
+
+def test_a_killed_process_is_started_again_with_those_of_the_other_host(
+    pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
+) -> None:
+    run = tmp_path / "run"
+    with timed("kill -9 of the process of host 1, --max_restarts 1"):
+        launch(network, pair_directory, run, restarts=1, FAULT="kill forward 6 1")
+        assert statuses(network) == [0, 0], output(network)
+    assert_ends_like(run, undisturbed)
