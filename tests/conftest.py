@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -167,6 +168,34 @@ def launch() -> Callable[..., Run]:
         )
 
     return run
+
+
+@pytest.fixture
+def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run train.py for two steps in this process; returns its status and stderr."""
+    from starts import start_in_process
+
+    def run(output_dir: Path, *options: object) -> tuple[int, str]:
+        capfd.readouterr()
+        return start_in_process(pair_directory, output_dir, *options), capfd.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that has saved both, and is over."""
+    from starts import start_in_process
+
+    directory = tmp_path_factory.mktemp("saved") / "run"
+    assert start_in_process(pair_directory, directory) == 0
+    return directory
+
+
+@pytest.fixture
+def run(saved_run: Path, tmp_path: Path) -> Path:
+    """A copy of `saved_run`, to be damaged."""
+    return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

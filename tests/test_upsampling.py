@@ -15,7 +15,6 @@ from pointup.data.clouds import PointCloud
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.upsampling.job import Upsampling
-from pointup.upsampling.made import Summary
 from pointup.upsampling.relaxation import relax
 from pointup.upsampling.wishes import MAX_LOCAL_RATIO, Wishes
 
@@ -108,10 +107,8 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
     ]
     for block in range(len(upsampling)):
         upsampling.even_out(block)
-    made = (
-        np.concatenate([cloud.positions for cloud in upsampling.made.clouds(Summary())])
-        - store.anchor
-    )
+    clouds = [upsampling.made.cloud(block) for block in range(len(upsampling))]
+    made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
     fixed = np.concatenate(
         [store.read_block(block)["position"] for block in range(len(upsampling))]
     )

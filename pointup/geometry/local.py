@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pointup.geometry.packed import batch_from_ptr, safe_sqrt, segment_mean
+from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
 
 GAP = 3.0
 """A neighbour is beyond a gap where it is so many times as far away as the one before it."""
@@ -59,6 +59,7 @@ class LocalGeometry:
         return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
+@outside_autocast
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
     """Neighbourhoods in units of the local spacing, from what `knn` found (the point itself first).
 
@@ -154,6 +155,17 @@ def nearest_gaps(geometry: LocalGeometry) -> Tensor:
     return mean.clamp(min=1e-3) * geometry.spacing[:, 0]
 
 
+def mean_gaps(squared: Tensor, index: Tensor) -> Tensor:
+    """Mean distance (N,) to the four nearest others, from what `knn` found; 0 where there is none.
+
+    Shapes: `squared` and `index` (N, K) with the point itself first, K at least 5.
+    """
+    missing = index[:, 1:5] < 0
+    distance = squared[:, 1:5].sqrt().masked_fill(missing, 0.0).sum(1)
+    return distance / (4 - missing.sum(1)).clamp(min=1)
+
+
+@outside_autocast
 def plane_normals(covariance: Tensor) -> Tensor:
     """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
 
@@ -189,8 +201,7 @@ def plane_normals(covariance: Tensor) -> Tensor:
 
 def perpendicular_to_all(rows: Tensor) -> Tensor:
     """Unit vectors (N, 3) across the rows of matrices (N, 3, 3) of rank 2; 0 for a lower rank."""
-    x, y, z = rows.unbind(1)
-    products = torch.stack([torch.linalg.cross(*pair) for pair in ((x, y), (y, z), (z, x))], dim=1)
+    products = torch.linalg.cross(rows, rows.roll(-1, dims=1))
     # Each is along the same line, and the longest of them has the least rounding.
     longest = length(products).argmax(1, keepdim=True).expand(-1, 1, 3)
     return directions(products.gather(1, longest).squeeze(1))
@@ -202,6 +213,7 @@ def determinant(matrix: Tensor) -> Tensor:
     return (torch.linalg.cross(x, y) * z).sum(1)
 
 
+@outside_autocast
 def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     """Ways (N, R, 3) from the midpoints between points and neighbours to the arch over both.
 
@@ -216,6 +228,7 @@ def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     return (fall * normal - rise * own) / 8
 
 
+@outside_autocast
 def describe_neighbors(
     geometry: LocalGeometry, relative: Tensor, spacing: Tensor, normal: Tensor
 ) -> Tensor:
@@ -240,6 +253,7 @@ def describe_neighbors(
     )
 
 
+@outside_autocast
 def describe_neighbors_of_children(
     geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor, normal: Tensor
 ) -> Tensor:
@@ -258,7 +272,7 @@ def describe_neighbors_of_children(
         neighbors.unsqueeze(1) - child.unsqueeze(2)
         for neighbors, child in zip(geometry.relative.unbind(2), from_parent.unbind(2), strict=True)
     )
-    squared = x.square() + y.square() + z.square()
+    squared = torch.addcmul(torch.addcmul(x * x, y, y), z, z)
     onwards = product((x, y, z), to_slot.unsqueeze(2))
     inwards = product((x, y, z), geometry.mean[:, None, None])
     above = product((x, y, z), geometry.normal[:, None, None]).abs()
@@ -269,7 +283,8 @@ def describe_neighbors_of_children(
 
 def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
     x, y, z = vectors
-    return x * others[..., 0] + y * others[..., 1] + z * others[..., 2]
+    along = torch.addcmul(x * others[..., 0], y, others[..., 1])
+    return torch.addcmul(along, z, others[..., 2])
 
 
 def directions(vectors: Tensor) -> Tensor:

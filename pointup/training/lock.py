@@ -179,9 +179,11 @@ def read_holder(file: IO[str]) -> dict[str, Any]:
     file.seek(0)
     try:
         holder = json.loads(file.read())
-        return holder if {"pid", "host", "since"} <= holder.keys() else {}
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, RecursionError):
         return {}
+    if not isinstance(holder, dict) or not isinstance(holder.get("pid"), int):
+        return {}
+    return holder if {"host", "since"} <= holder.keys() and 0 < holder["pid"] < 2**31 else {}
 
 
 def is_running_here(holder: dict[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -12,10 +13,11 @@ import torch
 from pointup.data.clouds import PointCloud, check_positions
 from pointup.model import Upsampler
 from pointup.upsampling.attributes import added_dimensions
+from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.models import is_survey, load_model, shipped_for
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.running import Alone
-from pointup.upsampling.store import build_store
+from pointup.upsampling.store import build_survey_store
 from pointup.upsampling.wishes import Wishes
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
@@ -32,6 +34,8 @@ def upsample(
     max_distance: float | None = None,
     above_ground: bool | None = None,
     oversampling: float | None = None,
+    classes: Sequence[int] | None = None,
+    include_noise: bool = False,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Cloud:
@@ -44,6 +48,10 @@ def upsample(
     the points as they were, followed by the new ones. Of a `PointCloud`: one with its attributes;
     new points have those of the nearest point (intensity and colours interpolated), and besides
     `synthetic`, `parent_index` and `distance_to_measured`.
+
+    Points of a `PointCloud` whose `classification` is noise (7 or 18), or that are `withheld`, take
+    no part: they are neither parents nor neighbours of new points. They are kept beside the
+    `round(ratio * n)` points that the n others become; `originals=False` leaves them out.
 
     The result is what `pointup upsample` writes. It depends on the cloud, the model and these:
         density: points per unit of area on the ground, in place of the ratio; places that are
@@ -58,11 +66,14 @@ def upsample(
             LAZ, and with the model "lidar".
         oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
             asks for: 1 is fast, 4 takes five to six times as long and fills more holes.
+        classes: upsample only points of these classes, and keep the others.
+        include_noise: upsample noise and withheld points, too.
         seed: decides between points that are as good as each other.
         device: by default an accelerator where there is one.
 
-    Raises FileError for points that are not finite, DataError for less than two different ones,
-    ConfigError for wishes that can't be met and ModelError where there is no model.
+    Raises FileError for points that are not finite, DataError for less than two different ones
+    and for classes where the cloud has no `classification`, ConfigError for wishes that can't be
+    met and ModelError where there is no model.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -78,6 +89,9 @@ def upsample(
         oversampling=oversampling,
         seed=seed,
     )
+    point_filter = PointFilter(
+        classes=None if classes is None else tuple(classes), include_noise=include_noise
+    )
     place = torch.device(device) if device else default_device()
     if model is None:
         model = shipped_for(path)
@@ -85,8 +99,9 @@ def upsample(
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
-        store = build_store([cloud], Path(directory))
-        parts: list[PointCloud] = list(run_passes(store, loaded, wishes, Alone(), place))
+        store = build_survey_store([[cloud]], Path(directory), takes_part=point_filter)
+        made = run_passes(store, loaded, wishes, Alone(), place)
+        parts: list[PointCloud] = list(made.of_file())
     if originals and not only_new:
         defaults = {
             dimension.name: np.arange(len(cloud), dtype=dimension.dtype)

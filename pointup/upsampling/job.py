@@ -49,8 +49,8 @@ class Upsampling:
 
     `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
     is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
-    `PARENT`, the number of the measured point that each point came from, and `WANTED`, the ratio
-    that is left to reach.
+    `PARENT`, the row in the measured store of the point that each came from, and `WANTED`, the
+    ratio that is left to reach.
 
     With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
     for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
@@ -193,9 +193,7 @@ class Upsampling:
             position=points,
             row=row,
             wanted=wanted,
-            parent=region.rows["index"][core[row]]
-            if self.measured is None
-            else attributes[PARENT][row],
+            parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
     def even_out(self, block: int) -> None:

@@ -17,16 +17,6 @@ WANTED = "wanted"
 """Attribute of points between two passes: how many each of them is still to become."""
 
 
-@dataclass
-class Summary:
-    """What the new points of all passes are like, once all of them were taken."""
-
-    farthest: float = 0.0
-    """Largest distance of a new point to the nearest measured one."""
-    num_below: int = 0
-    """New points lower than every measured one around them; 0 where heights have no meaning."""
-
-
 @dataclass(frozen=True)
 class MadePoints:
     """The new points of a pass over a store, in its block files.
@@ -40,32 +30,42 @@ class MadePoints:
     measured: Store | None
     originals: bool
 
-    def clouds(self, summary: Summary) -> Iterator[PointCloud]:
-        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`.
+    def cloud(self, block: int) -> PointCloud:
+        """The points made in a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
 
-        The files of a block are gone then, and `summary` holds its points.
+        `PARENT` is here the row in the measured store of the point that each came from.
         """
         anchor = self.store.anchor
         if self.measured is not None:
             anchor = self.measured.anchor + anchor
-        for block in range(self.store.num_blocks):
-            with self.files.load(block, "points") as saved:
-                rows = saved["attributes"]
-                attributes = {name: rows[name] for name in rows.dtype.names or ()}
-                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-                cloud = PointCloud(saved["position"] + anchor, attributes)
-                farthest = float(saved["distance"].max(initial=0.0))
-                summary.farthest = max(summary.farthest, farthest)
-                summary.num_below += int(saved["num_below"])
-            for what in ("picked", "points"):
-                self.files.delete(block, what)
-            if len(cloud):
-                yield cloud
+        with self.files.load(block, "points") as saved:
+            rows = saved["attributes"]
+            attributes = {name: rows[name] for name in rows.dtype.names or ()}
+            attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
+            return PointCloud(saved["position"] + anchor, attributes)
+
+    def delete(self, block: int) -> None:
+        """Delete the files of a block, of which nothing is needed any more."""
+        for what in ("picked", "points"):
+            self.files.delete(block, what)
+
+    def parents(self, block: int) -> np.ndarray:
+        """(M,) int64, `PARENT` of the points made in a block."""
+        return self._load(block, "parent")
 
     def num_new(self) -> int:
         """Points made."""
         return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
+
+    def farthest(self) -> float:
+        """Largest distance of a point made to the nearest measured one."""
+        blocks = range(self.store.num_blocks)
+        return max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
+
+    def num_below(self) -> int:
+        """Points lower than every measured one around them; 0 where heights have no meaning."""
+        return sum(int(self._load(block, "num_below")) for block in range(self.store.num_blocks))
 
     def num_points(self) -> int:
         """Points there are now."""
@@ -85,8 +85,10 @@ class MadePoints:
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
             position, row, wanted, slack = self._with_originals(block, rows)
+            parent = self.store.block_ptr[block] + np.arange(len(rows))
+            if self.measured is not None:
+                parent = rows["attributes"][PARENT]
             if len(position):
                 yield PointCloud(
                     position + anchor, {PARENT: parent[row], WANTED: wanted[row], SLACK: slack}
