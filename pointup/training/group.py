@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pointup.errors import TrainingError
+from pointup.errors import ConfigError, TrainingError
 from pointup.training.interface import choose_interface
 from pointup.training.terminal import print_error
 
