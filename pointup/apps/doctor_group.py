@@ -24,7 +24,7 @@ from pointup.apps.doctor_accelerators import accelerator_findings, compute_findi
 from pointup.apps.doctor_finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
 from pointup.apps.doctor_kernels import kernel_finding
 from pointup.apps.doctor_machine import machine_findings
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, TrainingError
 from pointup.model import Upsampler
 from pointup.modelconfig import ModelConfig
 from pointup.training.agreement import PACKAGES, checksum_of_code, differences
@@ -56,9 +56,10 @@ def join() -> Accelerator | Finding:
         return make_accelerator(Path(), collective_timeout_minutes=MINUTES)
     except ConfigError as error:
         return fail("group", reason_of(error), "mend the launch configuration")
-    except (RuntimeError, OSError) as error:
+    except (TrainingError, RuntimeError, OSError) as error:
+        reason = reason_of(error.__cause__ or error)
         where = f"process {os.environ.get('RANK')} on {platform.node()}"
-        text = f"{where} found no group of {os.environ.get('WORLD_SIZE')}: {reason_of(error)}"
+        text = f"{where} found no group of {os.environ.get('WORLD_SIZE')}: {reason}"
         return fail(
             "group", text, "start all machines at once, on one --main_process_ip; " + REMEDY
         )

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, TrainingError
 from pointup.training.interface import choose_interface
 from pointup.training.terminal import print_error
 
@@ -33,7 +33,7 @@ def join_group(collective_timeout_minutes: float) -> None:
 
     `--max_restarts` alone fails at every restart: the launcher's store outlives the attempt, and
     the new processes read the addresses of the dead ones from it (pytorch #135712). Here every
-    attempt has keys of its own.
+    attempt has keys of its own. Raises TrainingError when the processes don't meet.
     """
     if world_size() == 1 or dist.is_initialized():
         return
@@ -59,7 +59,7 @@ def join_group(collective_timeout_minutes: float) -> None:
             timeout=timeout,
         )
     except RuntimeError as error:
-        raise ConfigError(
+        raise TrainingError(
             f"process {os.environ['RANK']} on {platform.node()} does not meet the others "
             f"({str(error).splitlines()[0]}); start the command on every machine, and see to the "
             "network between them: `-m pointup doctor` under the same launcher checks it"
