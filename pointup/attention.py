@@ -7,6 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -62,19 +63,20 @@ class RelativeAttention(nn.Module):
         q = self.query(x_NRC) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
         # One product with a block for each head: quicker than many products with small matrices.
-        q_position = q @ torch.block_diag(*self.position_key.to(q.dtype))
+        q_position = q @ block_diagonal(self.position_key.to(q.dtype))
         out, seen = _Attend.apply(
             q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
         )
-        out = out + seen @ torch.block_diag(*self.position_value.to(q.dtype))
+        values = block_diagonal(self.position_value.to(q.dtype))
+        out = torch.addmm(out.flatten(0, 1), seen.flatten(0, 1), values).view_as(out)
         out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
         if self.gate is None:
             return out
         of_query, of_out = self.gate.weight.chunk(2, dim=1)
-        return out * torch.sigmoid(
-            F.linear(x_NRC, of_query, self.gate.bias) + F.linear(out, of_out)
-        )
+        gate = F.linear(x_NRC, of_query, self.gate.bias)
+        gate = torch.addmm(gate.flatten(0, 1), out.flatten(0, 1), of_out.t())
+        return out * torch.sigmoid(gate.view(*out.shape[:2], 1))
 
 
 class _Attend(torch.autograd.Function):
@@ -149,8 +151,25 @@ class _Attend(torch.autograd.Function):
 
 def spread_heads(values: Tensor, heads: int) -> Tensor:
     """(N, R, H D) to (N, R H, H D): a row for each head, zero but for the channels of the head."""
-    mask = torch.block_diag(*values.new_ones((heads, 1, values.shape[-1] // heads)))
+    width = values.shape[-1] // heads
+    mask = head_mask(heads, width, values.dtype, values.device)
     return (values.unsqueeze(2) * mask).flatten(1, 2)
+
+
+def block_diagonal(matrices: Tensor) -> Tensor:
+    """(H, A, B) to (H A, H B): zero but for a block of each head."""
+    heads, _, width = matrices.shape
+    mask = head_mask(heads, width, matrices.dtype, matrices.device)
+    in_blocks = matrices.unsqueeze(2) * mask.view(heads, 1, heads, width)
+    return in_blocks.flatten(2, 3).flatten(0, 1)
+
+
+@functools.lru_cache(maxsize=64)
+def head_mask(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(H, H D) for heads of `width` channels: a row for each head, 1 in its own channels."""
+    # Made once, and for any use: tensors of inference can't be part of a graph later.
+    with torch.inference_mode(False):
+        return torch.eye(heads, dtype=dtype, device=device).repeat_interleave(width, dim=1)
 
 
 def join_heads(values: Tensor, heads: int) -> Tensor:
@@ -165,7 +184,7 @@ def softmax(logits: Tensor) -> Tensor:
     torch's own takes seven times as long on the CPU, on rows this short.
     """
     if logits.device.type != "cpu":
-        return at_least_float32(logits).softmax(-1).to(logits.dtype)
+        return logits.softmax(-1)  # In float32 inside.
     weights = at_least_float32(logits)
     weights = (weights - weights.amax(-1, keepdim=True)).exp_()
     return weights.div_(weights.sum(-1, keepdim=True)).to(logits.dtype)

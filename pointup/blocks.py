@@ -102,8 +102,9 @@ class _Blocks(torch.autograd.Function):
         ctx.random_states, ctx.kept = [], {}
         keep = not recompute and any(ctx.needs_input_grad)
         joined = torch.empty(0)
+        blocks = _all_blocks(*extent)
         with torch.autocast(**ctx.autocast), torch.set_grad_enabled(keep):
-            for number, block in enumerate(_all_blocks(*extent)):
+            for number, block in enumerate(blocks):
                 if random:
                     ctx.random_states.append(_random_state(device))
                 inputs = _inputs_of(block, ctx, tensors)
@@ -111,6 +112,8 @@ class _Blocks(torch.autograd.Function):
                 if keep:
                     ctx.kept[number] = inputs, result
                     result = result.detach()
+                if len(blocks) == 1:
+                    return result
                 if number == 0:
                     joined = result.new_empty((extent[0], *result.shape[1:]))
                 joined[block.points] = result
@@ -122,10 +125,7 @@ class _Blocks(torch.autograd.Function):
         tensors = ctx.saved_tensors
         num_tables, num_inputs = sum(ctx.counts[:2]), sum(ctx.counts)
         needed = ctx.needs_input_grad[-len(tensors) :]
-        grads = [
-            torch.zeros_like(tensor) if need else None
-            for tensor, need in zip(tensors, needed, strict=True)
-        ]
+        grads: list[Tensor | None] = [None] * len(tensors)
         wanted = [position for position, need in enumerate(needed) if need]
         device = tensors[-1].device
         blocks = _all_blocks(*ctx.extent)
@@ -150,17 +150,45 @@ class _Blocks(torch.autograd.Function):
                 allow_unused=True,
             )
             for position, grad in zip(wanted, found, strict=True):
-                total = grads[position]
-                if grad is None or total is None:
+                if grad is None:
                     continue
+                total = grads[position]
                 if position < num_tables:
+                    if total is None:
+                        total = _zeros_to_sum(tensors[position])
                     index = _index_of(block, position, ctx).flatten()
-                    total.index_add_(0, index, grad.flatten(0, -2))
-                elif position < num_inputs:
-                    total[block.points] = grad
+                    grads[position] = total.index_add_(
+                        0, index, grad.flatten(0, -2).to(total.dtype)
+                    )
+                elif position >= num_inputs:
+                    grads[position] = grad if total is None else _sum(total, grad)
+                elif len(blocks) == 1 and isinstance(block.points, slice):
+                    grads[position] = grad
                 else:
-                    total += grad
-        return None, None, None, None, None, None, *grads
+                    if total is None:
+                        total = grads[position] = torch.zeros_like(tensors[position])
+                    total[block.points] = grad
+        for position in wanted:
+            total, tensor = grads[position], tensors[position]
+            if total is not None:
+                grads[position] = total.to(tensor.dtype)
+            elif not blocks:
+                grads[position] = torch.zeros_like(tensor)
+        return (*[None] * 6, *grads)
+
+
+def _zeros_to_sum(table: Tensor) -> Tensor:
+    """What the gradient of a table is summed up in: about a dozen parts a row, in float32 at least.
+
+    On the CPU they come in the same order each time; CUDA adds them in the order of its threads,
+    so that the last bits of a gradient differ from run to run.
+    """
+    return torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
+
+
+def _sum(total: Tensor, grad: Tensor) -> Tensor:
+    """Gradients of a weight from two blocks or more, in float32 at least."""
+    return total.to(torch.promote_types(total.dtype, torch.float32)) + grad
 
 
 def _all_blocks(num_points: int, block_size: int) -> list[Block]:
@@ -229,8 +257,21 @@ def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), on_device
+    """States of the generators of the CPU and of the device."""
+    if device.type == "cpu":
+        return torch.get_rng_state(), None
+    return torch.get_rng_state(), torch.get_device_module(device).get_rng_state(*_index(device))
+
+
+def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.get_device_module(device).set_rng_state(state[1], *_index(device))
+
+
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    # There is one MPS device, and its functions don't take it.
+    return () if device.type == "mps" else (device,)
 
 
 def _replayed(state: tuple[Tensor, Tensor | None] | None, device: torch.device) -> Any:
@@ -246,12 +287,7 @@ class _Replay:
 
     def __enter__(self) -> None:
         self.outside = _random_state(self.device)
-        self._set(self.state)
+        _set_random_state(self.state, self.device)
 
     def __exit__(self, *exception: object) -> None:
-        self._set(self.outside)
-
-    def _set(self, state: tuple[Tensor, Tensor | None]) -> None:
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.cuda.set_rng_state(state[1], self.device)
+        _set_random_state(self.outside, self.device)

@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,22 @@ def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) 
         dim, heads, config.position_hidden, config.concat, config.beta, config.dropout
     )
     return AttentionBlock(dim, attention, feed_forward)
+
+
+class ChildTables(NamedTuple):
+    """What children take from the features of points, computed once for all children.
+
+    The layer `slot` sees [features of the parent, features of the slot's neighbour, position].
+    """
+
+    parent: Tensor
+    """(N, C) part of `slot` that a child takes from its parent."""
+    neighbor: Tensor
+    """(N, C) part of `slot` that it takes from the neighbour of its slot."""
+    shuffle: Tensor
+    """(N, 2 heads D) keys and values of the node shuffle."""
+    refine: Tensor
+    """(N, 2 heads D) keys and values of the refinement."""
 
 
 class PointEncoder(nn.Module):
@@ -68,7 +84,7 @@ class PointEncoder(nn.Module):
             described = describe_neighbors(
                 local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
             )
-            return cast(Tensor, self.neighbor_position(described))
+            return cast(Tensor, self.neighbor_position(described.to(self.dtype)))
 
         def embed(block: Block, g: Tensor) -> Tensor:
             seen = (~block.of_points(geometry.missing)).unsqueeze(-1)
@@ -156,6 +172,11 @@ class PointEncoder(nn.Module):
         logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
         gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
         return logits + (gaps * self.quota_powers).sum(1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What features are computed in."""
+        return self.quota_norm.weight.dtype
 
     @property
     def random(self) -> bool:

@@ -20,6 +20,7 @@ from pointup.geometry.packed import (
     segment_rank,
     segment_sum,
     sizes_from_ptr,
+    widest_float,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def uniformity(pos: Tensor, ptr: Tensor) -> Tensor:
     points. Gunzburger and Burkardt 2004, Uniformity Measures for Point Samples in Hypercubes.
     """
     squared, index = knn(pos, ptr, 2)
-    distance = squared[:, 1].sqrt().masked_fill(index[:, 1] < 0, 0.0).double()
+    distance = squared[:, 1].sqrt().masked_fill(index[:, 1] < 0, 0.0).to(widest_float(pos.device))
     mean = segment_mean(distance, ptr)
     variance = segment_mean((distance - mean[batch_from_ptr(ptr, len(pos))]).square(), ptr)
     return (variance.sqrt() / torch.where(mean > 0, mean, 1.0)).to(squared.dtype)
@@ -132,7 +133,7 @@ def point_to_surface_distance(points: Tensor, surface: Surface) -> Tensor:
     In the unit of the surface; its mean is the field's P2F (before the factor 1e3), for points in
     the surface's own coordinates.
     """
-    return torch.from_numpy(surface.distance(points.detach().double().cpu().numpy()))
+    return torch.from_numpy(surface.distance(points.detach().cpu().double().numpy()))
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pointup.attention import AttentionBlock
 from pointup.blocks import Block, children_kept, in_blocks, points_per_block
 from pointup.calibration import calibrate
-from pointup.encoder import PointEncoder, attention_block
+from pointup.encoder import ChildTables, PointEncoder, attention_block
 from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
 from pointup.geometry.local import (
@@ -25,11 +25,13 @@ from pointup.geometry.local import (
     describe_neighbors,
     describe_neighbors_of_children,
     local_geometry,
+    mean_gaps,
+    shortened,
+    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
-    batch_from_ptr,
     on_host,
     ptr_from_sizes,
     rows_of_clouds,
@@ -39,24 +41,10 @@ from pointup.geometry.packed import (
 )
 from pointup.hub import MODEL_CARD, StoredModel
 from pointup.modelconfig import ModelConfig
+from pointup.precision import autocast_dtype, in_precision
 from pointup.pulls import encode_positions, mean_pull, mean_pull_to_planes, pull_along
+from pointup.slotgroups import children_per_group, padded_slots, rows_of_slots
 from pointup.upsampled import Upsampled
-
-
-class ChildTables(NamedTuple):
-    """What children take from the features of points, computed once for all children.
-
-    The layer `slot` sees [features of the parent, features of the slot's neighbour, position].
-    """
-
-    parent: Tensor
-    """(N, C) part of `slot` that a child takes from its parent."""
-    neighbor: Tensor
-    """(N, C) part of `slot` that it takes from the neighbour of its slot."""
-    shuffle: Tensor
-    """(N, 2 heads D) keys and values of the node shuffle."""
-    refine: Tensor
-    """(N, 2 heads D) keys and values of the refinement."""
 
 
 class Upsampler(
@@ -127,53 +115,66 @@ class Upsampler(
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
         The result has gradients with respect to the weights; which children are kept has none.
         Raises ValueError for a ratio below 1 and for non-finite points.
+
+        Under autocast features are of its dtype; whatever is a coordinate stays float32.
         """
+        dtype = autocast_dtype(pos.device)
+        if dtype is None:
+            return self.upsample(pos, ptr, ratio)
+        model = in_precision(self, dtype, exact=("quota_powers",))
+        with torch.autocast(pos.device.type, enabled=False):
+            return model.upsample(pos, ptr, ratio)
+
+    def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
+        """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
         # On the CPU, so that nothing waits for the device.
         sizes = sizes_from_ptr(on_host(ptr))
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
-        num_candidates = int((sizes * slots).sum())
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
         if len(pos) == 0:
             # Joined to every weight, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
             shares = nothing.sum(1)
             empty = ptr.new_empty(0)
-            return Upsampled(nothing, ptr, empty, nothing, candidates_ptr, shares, shares)
+            return Upsampled(
+                nothing, ptr, empty, nothing, candidates_ptr, shares, shares, shares.detach()
+            )
 
-        by_slots = slots.argsort(stable=True)
-        if len(slots.unique_consecutive()) > len(slots.unique()):
+        padded = padded_slots(slots, sizes, children_per_group(pos.device))
+        by_slots = padded.argsort(stable=True)
+        if len(padded.unique_consecutive()) > len(padded.unique()):
             # Expanded together, clouds with the same number of slots take a fraction of the time.
             points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
             ratios = on_host(torch.as_tensor(ratio))[by_slots]
-            made = self.forward(pos[points], sorted_ptr, ratios)
+            made = self.upsample(pos[points], sorted_ptr, ratios)
             return made.of_clouds(by_slots.argsort(), points)
 
         num_neighbors = self.config.k + 1
-        squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max())))
+        squared, neighbors = knn(pos, ptr, max(num_neighbors, int(slots.max()), 5))
         geometry = local_geometry(
             pos, ptr, squared[:, :num_neighbors], neighbors[:, :num_neighbors]
         )
         recompute = self.recompute
         if recompute is None:
-            recompute = num_candidates > children_kept(pos.device)
+            recompute = int((sizes * padded).sum()) > children_kept(pos.device)
         features, g = self.encode(geometry, recompute)
         normals = self.turn_normals(features, g, geometry, recompute)
-        tables = self.child_tables(features)
-        pieces = []
-        for num_slots, rows in same_number_of_slots(slots, on_host(ptr)):
-            index = neighbors[rows, :num_slots]
+        tables, pieces = self.child_tables(features), []
+        for num_slots, rows in same_number_of_slots(padded, on_host(ptr)):
+            index = without_bridges(neighbors[rows, :num_slots], rows, pos, geometry.local_spacing)
             piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
-            pieces.append(piece)
-        candidates = torch.cat([piece.flatten(0, 1) for piece in pieces])
+            pieces.append(piece.flatten(0, 1))
+        candidates = torch.cat(pieces)
+        own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
+        if not torch.equal(slots, padded):
+            candidates = candidates.index_select(0, place)
 
         power = self.density(self.density_norm(features)).float()[:, 0]
-        log_spacing, log_shares = spacing_by_power(power, geometry, ptr)
-        slots_of_point = to_device(slots, ptr.device)[batch_from_ptr(ptr, len(pos))]
-        own = torch.arange(len(pos), device=pos.device).repeat_interleave(
-            slots_of_point, output_size=num_candidates
-        )
+        log_spacing, shares = spacing_by_power(power, geometry, ptr)
+        logits = torch.stack([shares, self.quota_logits(features, geometry)], dim=1)
+        log_shares, log_quotas = segment_log_softmax(logits, ptr).unbind(1)
         picked = sample_by_spacing(
             candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
@@ -184,15 +185,17 @@ class Upsampler(
             candidates,
             candidates_ptr,
             log_shares,
-            segment_log_softmax(self.quota_logits(features, geometry), ptr),
+            log_quotas,
+            mean_gaps(squared, neighbors),
         )
 
     def child_tables(self, features: Tensor) -> ChildTables:
         """What children take from the features (N, C) of points."""
         dim = self.config.feature_dim
+        of_parent, of_neighbor, _ = self.slot.weight.tensor_split([dim, 2 * dim], dim=1)
         return ChildTables(
-            F.linear(features, self.slot.weight[:, :dim], self.slot.bias),
-            F.linear(features, self.slot.weight[:, dim : 2 * dim]),
+            F.linear(features, of_parent, self.slot.bias),
+            F.linear(features, of_neighbor),
             self.shuffle.key_value(features),
             self.refine.key_value(features),
         )
@@ -220,7 +223,8 @@ class Upsampler(
         pulled to and pushed from them, as by the masks of subdivision surfaces, and to and from
         their planes, whose normals are n. A chord lies on one side of a curved surface and the
         planes on the other, so that both together can hit it. On a plane it stays on the plane.
-        Besides, it goes a learned share of the way to `arches`.
+        Besides, it goes a learned share of the way to `arches`. In all it moves by at most
+        `MAX_OFFSET` s.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `tables` and `g`
         (N, K, P) of all points.
@@ -249,7 +253,7 @@ class Upsampler(
             to_slot = (others - own) / spacing
             spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
             described = describe_neighbors(local, to_slot, spacing_there, normal_there)
-            slot_position = self.neighbor_position(described)
+            slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
             x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * dim :])
             x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
@@ -274,7 +278,7 @@ class Upsampler(
                     )
                     + self.arch(x_normed_NRC).float() * arch
                 )
-            return (own + others) * 0.5 + offset * spacing
+            return (own + others) * 0.5 + shortened(offset) * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,

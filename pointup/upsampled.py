@@ -40,6 +40,9 @@ class Upsampled(NamedTuple):
     """(N,) float32: the same, predicted better, but only once a cloud is made; `pointup upsample`
     shares out its new points by it."""
 
+    gaps: Tensor
+    """(N,) float32: mean distance of each input point to its four nearest others, 0 for none."""
+
     def of_clouds(self, clouds: Tensor, points: Tensor) -> Upsampled:
         """The same with the clouds in another order.
 
@@ -47,6 +50,9 @@ class Upsampled(NamedTuple):
         the device, the rows that its input points have there.
         """
         device = self.pos.device
+
+        def of_points(values: Tensor) -> Tensor:
+            return torch.empty_like(values).index_copy(0, points, values)
 
         def moved(ptr: Tensor) -> tuple[Tensor, Tensor]:
             ptr = on_host(ptr)
@@ -61,6 +67,7 @@ class Upsampled(NamedTuple):
             points[self.parent[rows]],
             self.candidates[candidate_rows],
             candidates_ptr,
-            torch.empty_like(self.log_shares).index_copy(0, points, self.log_shares),
-            torch.empty_like(self.log_quotas).index_copy(0, points, self.log_quotas),
+            of_points(self.log_shares),
+            of_points(self.log_quotas),
+            of_points(self.gaps),
         )

@@ -70,10 +70,25 @@ def test_clouds_put_in_order_piece_by_piece_are_as_even(monkeypatch: pytest.Monk
 
 
 def test_the_distances_of_farthest_points_never_rise_and_are_those_measured() -> None:
-    pos = torch.rand(400, 3, generator=torch.Generator().manual_seed(0))
-    ordered = pos[farthest_point_sample(pos, torch.tensor([0, 400]), torch.tensor([400]))]
-    estimated = log_pick_distances(ordered).exp()
-    assert (estimated.diff() <= 1e-6).all()
-    between = torch.cdist(ordered, ordered)
-    exact = torch.stack([between[i, :i].min() for i in range(1, 400)])
-    assert ((estimated[1:] - exact).abs() < 0.1 * exact + 0.01).all()
+    pos = torch.rand(471, 3, generator=torch.Generator().manual_seed(0))
+    sizes = torch.tensor([400, 0, 1, 2, 68])
+    ptr = ptr_from_sizes(sizes)
+    ordered = pos[farthest_point_sample(pos, ptr, sizes)]
+    estimated = log_pick_distances(ordered, ptr).exp()
+    assert estimated[400] == 1
+    for start, stop in ((0, 400), (401, 403), (403, 471)):
+        alone = log_pick_distances(ordered[start:stop], torch.tensor([0, stop - start])).exp()
+        assert torch.equal(alone, estimated[start:stop])
+        assert (alone.diff() <= 1e-6).all()
+        between = torch.cdist(ordered[start:stop], ordered[start:stop])
+        exact = torch.stack([between[i, :i].min() for i in range(1, stop - start)])
+        assert ((alone[1:] - exact).abs() < 0.1 * exact + 0.01).all()
+
+
+def test_distances_of_picks_do_not_depend_on_how_many_are_compared_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pos, ptr = torch.rand(300, 3), torch.tensor([0, 100, 300])
+    together = log_pick_distances(pos, ptr)
+    monkeypatch.setattr(adaptive, "PAIRS_PER_CHUNK", 1000)
+    assert torch.equal(log_pick_distances(pos, ptr), together)

@@ -14,6 +14,8 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
     "geometry",
+    "precision",
+    "slotgroups",
     "data",
     "losses",
     "metrics",

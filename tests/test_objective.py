@@ -11,6 +11,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
+from pointup.geometry.local import mean_gaps
+from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model import Upsampler
 from pointup.training.objective import (
@@ -42,7 +44,7 @@ def losses(batch: Batch, config: LossConfig) -> Tensor:
     torch.manual_seed(0)
     ratio = training_ratio(batch, None, 16.0)
     output = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
-    return cloud_losses(output, batch, target_spacing(batch.pos, batch.ptr, ratio), config)
+    return cloud_losses(output, batch, target_spacing(output.gaps, batch.ptr, ratio), config)
 
 
 EVERY_TERM = [
@@ -131,7 +133,7 @@ def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() ->
     def loss(first: float) -> float:
         log_shares, found = torch.tensor([first, 1 - first]).log(), []
         for shares, quotas in ((log_shares, equal), (equal, log_shares)):
-            output = Upsampled(pos, ptr, ptr, pos, ptr, shares, quotas)
+            output = Upsampled(pos, ptr, ptr, pos, ptr, shares, quotas, shares)
             found.append(float(density_loss(output, batch)))
         assert found[0] == found[1]
         return found[0]
@@ -144,7 +146,8 @@ def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() ->
 def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
     x, y = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
     pos = torch.stack([x, y, torch.zeros_like(x)], dim=-1).reshape(-1, 3)
-    spacing = target_spacing(pos, torch.tensor([0, 144]), torch.tensor([4.0]))
+    ptr = torch.tensor([0, 144])
+    spacing = target_spacing(mean_gaps(*knn(pos, ptr, 5)), ptr, torch.tensor([4.0]))
     inner = ((pos[:, :2] > 0) & (pos[:, :2] < 11)).all(1)
     torch.testing.assert_close(spacing[inner], torch.full((100,), 0.5))
 

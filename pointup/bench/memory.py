@@ -12,24 +12,27 @@ from typing import Self
 import psutil
 import torch
 
+from pointup.training.devices import device_module
+
 INTERVAL = 0.005
 
 
 class PeakMemory:
     """A context manager; afterwards `bytes` is how much more memory the work inside took.
 
-    On a GPU what torch allocated there, otherwise what the process held, looked at every 5 ms.
+    On a device that tells it what torch allocated there, otherwise what the process held, looked
+    at every 5 ms.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.module = device, device_module(device)
         self.bytes = 0
 
     def __enter__(self) -> Self:
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
+        if self.module is not None:
+            self.module.reset_peak_memory_stats(self.device)
+            self._before = self.module.memory_allocated(self.device)
             return self
         if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
             # What earlier work freed and glibc kept would be taken again without showing.
@@ -47,8 +50,8 @@ class PeakMemory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.device.type == "cuda":
-            self.bytes = torch.cuda.max_memory_allocated(self.device) - self._before
+        if self.module is not None:
+            self.bytes = self.module.max_memory_allocated(self.device) - self._before
             return
         self._ended.set()
         self._thread.join()

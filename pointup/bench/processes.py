@@ -34,8 +34,8 @@ is all that is seen."""
 
 def measure(effort: Effort) -> Iterator[Row]:
     """One row for 2, 4, ... processes, on GPUs where there are several, else on CPU cores."""
-    on_gpus = effort.device.type == "cuda" and torch.cuda.device_count() > 1
-    most = torch.cuda.device_count() if on_gpus else psutil.cpu_count(logical=False) or 1
+    on_gpus = effort.device.type != "cpu" and torch.accelerator.device_count() > 1
+    most = torch.accelerator.device_count() if on_gpus else psutil.cpu_count(logical=False) or 1
     num_processes = 2
     if most < num_processes:
         yield {"processes": 2, "left_out": "this machine has one core"}

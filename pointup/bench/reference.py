@@ -18,6 +18,7 @@ from pointup.bench.tables import Column, Row, Section
 from pointup.bench.timing import Effort, compare
 from pointup.bench.work import Alone, TrainingWork
 from pointup.model import Upsampler
+from pointup.training.devices import device_module
 from pointup.training.objective import LossConfig
 
 QUICK_SIZES = (500, 2000)
@@ -98,8 +99,9 @@ def step_with_peak(plain: PlainWork, single: Batch, recompute: bool, peaks: list
 
 
 def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    module = device_module(device)
+    if module is not None:
+        return int(module.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 

@@ -13,6 +13,7 @@ from pointup.bench.memory import PeakMemory
 from pointup.bench.tables import Column, Row, Section
 from pointup.bench.timing import MOST_ROUNDS, Effort
 from pointup.bench.work import PARTS, Alone, TrainingWork
+from pointup.data.batch import move
 from pointup.training.memory import num_tokens
 
 QUICK_SIZES = (500, 2000, 5000)
@@ -26,14 +27,14 @@ def token_budget(device: torch.device) -> int:
 
 def measure(effort: Effort) -> Iterator[Row]:
     bound = effort.bound()
-    precisions = ("fp32", "bf16", "fp16") if effort.device.type == "cuda" else ("fp32", "bf16")
+    precisions = ("fp32", "bf16", "fp16") if effort.device.type != "cpu" else ("fp32", "bf16")
     works = [TrainingWork(Alone(effort.device), precision) for precision in precisions]
     seconds_per_token = dict.fromkeys(precisions, 0.0)
     sizes = QUICK_SIZES if effort.quick else SIZES
     budget = token_budget(effort.device) // (2 if effort.quick else 1)
     for number, size in enumerate(sizes):
         num_clouds = max(1, round(budget / ((1 + RATIO) * size)))
-        batch = training_batch([size] * num_clouds).to(effort.device)
+        batch = move(training_batch([size] * num_clouds), effort.device)
         for precision, work in zip(precisions, works, strict=True):
             row: Row = {"precision": precision, "size": size, "clouds": num_clouds}
             expected = 2 * seconds_per_token[precision] * num_tokens(batch)

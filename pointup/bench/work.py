@@ -17,6 +17,7 @@ from pointup.geometry.validity import assume_valid
 from pointup.model import Upsampler
 from pointup.training.memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.training.optimizer import make_optimizer
 from pointup.training.reduction import StepReduction, StepTotals
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -48,7 +49,7 @@ class TrainingWork:
         self.device: torch.device = group.device
         self.dtype = PRECISIONS[precision]
         self.model = Upsampler().to(self.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.optimizer = make_optimizer(self.model.parameters(), self.device)
         self.reduction = StepReduction(group, self.model.parameters())
         self.seconds: dict[str, float] = {}
         """Of each part of the last step."""
@@ -64,7 +65,7 @@ class TrainingWork:
             with autocast:
                 output = self.model(batch.pos, batch.ptr, ratio)
             ticks.append(now(self.device))
-            spacing = target_spacing(batch.pos, batch.ptr, ratio)
+            spacing = target_spacing(output.gaps, batch.ptr, ratio)
             losses = cloud_losses(output, batch, spacing, self.loss)
             ticks.append(now(self.device))
             losses.sum().backward()

@@ -18,9 +18,13 @@ from torch_geometric.data import Batch, Data
 from pointup.data.pairs import PairDataset
 from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes, to_device
 
+CPU = torch.device("cpu")
+PINNED_FOR = ("cuda", "xpu")
 MAX_OPEN_FILES = 65536
 SECONDS_TO_END = 5.0
-UNHEARD = (signal.SIGINT, signal.SIGTERM)
+UNHEARD = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 def collate(samples: Sequence[Data]) -> Batch:
@@ -85,13 +89,14 @@ def make_loader(
     batch_sampler: Iterable[list[tuple[int, int]]],
     num_workers: int = 0,
     timeout: float = 300.0,
+    device: torch.device = CPU,
 ) -> DataLoader[Data]:
     """A loader of collated batches, in the order of the batch sampler.
 
-    Workers persist over the epochs, and are deaf to Ctrl-C and SIGTERM, which a launcher sends to
+    Workers persist over the epochs, and are deaf to Ctrl-C, SIGTERM and SIGHUP, which come to
     the whole process group: the training process decides when they end. `timeout` is how many
     seconds a batch may take before the loader raises RuntimeError; it counts with workers only.
-    Batches come in pinned memory where there is a CUDA device.
+    Batches for a GPU come in pinned memory, from where they are copied without a wait.
     """
     if num_workers:
         _raise_open_files_limit()
@@ -104,7 +109,7 @@ def make_loader(
         collate_fn=collate,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=device.type in PINNED_FOR,
         timeout=timeout if num_workers else 0,
         worker_init_fn=_start_worker,
     )

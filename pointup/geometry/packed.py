@@ -2,21 +2,63 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _host_copies = WeakTensorKeyDictionary()
+_batches = WeakTensorKeyDictionary()
+_kept_counts = WeakTensorKeyDictionary()
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Coordinates are never rounded to 16 bits: the function runs as if autocast were off.
+
+    Its tensors, at least one of which it is given by place, must be of the same device.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        kind = next(value.device.type for value in args if isinstance(value, Tensor))
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+            return function(*args, **kwargs)
+        with torch.autocast(kind, enabled=False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def is_on(values: Tensor, device: torch.device) -> bool:
+    """Whether the values are on a device; one without an index, as `cuda`, is the current one.
+
+    Tensors always have an index: to compare devices for equality would take `cuda:0` for another
+    than `cuda`.
+    """
+    own = values.device
+    if own.type != device.type:
+        return False
+    if own.index in (None, device.index):
+        return True
+    return device.index is None and own.index == torch.accelerator.current_device_index()
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Bounds, sizes or ratios that the host knows, on the device; `on_host` then knows them too.
 
-    To be used as they are: changed in place, they would not be what the host takes them for.
+    Values that are on the device already stay what they are. To be used as they are: changed in
+    place, they would not be what the host takes them for.
     """
-    if values.device == device:
+    if is_on(values, device):
         return values
-    moved = values.to(device, non_blocking=True)
+    dtype = widest_float(device) if values.dtype == torch.float64 else values.dtype
+    moved = values.to(device, dtype, non_blocking=True)
     _host_copies[moved] = values
     return moved
 
@@ -42,10 +84,16 @@ def ptr_from_sizes(sizes: Tensor) -> Tensor:
 def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
     """Number of its cloud for every point, (N,) int64.
 
-    `num_points`, where the caller knows N, spares a wait for the device.
+    `num_points`, where the caller knows N, spares a wait for the device. Not to be changed in
+    place: of bounds that came to a device by `to_device` it is kept.
     """
-    clouds = torch.arange(len(ptr) - 1, device=ptr.device)
-    return clouds.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+    found = _batches.get(ptr)
+    if found is None or len(found) != num_points:
+        found = torch.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
+        if ptr in _host_copies:
+            # Asked for again and again in a step, each time in several launches.
+            _batches[ptr] = found
+    return found
 
 
 def rows_of_clouds(ptr: Tensor, clouds: Tensor) -> Tensor:
@@ -77,8 +125,18 @@ def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
 
     Same accumulation as `segment_sum`.
     """
-    count = sizes_from_ptr(ptr).clamp(min=1).reshape(-1, *[1] * (values.dim() - 1))
+    count = _counts(ptr).view(-1, *[1] * (values.dim() - 1))
     return (segment_sum(_accumulator(values), ptr) / count).to(values.dtype)
+
+
+def _counts(ptr: Tensor) -> Tensor:
+    """Number of points of every cloud (B,), at least 1; of bounds from `to_device` it is kept."""
+    found = _kept_counts.get(ptr)
+    if found is None:
+        found = sizes_from_ptr(ptr).clamp(min=1)
+        if ptr in _host_copies:
+            _kept_counts[ptr] = found
+    return found
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
@@ -107,7 +165,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
-    """Log of the softmax (N,) of values (N,) over each cloud."""
+    """Log of the softmax (N, ...) of values (N, ...) over each cloud."""
     batch = batch_from_ptr(ptr, len(values))
     shifted = values - segment_max(values.detach(), ptr)[batch]
     return shifted - segment_sum(shifted.exp(), ptr).log()[batch]
@@ -115,10 +173,14 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, in place of NaN or infinity, at 0."""
-    positive = squared > 0
-    return squared.masked_fill(~positive, 1.0).sqrt().masked_fill(~positive, 0.0)
+    other = ~(squared > 0)
+    return squared.masked_fill(other, 1.0).sqrt().masked_fill(other, 0.0)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """What sums are kept in on a device: float64, but float32 on MPS, which has no other."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _accumulator(values: Tensor) -> Tensor:
-    # MPS has no float64.
-    return values.float() if values.device.type == "mps" else values.double()
+    return values.to(widest_float(values.device))

@@ -44,7 +44,10 @@ class Page:
     ) -> float:
         """Write one line, `size` pixels high, and return where it ends."""
         place = (left / self.width, bottom / self.height)
-        line = self.figure.text(*place, text, fontsize=0.72 * size, color=color, **font)
+        # A name with two dollar signs is a name, not mathematics.
+        line = self.figure.text(
+            *place, text, fontsize=0.72 * size, color=color, parse_math=False, **font
+        )
         return float(line.get_window_extent(self.canvas.get_renderer()).x1)
 
     def heading(self, left: float, bottom: float, name: str, note: str) -> None:
@@ -78,9 +81,24 @@ class Page:
         bar.xaxis.set_major_formatter("{x:.4g}")
         bar.set_yticks([])
 
-    def scale_bar(self, left: float, scale: float, unit: str) -> float:
+    def frame(self, left: float, bottom: float, width: float, height: float) -> None:
+        """An empty rectangle over what is there, white beside its line so that it is seen."""
+        corner, size = (left / self.width, bottom / self.height), (width, height)
+        for line, color in ((3.0, "white"), (1.2, INK)):
+            box = Rectangle(
+                corner,
+                size[0] / self.width,
+                size[1] / self.height,
+                transform=self.figure.transFigure,
+                fill=False,
+                linewidth=line,
+                edgecolor=color,
+            )
+            self.figure.add_artist(box)
+
+    def scale_bar(self, left: float, scale: float, unit: str, note: str = "") -> float:
         """A line of a round length for `scale` pixels per unit; returns where its label ends."""
-        length = 220 / scale
+        length = 180 / scale
         power = 10.0 ** np.floor(np.log10(length))
         length = power * max(step for step in (1, 2, 5) if step * power <= length)
         line = Rectangle(
@@ -91,7 +109,9 @@ class Page:
             color=INK,
         )
         self.figure.add_artist(line)
-        return self.write(left + length * scale + 10, 42, f"{length:g} {unit}", 18)
+        label = f"{length:g} {unit}".strip()
+        end = self.write(left + length * scale + 10, 42, label, 18)
+        return self.write(end + 10, 42, note, 18, FAINT) if note else end
 
     def histogram(self, left: float, label: str, series: dict[str, np.ndarray]) -> None:
         axes = self.axes(left, 84, 440, 220)
@@ -109,7 +129,7 @@ class Page:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK)
+        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK, parse_math=False)
         if len(values) > 1:
             axes.legend(fontsize=0.72 * 17, frameon=False, loc="best")
 

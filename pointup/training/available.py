@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from pointup.errors import ConfigError
+from pointup.training.devices import device_module
 
 SECONDS_BETWEEN_LOOKS = 0.004
 CGROUP_FILES = (
@@ -28,9 +29,10 @@ def memory_limit(device: torch.device, num_local_processes: int) -> int:
     process (containers, batch systems) have left, divided among the processes on this machine.
     Raises ConfigError for a device that can't be asked.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device)
+    module = device_module(device)
+    if module is not None:
+        free, _ = module.mem_get_info(device)
+        return int(free + module.memory_reserved(device))
     if device.type != "cpu":
         raise ConfigError(
             f"--token-budget auto can't measure the memory of {device.type} devices; give a number"
@@ -73,19 +75,20 @@ def room_in(folder: Path) -> list[int]:
 
 
 class PeakMemory:
-    """Most memory held while its `with` block runs, as `bytes`: allocated on a CUDA device, or
-    resident of this process, looked at every few milliseconds, for the CPU."""
+    """Most memory held while its `with` block runs, as `bytes`: by the allocator of the device,
+    gaps between tensors and all, or resident of this process, looked at every few milliseconds,
+    for the CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.bytes = device, 0
+        self.device, self.module, self.bytes = device, device_module(device), 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, name="memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self.device)
+        if self.module is not None:
+            self.module.empty_cache()
+            self.module.reset_peak_memory_stats(self.device)
         else:
             self.thread.start()
         return self
@@ -96,9 +99,9 @@ class PeakMemory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            self.bytes = torch.cuda.max_memory_allocated(self.device)
+        if self.module is not None:
+            self.module.synchronize(self.device)
+            self.bytes = self.module.max_memory_reserved(self.device)
         else:
             self.over.set()
             self.thread.join()

@@ -16,10 +16,11 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DistributedType, DynamoBackend, ProjectConfiguration
+from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
-from pointup.training.group import join_group
+from pointup.training.devices import device_module, prepare_devices
+from pointup.training.group import join_group, world_size
 from pointup.training.stopping import ending_with_launcher
 
 # What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
@@ -39,13 +40,17 @@ def make_accelerator(
 ) -> Accelerator:
     """The Accelerator that the launcher's configuration asks for.
 
-    Raises ConfigError when fewer processes were started than asked for, for a kind of parallelism
-    other than plain data parallelism, and for a dynamo backend.
+    Raises ConfigError when fewer processes were started than asked for, or more than there are
+    devices, for a kind of parallelism other than plain data parallelism, for accumulation steps of
+    the launcher, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
-    if not torch.accelerator.is_available():
-        # Without this, processes launched on a machine without accelerator each form a world of 1.
-        os.environ["ACCELERATE_USE_CPU"] = "true"
+    unknown = [name for name in log_with if name not in LoggerType.list()]
+    if unknown:
+        known = ", ".join(LoggerType.list())
+        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
+    check_accumulation()
+    prepare_devices()
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
@@ -68,7 +73,7 @@ def make_accelerator(
             f"dynamo_backend {backend.value} is not supported: torch.compile gains nothing here; "
             "leave out dynamo_config, or answer no to it in `accelerate config`"
         )
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = world_size()
     if accelerator.num_processes != world:
         raise ConfigError(
             f"{world} processes were launched but they form groups of {accelerator.num_processes}; "
@@ -103,6 +108,16 @@ def check_number_of_processes() -> None:
         )
 
 
+def check_accumulation() -> None:
+    """Refuse accumulation steps that the launcher was given: Accelerate would divide by them."""
+    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps != "1":
+        raise ConfigError(
+            f"the launcher's gradient_accumulation_steps is {steps}; leave it out, and give "
+            f"train.py --accumulation-steps {steps}"
+        )
+
+
 def processes_asked_for(command: list[str]) -> int:
     """Number of processes that an `accelerate launch` command line asks for; 1 for any other."""
     words = [Path(word).name for word in command]
@@ -133,8 +148,9 @@ def seed_micro_batch(seed: int, step: int, slot: int) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory this process has held: on the device, or of the machine for the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    """Most memory this process has held: on the device, or of the machine where it can't tell."""
+    module = device_module(device)
+    if module is not None:
+        return int(module.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

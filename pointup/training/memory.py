@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,8 +13,12 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import TrainingError
+from pointup.training.devices import release_cached_memory
 
 logger = logging.getLogger("pointup")
+
+# "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", CUBLAS_STATUS_ALLOC_FAILED.
+OUT_OF_MEMORY = re.compile(r"\bout of memory\b|_STATUS_ALLOC_FAILED\b", re.IGNORECASE)
 
 
 def in_pieces(
@@ -36,8 +41,7 @@ def in_pieces(
         # Here, outside the except block, the failed attempt's tensors are no longer held.
         forget()
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_cached_memory()
         if piece.num_graphs < 2:
             raise TrainingError(
                 f"{piece.name[0]}: out of memory with this cloud alone, of {num_tokens(piece)} "
@@ -55,9 +59,16 @@ def attempt(work: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
     try:
         return work(batch)
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error):
+        if is_out_of_memory(error):
             return None
         raise
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether memory ran out, whoever asked for it: torch's allocator, the driver, a library."""
+    if isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error):
+        return True
+    return OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def num_tokens(batch: Batch) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
-from pointup.geometry.neighbors import knn, nearest, nearest_both
+from pointup.geometry.neighbors import nearest, nearest_both
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
@@ -55,8 +56,8 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name not in ("chamfer", "trim") and not value >= 0:
-                raise ConfigError(f"--loss.{name} is {value}; it can't be negative")
+            if name not in ("chamfer", "trim") and not 0 <= value < math.inf:
+                raise ConfigError(f"--loss.{name} is {value}; it must be at least 0, and finite")
         if not 0 <= self.trim < 1:
             raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
 
@@ -75,17 +76,15 @@ def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tenso
     return to_device(ratios, batch.ptr.device)
 
 
-def target_spacing(pos: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
+def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     """Spacing (N,) that the surroundings of each point have after upsampling, seen from the source.
 
-    Mean distance to the four nearest neighbours, at least a fifth of the cloud's mean, divided by
-    the square root of the ratio (B,), as for points on a surface; 1 in a cloud without extent.
+    Mean distance to the four nearest neighbours, the model's `gaps` (N,), at least a fifth of the
+    cloud's mean, divided by the square root of the ratio (B,), as for points on a surface; 1 in a
+    cloud without extent.
     """
-    squared, index = knn(pos, ptr, 5)
-    found = index[:, 1:] >= 0
-    distance = squared[:, 1:].sqrt().masked_fill(~found, 0.0).sum(1) / found.sum(1).clamp(min=1)
-    batch = batch_from_ptr(ptr, len(pos))
-    distance = torch.maximum(distance, 0.2 * segment_mean(distance, ptr)[batch])
+    batch = batch_from_ptr(ptr, len(gaps))
+    distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
     spacing = distance / ratio.sqrt().float()[batch]
     return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
 
@@ -111,9 +110,10 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
     else:
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
-        to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         if config.chamfer == "plain":
-            to_target, to_output = safe_sqrt(to_target), safe_sqrt(to_output)
+            to_target, to_output = safe_sqrt(to_target) / unit, safe_sqrt(to_output) / unit[index]
+        else:
+            to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
     to_plane = (
         (config.point_to_plane, output.candidates, output.candidates_ptr),

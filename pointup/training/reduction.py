@@ -13,6 +13,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from pointup.geometry.packed import widest_float
+
 NOTABLE = 0.02
 """Share of a step that waiting may take before it is said to limit it."""
 
@@ -71,18 +73,21 @@ class StepReduction:
     def __init__(self, accelerator: Accelerator, parameters: Iterable[nn.Parameter]) -> None:
         self.accelerator = accelerator
         self.parameters = [p for p in parameters if p.requires_grad]
-        self.num_weights = sum(p.numel() for p in self.parameters)
-        dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        num_processes = accelerator.num_processes
-        # Behind the gradients: clouds, tokens, sum of losses, stop, elapsed, times out of memory,
+        self.sizes = [p.numel() for p in self.parameters]
+        self.num_weights = sum(self.sizes)
+        # Behind the gradients: sum of losses, clouds, tokens, stop, elapsed, times out of memory,
         # two times a process.
         self.buffer = torch.zeros(
-            self.num_weights + 6 + 2 * num_processes, dtype=dtype, device=accelerator.device
+            self.num_weights + 6 + 2 * accelerator.num_processes,
+            dtype=widest_float(accelerator.device),
+            device=accelerator.device,
         )
+        self.no_gradient = torch.zeros(max(self.sizes, default=0), device=accelerator.device)
+        self.num_clouds = self.num_tokens = 0
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
-        # Of each micro-batch: names, losses, and whether the sums are finite with it.
+        # Of each micro-batch: names, losses, and the sum of all sums with it.
         self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
 
     def start(self) -> None:
@@ -90,6 +95,7 @@ class StepReduction:
         self.buffer.zero_()
         self.micro_batches = []
         self.forget()
+        self.num_clouds = self.num_tokens = 0
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds = Counter()
         self.out_of_memory = 0
@@ -125,19 +131,19 @@ class StepReduction:
         Shapes: `losses` (B,), one of each cloud of these `names`, whose sum was propagated
         backward.
         """
-        offset = 0
-        for parameter in self.parameters:
-            end = offset + parameter.numel()
-            if parameter.grad is not None:
-                self.buffer[offset:end] += parameter.grad.flatten()
-                parameter.grad = None
-            offset = end
-        self.buffer[offset] += len(losses)
-        self.buffer[offset + 1] += num_tokens
-        self.buffer[offset + 2] += losses.detach().sum()
+        losses = losses.detach()
+        parts = [
+            self.no_gradient[:size] if parameter.grad is None else parameter.grad.flatten()
+            for parameter, size in zip(self.parameters, self.sizes, strict=True)
+        ]
+        sums = self.buffer[: self.num_weights + 1]
+        # One by one they would take a launch each, most of them for a few dozen numbers.
+        sums += torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
+        self.forget()
+        self.num_clouds += len(losses)
+        self.num_tokens += num_tokens
         # Not looked at here: that would wait for the device.
-        is_finite = self.buffer[: offset + 3].sum().isfinite()
-        self.micro_batches.append((list(names), losses.detach(), is_finite))
+        self.micro_batches.append((list(names), losses, sums.sum()))
 
     def bad_clouds(self) -> list[str]:
         """Clouds of this process that a non-finite number of this step came from.
@@ -150,7 +156,7 @@ class StepReduction:
             for name, is_finite in zip(names, losses.isfinite().tolist(), strict=True)
             if not is_finite
         ]
-        first = (names for names, _, is_finite in self.micro_batches if not is_finite)
+        first = (names for names, _, total in self.micro_batches if not total.isfinite())
         return bad or next(first, [])
 
     def finish(self, stop: bool, elapsed_seconds: float) -> StepTotals:
@@ -163,30 +169,30 @@ class StepReduction:
             # Work on the device is over only now; the reduction would wait for it anyway.
             with self.working():
                 torch.accelerator.synchronize()
-        tail = self.buffer[self.num_weights :]
-        tail[3] = float(stop)
-        tail[4] = elapsed_seconds if rank == 0 else 0.0
-        tail[5] = self.out_of_memory
-        tail[6 + rank] = self.busy_seconds
-        tail[6 + num_processes + rank] = self.data_wait_seconds
+        tail = [0.0] * (5 + 2 * num_processes)
+        tail[:5] = (
+            self.num_clouds, self.num_tokens, stop, elapsed_seconds if rank == 0 else 0.0,
+            self.out_of_memory,
+        )  # fmt: skip
+        tail[5 + rank] = self.busy_seconds
+        tail[5 + num_processes + rank] = self.data_wait_seconds
+        self.buffer[self.num_weights + 1 :].copy_(
+            torch.tensor(tail, dtype=self.buffer.dtype), non_blocking=True
+        )
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
-        totals = reduced[self.num_weights :].tolist()
+        loss, *totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])
-
-        offset = 0
-        for parameter in self.parameters:
-            end = offset + parameter.numel()
-            mean = reduced[offset:end] / max(num_clouds, 1)
-            parameter.grad = mean.view_as(parameter).to(parameter.dtype)
-            offset = end
+        mean = (reduced[: self.num_weights] / max(num_clouds, 1)).float()
+        for parameter, part in zip(self.parameters, mean.split(self.sizes), strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
         return StepTotals(
             num_clouds=num_clouds,
             num_tokens=round(totals[1]),
-            loss=totals[2] / max(num_clouds, 1),
-            stop=totals[3] > 0,
-            elapsed_seconds=totals[4],
-            busy_seconds=tuple(totals[6 : 6 + num_processes]),
-            data_wait_seconds=tuple(totals[6 + num_processes :]),
-            out_of_memory=round(totals[5]),
+            loss=loss / max(num_clouds, 1),
+            stop=totals[2] > 0,
+            elapsed_seconds=totals[3],
+            busy_seconds=tuple(totals[5 : 5 + num_processes]),
+            data_wait_seconds=tuple(totals[5 + num_processes :]),
+            out_of_memory=round(totals[4]),
             data_seconds=self.data_seconds,
         )

@@ -1,0 +1,207 @@
+"""Whole runs on a device without hardware: train.py, retries, budgets, upsampling, the bench.
+
+See `emulated_device`. Run by `test_emulated.py`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import emulated_device
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, metrics_of
+from emulated_device import DEVICE, memory, memory_limit, recorded
+from emulated_training import as_if_trained, batch_of, waits_of
+
+from pointup.bench.sections import ALL
+from pointup.bench.timing import Effort
+from pointup.bench.work import Alone
+from pointup.data.batch import move
+from pointup.modelconfig import ModelConfig
+from pointup.training.config import TrainConfig
+from pointup.training.launch import make_accelerator
+from pointup.training.memory import in_pieces, num_tokens
+from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.training.reduction import StepReduction
+from pointup.upsampling import upsample
+
+sys.path.insert(0, str(ROOT))
+SMALL = ModelConfig(feature_dim=16, num_layers=1)
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    with emulated_device.emulated():
+        yield
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """An Accelerator on the emulated device, as `accelerate launch` would make it on a GPU."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    def accelerator(precision: str = "no", where: torch.device = DEVICE) -> Any:
+        for state in (AcceleratorState, GradientState, PartialState):
+            state._reset_state()
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no" if precision == "fp16" else precision)
+        made = make_accelerator(tmp_path)
+        monkeypatch.delenv("ACCELERATE_USE_CPU")
+        PartialState._shared_state["device"] = where
+        AcceleratorState._shared_state["device"] = where
+        if precision == "fp16":
+            # As Accelerate does on the devices that it knows.
+            AcceleratorState._shared_state["_mixed_precision"] = "fp16"
+            made.native_amp, made.scaler = True, torch.amp.GradScaler("gpu", init_scale=1024.0)
+        assert made.device == where and made.mixed_precision == precision
+        return made
+
+    yield accelerator
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+def options(data: Path, run: Path, **more: Any) -> TrainConfig:
+    given = {
+        "data": str(data), "output_dir": run, "steps": 2, "eval_every": 2, "save_every": 1,
+        "log_every": 1, "num_workers": 0, "token_budget": 1500, "num_pictures": 0,
+        "log_with": (), "model": SMALL, "warmup_steps": 1, "learning_rate": 1e-3,
+    }  # fmt: skip
+    return TrainConfig(**(given | more))
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
+    precision: str, pair_directory: Path, tmp_path: Path, make: Callable[..., Any]
+) -> None:
+    from train import train
+
+    runs = {}
+    for name, where in (("cpu", torch.device("cpu")), ("gpu", torch.device("gpu"))):
+        if name == "cpu" and precision != "no":
+            continue
+        config = options(pair_directory, tmp_path / name)
+        train(config, make(precision, where), stop_after=1)
+        train(config, make(precision, where))
+        runs[name] = metrics_of(config.output_dir)
+    steps = [line for line in runs["gpu"] if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2]
+    assert all(np.isfinite(line["loss"]) for line in steps)
+    assert any("validation" in str(line) for line in runs["gpu"])
+    if precision == "no":
+        expected = [line["loss"] for line in runs["cpu"] if "loss" in line]
+        assert [line["loss"] for line in steps] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("where", [torch.device("gpu"), DEVICE], ids=str)
+def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
+    where: torch.device, tmp_path: Path
+) -> None:
+    batch = batch_of(tmp_path, [60, 50, 70, 40])
+    model = as_if_trained().to(where)
+    reduction = StepReduction(Alone(DEVICE), model.parameters())
+
+    def propagate(piece: Any) -> torch.Tensor:
+        piece = move(piece, where)
+        ratio = training_ratio(piece, None, 16.0)
+        output = model(piece.pos, piece.ptr, ratio)
+        spacing = target_spacing(output.gaps, piece.ptr, ratio)
+        losses = cloud_losses(output, piece, spacing, LossConfig())
+        losses.sum().backward()
+        return losses.detach()
+
+    def gradient(limit: int) -> tuple[list[torch.Tensor], int]:
+        reduction.start()
+        pieces = 0
+        with memory_limit(limit):
+            for piece, losses in in_pieces(batch, propagate, reduction.forget_failure):
+                pieces += 1
+                reduction.add(losses, num_tokens(piece), piece.name)
+        reduction.finish(stop=False, elapsed_seconds=0.0)
+        return [weight.grad.cpu() for weight in model.parameters()], pieces
+
+    before = memory.allocated
+    memory.peak = before
+    whole, pieces = gradient(1 << 60)
+    assert pieces == 1
+    halves, pieces = gradient(before + int(0.75 * (memory.peak - before)))
+    assert pieces > 1 and reduction.out_of_memory > 0
+    for one, other in zip(halves, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
+    pair_directory: Path, tmp_path: Path, make: Callable[..., Any], caplog: Any
+) -> None:
+    from train import train
+
+    budgets = []
+    for number, limit in enumerate((60 << 20, 240 << 20)):
+        config = options(
+            pair_directory, tmp_path / str(number), token_budget="auto", steps=1, eval_every=9
+        )
+        accelerator = make()
+        with memory_limit(limit), caplog.at_level(logging.INFO, "pointup"):
+            train(config, accelerator)
+        from pointup.training.budget import recorded_budget
+
+        budgets.append(recorded_budget(config.output_dir))
+    assert 0 < budgets[0] < budgets[1]
+
+
+def test_a_cloud_is_made_denser_as_on_the_cpu() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
+    model = as_if_trained()
+    expected = upsample(points, 3.0, model=model, device="cpu")
+    made = upsample(points, 3.0, model=as_if_trained().to(DEVICE), device=DEVICE)
+    assert len(made) == len(expected) == 1800
+    # Which of two equally good children is kept may hang on rounding.
+    same = np.isclose(made, expected, rtol=0, atol=1e-3).all(1)
+    assert same.mean() > 0.9
+
+
+# Planning and reading are the processor's; scaling forms processes that have no emulated device.
+@pytest.mark.parametrize(
+    "section",
+    [section for section in ALL if section.name in ("knn", "step", "reference", "upsampling")],
+    ids=lambda section: section.name,
+)
+def test_every_section_of_the_bench_runs(section: Any) -> None:
+    effort = Effort(quick=True, device=torch.device("gpu"), seconds=1000.0)
+    patches = [
+        mock.patch(f"pointup.bench.{name}", value)
+        for name, value in (
+            ("steps.QUICK_SIZES", (60,)),
+            ("steps.token_budget", lambda device: 1200),
+            ("searches.QUICK_POINTS", 200),
+            ("reference.QUICK_SIZES", (60,)),
+            ("reference.token_budget", lambda device: 1200),
+            ("upsampled.QUICK_SIZES", (300,)),
+            ("steps.MOST_ROUNDS", 1),
+            ("timing.MOST_ROUNDS", 1),
+        )
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        with recorded() as log:
+            rows = list(section.measure(effort))
+    finally:
+        for patch in patches:
+            patch.stop()
+    assert rows and not all("left_out" in row for row in rows)
+    assert all(section.line(row) for row in rows)
+    if section.name == "step":
+        assert waits_of(log) <= {
+            ("synchronize", "pointup/bench/timing.py:now"),
+            ("synchronize", "pointup/training/reduction.py:finish"),
+            ("copy to the CPU", "pointup/training/reduction.py:finish"),
+        }
