@@ -539,7 +539,7 @@ def emulated() -> Iterator[None]:
     """Inside, the device is complete: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
-    from pointup.geometry import kernels, neighbors, thinning
+    from pointup.geometry import adaptive, kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.training import optimizer
 
@@ -558,6 +558,11 @@ def emulated() -> Iterator[None]:
     def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
         return thinning._sample_buckets(pos, bounds, counts)
 
+    def radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
+        # Those of the CPU's picks, so that both thin alike.
+        order, log_distance = adaptive._pick_distances(pos, ptr)
+        return torch.empty_like(log_distance).index_copy(0, order, log_distance.exp())
+
     accelerator = torch.accelerator
     patches = [
         (accelerator, "synchronize", module.synchronize),
@@ -570,6 +575,7 @@ def emulated() -> Iterator[None]:
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
+        (adaptive, "insertion_radii", _answered(adaptive.insertion_radii, radii)),
     ]
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)

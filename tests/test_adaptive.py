@@ -83,12 +83,3 @@ def test_the_distances_of_farthest_points_never_rise_and_are_those_measured() ->
         between = torch.cdist(ordered[start:stop], ordered[start:stop])
         exact = torch.stack([between[i, :i].min() for i in range(1, stop - start)])
         assert ((alone[1:] - exact).abs() < 0.1 * exact + 0.01).all()
-
-
-def test_distances_of_picks_do_not_depend_on_how_many_are_compared_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pos, ptr = torch.rand(300, 3), torch.tensor([0, 100, 300])
-    together = log_pick_distances(pos, ptr)
-    monkeypatch.setattr(adaptive, "PAIRS_PER_CHUNK", 1000)
-    assert torch.equal(log_pick_distances(pos, ptr), together)

@@ -69,15 +69,17 @@ def test_pairs_are_counted_against_what_the_hardware_can_issue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(tmp_path, "echo NVIDIA H100 80GB HBM3, 1980 MHz; echo Another, [N/A]", monkeypatch)
-    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", multi_processor_count=132)
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     bound = pairs_bound(CPU)
-    assert bound == pytest.approx(132 * 128 * 1.98e9 / 8.6)
-    gpu.name = "Another"
+    assert bound == pytest.approx(132 * 128 * 1.98e9 / 8.7)
+    gpu.major = 7
+    assert pairs_bound(CPU) is None
+    gpu.major, gpu.name = 9, "Another"
     assert pairs_bound(CPU) is None
     driver(tmp_path, "exit 9", monkeypatch)
     assert pairs_bound(CPU) is None
     assert pairs_finding(CPU, 1e-3, 2e12, bound).level == "ok"
-    assert "51% of what it can issue" in pairs_finding(CPU, 1e-3, 2e12, bound).text
+    assert "52% of what it can issue" in pairs_finding(CPU, 1e-3, 2e12, bound).text
     assert pairs_finding(CPU, 1e-3, 1e11, bound).level == "warn"
     assert "not known" in pairs_finding(CPU, 1e-3, 1e11, None).text

@@ -124,6 +124,18 @@ def test_the_spread_is_as_even_as_that_of_farthest_points(
         assert ours < 1.04 * theirs
 
 
+def test_where_few_are_kept_the_coarser_samples_leave_no_holes() -> None:
+    generator = torch.Generator().manual_seed(1)
+    pos = torch.rand(6000, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0])
+    spacing, ptr, wanted = 1 + 1e-4 * pos[:, 0], torch.tensor([0, 6000]), torch.tensor([300])
+    expected = sample_by_spacing(pos, ptr, wanted, spacing.log())
+    found = sample_as_elsewhere(pos, ptr, wanted, spacing.log())
+    # Without coarser samples, 1.6 times as uneven, and twice the squared distance.
+    unevenness, reach = unevenness_and_reach(pos, expected, spacing)
+    ours = unevenness_and_reach(pos, found, spacing)
+    assert ours[0] < 1.4 * unevenness and ours[1] < 1.1 * reach
+
+
 def test_samples_are_coarse_enough_for_what_is_kept_and_point_to_themselves() -> None:
     ptr = torch.tensor([0, 1000, 1000, 1001, 1050])
     row, parent, node_ptr = coarser_samples(ptr, torch.tensor([200, 0, 1, 30]))

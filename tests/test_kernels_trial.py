@@ -289,6 +289,42 @@ def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
         expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
 
 
+def recorded_options(pos: torch.Tensor, ptr: torch.Tensor) -> dict[str, Any]:
+    from pointup.geometry.kernels import nearest as module
+
+    kernel = mock.MagicMock()
+    with mock.patch.object(module, "nearest_kernel", kernel):
+        module.nearest_index(pos, ptr, pos, ptr)
+    options: dict[str, Any] = kernel.__getitem__.return_value.call_args.kwargs
+    return options
+
+
+def test_registers_are_limited_for_float32_on_nvidia_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, ptr = torch.zeros(3, 3), torch.tensor([0, 3])
+    assert recorded_options(pos, ptr)["maxnreg"] == 168
+    assert "maxnreg" not in recorded_options(pos.double(), ptr)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "maxnreg" not in recorded_options(pos, ptr)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+def test_no_kernel_is_compiled_anew_for_other_counts() -> None:
+    import importlib
+
+    from triton.runtime.jit import JITFunction
+
+    counts = []
+    for name in ("farthest", "insertion", "knn", "nearest", "order"):
+        module = importlib.import_module(f"pointup.geometry.kernels.{name}")
+        for kernel in vars(module).values():
+            if isinstance(kernel, JITFunction) and kernel.__name__.endswith("_kernel"):
+                for param in kernel.params:
+                    if param.name.startswith("num_") or param.name == "k":
+                        counts.append(param.name)
+                        assert param.do_not_specialize, f"{kernel.__name__}: {param.name}"
+    assert len(counts) == 12 and counts.count("k") == 1
+
+
 EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]
 
 

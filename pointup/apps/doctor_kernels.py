@@ -22,8 +22,8 @@ CLOUDS = 8
 POINTS_PER_CLOUD = 25_000
 NEIGHBORS = 16
 REPEATS = 5
-INSTRUCTIONS_PER_PAIR = 8.6
-"""Of the loop that searches the nearest point among all, compiled for sm_90."""
+INSTRUCTIONS_PER_PAIR = {8: 8.5, 9: 8.7, 10: 5.6}
+"""Of the loop that searches the nearest point among all, compiled for a compute capability."""
 LANES = 128
 """Instructions that a multiprocessor issues a cycle, times the threads of each, from sm_80 on."""
 SLOW_SHARE = 0.2
@@ -86,7 +86,7 @@ def pairs_finding(
 
 
 def pairs_bound(device: torch.device) -> float | None:
-    """Pairs a second at the highest clock of a GPU; None where the driver doesn't tell it."""
+    """Pairs a second at the highest clock of a GPU; None where it or the GPU's kind is unknown."""
     properties = torch.cuda.get_device_properties(device)
     try:
         lines = ask_driver("--query-gpu=name,clocks.max.sm", "--format=csv,noheader").splitlines()
@@ -96,10 +96,11 @@ def pairs_bound(device: torch.device) -> float | None:
     # GPUs of one name have the same highest clock.
     clocks = {name.strip(): parse_number(mhz.strip()) for name, _, mhz in parts}
     megahertz = clocks.get(properties.name)
-    if megahertz is None:
+    instructions = INSTRUCTIONS_PER_PAIR.get(properties.major)
+    if megahertz is None or instructions is None or torch.version.hip:
         return None
     lanes: int = properties.multi_processor_count * LANES
-    return lanes * megahertz * 1e6 / INSTRUCTIONS_PER_PAIR
+    return lanes * megahertz * 1e6 / instructions
 
 
 def duration(work: Callable[[], object], device: torch.device) -> float:

@@ -28,8 +28,6 @@ SMOOTHING = 2
 
 # Picks at which the distance that farthest-point sampling has come down to is measured.
 NUM_MEASURED = 48
-# Pairs of points with measured ones that are held at a time.
-PAIRS_PER_CHUNK = 1 << 23
 
 
 @torch.no_grad()
@@ -109,52 +107,35 @@ def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
 
 def log_pick_distances(ordered: Tensor, ptr: Tensor) -> Tensor:
     """Logarithm of the distance (N,) of each point to those before it, for packed points (N, 3) in
-    the order of farthest-point sampling: it never rises, and is measured at some of each cloud's.
+    the order of farthest-point sampling, on the CPU: it never rises, and is measured at some of
+    each cloud's. 0 for a point that is alone in its cloud."""
+    bounds = pairwise(ptr.tolist())
+    distances = [_log_pick_distances_of_one(ordered[start:stop]) for start, stop in bounds]
+    return torch.cat([ordered.new_zeros(0), *distances])
 
-    0 for a point that is alone in its cloud.
-    """
-    num_points, sizes = len(ordered), sizes_from_ptr(on_host(ptr))
-    if num_points == 0:
-        return ordered.new_empty(0)
-    last = (sizes - 1).clamp(min=1).float().unsqueeze(1)
+
+def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
+    num_points = len(ordered)
+    if num_points < 2:
+        return ordered.new_zeros(num_points)
+    last = torch.tensor(num_points - 1.0)
     share = torch.linspace(0, 1, NUM_MEASURED // 3)
     # Where it falls quickly: at the start, and at the end if there are copies of points.
-    measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share], dim=1)
-    measured = measured.round().long().sort(dim=1).values
-    num_measured = measured.shape[1]
-    first = on_host(ptr)[:-1].unsqueeze(1)
-    # Clouds one after another in one ascending sequence, to be searched at once.
-    shift = (num_points + 1) * torch.arange(len(sizes)).unsqueeze(1)
-    # A point that is alone has none before it.
-    until = torch.minimum(measured, (sizes - 1).clamp(min=0).unsqueeze(1))
-    rows = (first + until).clamp(max=num_points - 1)
-    table = to_device(torch.stack([measured, until, rows, measured + shift]), ordered.device)
-    measured, until, rows, sequence = table.unbind()
-
-    batch = batch_from_ptr(ptr, num_points)
-    place = torch.arange(num_points, device=ordered.device) - ptr[batch]
-    squared = ordered.new_full(measured.shape, torch.inf)
-    picked = ordered[rows].permute(2, 0, 1)
-    chunk_size = max(1, PAIRS_PER_CHUNK // num_measured)
-    for start in range(0, num_points, chunk_size):
-        cloud = batch[start : start + chunk_size]
-        points = ordered[start : start + chunk_size].t().unsqueeze(2)
-        pairs = (picked.index_select(1, cloud) - points).square().sum(0)
-        is_later = place[start : start + chunk_size].unsqueeze(1) >= until[cloud]
-        pairs = pairs.masked_fill(is_later, torch.inf)
-        squared.scatter_reduce_(0, cloud.unsqueeze(1).expand_as(pairs), pairs, "amin")
-    distance = squared.masked_fill(squared == torch.inf, 1.0).sqrt()
-    floor = 1e-6 * distance.amax(1, keepdim=True).clamp(min=1e-30)
-    distance = torch.maximum(distance, floor).log().flatten()
-
+    measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
+    measured = measured.round().long().unique()
+    distance = torch.cdist(ordered[measured], ordered)
+    earlier = torch.arange(num_points) < measured[:, None]
+    distance = distance.masked_fill(~earlier, torch.inf).amin(1)
+    distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()
     # Straight between the measured ones, over the logarithm of the number of points.
-    place = place.clamp(min=1)
-    right = torch.searchsorted(sequence.flatten(), place + (num_points + 1) * batch)
-    right = torch.maximum(right, num_measured * batch + 1)
-    left, log_measured = right - 1, measured.flatten().log()
-    low, high = log_measured[left], log_measured[right]
-    weight = (place.log() - low) / (high - low).clamp(min=1e-12)
-    return torch.lerp(distance[left], distance[right], weight)
+    at = torch.arange(1, num_points)
+    right = torch.searchsorted(measured, at).clamp(min=1, max=max(1, len(measured) - 1))
+    if len(measured) == 1:
+        between = distance.expand(num_points - 1)
+    else:
+        low, high = measured[right - 1].log(), measured[right].log()
+        between = torch.lerp(distance[right - 1], distance[right], (at.log() - low) / (high - low))
+    return torch.cat([between[:1], between])
 
 
 def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tuple[Tensor, Tensor]:

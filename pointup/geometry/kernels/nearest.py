@@ -10,7 +10,7 @@ from torch import Tensor
 from pointup.geometry.packed import batch_from_ptr
 
 # 64 x 32 pairs at a time in 4 warps: 16 a thread, of one point and 16 queries. Compiled for sm_90
-# that is 8.6 instructions a pair; twice the points are 8 instructions, but spill registers.
+# that is 8.7 instructions a pair; twice the points are 8 instructions, but spill registers.
 BLOCK_Q = 64
 BLOCK_K = 32
 NUM_WARPS = 4
