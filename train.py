@@ -140,7 +140,7 @@ def run(
     total_steps = length_in_steps(config, sampler.num_steps)
     quarter = math.ceil(total_steps / 4) if total_steps else 500
     eval_every, save_every = config.eval_every or quarter, config.save_every or quarter
-    clouds_per_step = len(data.train) / sampler.num_steps
+    plan, clouds_per_step = sampler.statistics(), len(data.train) / sampler.num_steps
     peak_rate = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, clouds_per_step, config.reference_clouds
     )
@@ -200,7 +200,7 @@ def run(
                     "weights": f"{reduction.num_weights:,}",
                     "processes": f"{accelerator.num_processes}, of "
                     f"{config.accumulation_steps} micro-batches a step",
-                    "token budget": f"{sampler.token_budget:,}, {sampler.statistics().fill:.1%} used",
+                    "token budget": f"{sampler.token_budget:,}, {plan.fill:.1%} used",
                     "clouds a step": f"{clouds_per_step:.1f}",
                     "steps": f"{total_steps or '?'}, {sampler.num_steps} an epoch",
                     "learning rate": f"{peak_rate:.3g}, scaling {config.lr_scaling}",

@@ -26,6 +26,8 @@ from pointup.geometry.local import (
     describe_neighbors_of_children,
     local_geometry,
     mean_gaps,
+    shortened,
+    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn
@@ -126,7 +128,6 @@ class Upsampler(
     def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
         """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
-        # On the CPU, so that nothing waits for the device.
         sizes = sizes_from_ptr(on_host(ptr))
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
@@ -161,7 +162,7 @@ class Upsampler(
         normals = self.turn_normals(features, g, geometry, recompute)
         tables, pieces = self.child_tables(features), []
         for num_slots, rows in same_number_of_slots(padded, on_host(ptr)):
-            index = neighbors[rows, :num_slots]
+            index = without_bridges(neighbors[rows, :num_slots], rows, pos, geometry.local_spacing)
             piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
             pieces.append(piece.flatten(0, 1))
         candidates = torch.cat(pieces)
@@ -221,7 +222,8 @@ class Upsampler(
         pulled to and pushed from them, as by the masks of subdivision surfaces, and to and from
         their planes, whose normals are n. A chord lies on one side of a curved surface and the
         planes on the other, so that both together can hit it. On a plane it stays on the plane.
-        Besides, it goes a learned share of the way to `arches`.
+        Besides, it goes a learned share of the way to `arches`. In all it moves by at most
+        `MAX_OFFSET` s.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `tables` and `g`
         (N, K, P) of all points.
@@ -258,11 +260,9 @@ class Upsampler(
             linear = cast(nn.Linear, self.child_position[0])
             arch = arches(to_slot, own_normal, normal_of_slot)
             fitted = whole.normal[local.index]
-            offset: Tensor | float = 0.0
-            from_parent = 0.5 * to_slot
-            for refinement in range(self.config.num_refinements):
-                if refinement:
-                    from_parent = 0.5 * to_slot + offset
+            offsets: list[Tensor] = []
+            for _ in range(self.config.num_refinements):
+                from_parent = 0.5 * to_slot + offsets[-1] if offsets else 0.5 * to_slot
                 described = describe_neighbors_of_children(local, from_parent, to_slot, fitted)
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
@@ -276,8 +276,8 @@ class Upsampler(
                     )
                     + self.arch(x_normed_NRC).float() * arch
                 )
-                offset = offset + moved if refinement else moved
-            return (own + others) * 0.5 + offset * spacing
+                offsets.append(offsets[-1] + moved if offsets else moved)
+            return (own + others) * 0.5 + shortened(offsets[-1]) * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,

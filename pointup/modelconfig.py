@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import isfinite
 
 MAX_OVERSAMPLING = 8.0
 """Most that a draft, a single pass, has of what is wanted."""
 
+# Far beyond what is of use: a larger number is a slip, and would ask for all the memory there is.
+LARGEST = {
+    "feature_dim": 4096,
+    "k": 1024,
+    "num_layers": 128,
+    "heads": 128,
+    "child_heads": 128,
+    "position_hidden": 4096,
+    "num_refinements": 128,
+    "slots_per_ratio": 64.0,
+    "evening_steps": 10_000,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of the model."""
+    """Options of the model; ValueError for a value of another type or out of range."""
 
     feature_dim: int = 48
     """Channels of each point's feature vector."""
@@ -48,6 +62,13 @@ class ModelConfig:
     """Share of attention weights dropped in training."""
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            _check_type(option.name, str(option.type), getattr(self, option.name))
+        for name, largest in LARGEST.items():
+            if getattr(self, name) > largest:
+                raise ValueError(
+                    f"model.{name} is {getattr(self, name)!s:.40}; it must be at most {largest:g}"
+                )
         at_least_one = (
             "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
         )  # fmt: skip
@@ -77,3 +98,15 @@ class ModelConfig:
             raise ValueError(f"model.quota_trust is {self.quota_trust}; it must lie in [0, 1]")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")
+
+
+def _check_type(name: str, kind: str, value: object) -> None:
+    if kind == "bool":
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif kind == "int":
+        fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+    else:
+        fits = isinstance(value, float | int) and not isinstance(value, bool) and isfinite(value)
+        wanted = "a finite number"
+    if not fits:
+        raise ValueError(f"model.{name} is {value!r:.40}; it must be {wanted}")

@@ -167,10 +167,12 @@ def make_store(tmp_path: Path) -> Callable[..., Any]:
 
     count = iter(range(100))
 
-    def make(positions: np.ndarray, block_size: int = 200, chunk_size: int = 500) -> Any:
+    def make(points: np.ndarray | PointCloud, block_size: int = 200, chunk_size: int = 500) -> Any:
         directory = tmp_path / str(next(count))
         directory.mkdir()
-        cloud = PointCloud(positions, {"number": np.arange(len(positions))})
+        cloud = points
+        if not isinstance(points, PointCloud):
+            cloud = PointCloud(points, {"number": np.arange(len(points))})
         return build_store(in_chunks(cloud, chunk_size), directory, block_size)
 
     return make

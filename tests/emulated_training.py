@@ -28,9 +28,9 @@ from pointup.training.memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 from pointup.training.reduction import StepReduction
 
-MOST_OPERATIONS = 1200
-"""Of a step of the default model in bf16, ratios mixed, with normals: a GPU gets some 100,000 to
-200,000 a second from one process."""
+MOST_OPERATIONS = 1280
+"""Of a step of the default model in bf16, ratios mixed, with normals: one process launches some
+100,000 to 200,000 a second on a GPU."""
 
 WAITS = {
     ("synchronize", "pointup/training/reduction.py:finish"): "the step's work is timed",

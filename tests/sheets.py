@@ -52,8 +52,8 @@ def in_chunks(cloud: PointCloud, size: int) -> Iterator[PointCloud]:
 def upsample_in_blocks(
     store: Store, model: Upsampler, wishes: Wishes, tile: float | None = None, budget: int = 400
 ) -> np.ndarray:
-    parts = run_passes(store, model, wishes, Alone(), CPU, token_budget=budget, tile=tile)
-    return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in parts)])
+    made = run_passes(store, model, wishes, Alone(), CPU, token_budget=budget, tile=tile)
+    return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in made.of_file())])
 
 
 def assert_tells_of_measured(

@@ -31,11 +31,15 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
         parent = region.rows["position"][core[found.parent]]
         first = int(store.block_ptr[block]) * slots
         expected = whole[first : first + len(parent)]
-        assert np.allclose(parent + found.offset, expected, atol=2e-5)
+        # Children out of reach are copies of their parents.
+        is_made = found.distance > 0
+        assert is_made.mean() > 0.98
+        assert np.allclose((parent + found.offset)[is_made], expected[is_made], atol=2e-5)
+        assert not found.offset[~is_made].any()
         away = np.abs(expected - np.repeat(rows["position"], slots, 0)[first:][: len(parent)])
         assert away.max() > 0.5
         nearest = cKDTree(rows["position"]).query(expected)[0]
-        assert (found.distance >= nearest - 1e-5).all()
+        assert (found.distance >= nearest - 1e-5)[is_made].all()
         assert np.isclose(found.distance, nearest, atol=1e-5).mean() > 0.9
 
 

@@ -68,7 +68,7 @@ def test_more_processes_than_devices_are_refused_before_they_form_a_group(
     with (
         mock.patch("torch.accelerator.is_available", lambda: True),
         mock.patch("torch.accelerator.device_count", lambda: 4),
-        pytest.raises(ConfigError, match="8 processes .* sees 4; give --num_processes 4"),
+        pytest.raises(ConfigError, match=r"8 processes .* sees 4; give --num_processes 4"),
     ):
         prepare_devices()
 
@@ -86,7 +86,9 @@ def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
         assert said.count("\n") == 1
         monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
         monkeypatch.setenv("WORLD_SIZE", "8")
-        with pytest.raises(ConfigError, match="the driver is asleep; 8 processes .* use_cpu: true"):
+        with pytest.raises(
+            ConfigError, match=r"the driver is asleep; 8 processes .* use_cpu: true"
+        ):
             prepare_devices()
         for asked in ("True", None):  # Wanted so, or started without a launcher.
             monkeypatch.setenv("WORLD_SIZE", "8" if asked else "1")
@@ -134,7 +136,7 @@ def test_accumulation_steps_of_the_launcher_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     check_accumulation()
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(ConfigError, match="train.py --accumulation-steps 4"):
+    with pytest.raises(ConfigError, match=r"train\.py --accumulation-steps 4"):
         check_accumulation()
 
 

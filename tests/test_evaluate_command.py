@@ -9,13 +9,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import laspy
 import numpy as np
+import pyproj
 import pytest
 import torch
 
 from pointup import Upsampler, upsample
 from pointup.apps.cli import main
-from pointup.evaluation.lidar import common_extent, measure_survey
+from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.extent import common_extent
+from pointup.evaluation.ground import find_ground
+from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.shapes import Shape, measure_shape
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
@@ -65,6 +70,12 @@ def surveys(tmp_path: Path) -> Path:
     np.savetxt(tmp_path / "sparse.xyz", dense[::4], fmt="%.3f")
     np.savetxt(tmp_path / "raised.xyz", dense + np.array([0, 0, 0.2]), fmt="%.3f")
     return tmp_path
+
+
+def chamfer_of(made: np.ndarray, source: np.ndarray, reference: np.ndarray) -> float:
+    extent = common_extent({"source": source, "reference": reference})
+    against = SurveyReference(reference, extent, find_ground(reference, extent), source)
+    return against.measure(made)["chamfer"]
 
 
 def evaluate(*arguments: str | Path) -> int:
@@ -123,9 +134,8 @@ def test_shapes_and_surveys_are_upsampled_with_the_oversampling_asked_for(
         assert not evaluate(*survey, "--ratio", 3, *asked)
         points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
         made = upsample(points, 3, model=upsampler, oversampling=oversampling)
-        expected = measure_survey(made, dense, common_extent({"sparse": points, "dense": dense}))
         chamfer = figures_of(path)["rows"]["model"]["chamfer"]
-        assert chamfer == pytest.approx(expected["chamfer"], rel=1e-5)
+        assert chamfer == pytest.approx(chamfer_of(made, points, dense), rel=1e-5)
         said = f"oversampling {oversampling}"
         assert capsys.readouterr().out.count(said) == (2 if oversampling > 1 else 0)
 
@@ -171,15 +181,25 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) < 100 + 2 * len(str(surveys))
     content = figures_of(surveys / "out.json")
-    assert list(content["rows"]) == ["prediction", "midpoints", "source"]
-    prediction, midpoints, source = content["rows"].values()
+    assert list(content["rows"]) == ["prediction", "midpoints", *BASELINES, "source"]
+    prediction, midpoints, *baselines, source = content["rows"].values()
+    for baseline in baselines:
+        assert baseline["num_points"] == pytest.approx(prediction["num_points"], rel=0.05)
+    assert "unit: unknown, no file names a coordinate system" in text
+    best = min(row["chamfer"] for row in (midpoints, *baselines))
+    assert f"Chamfer of the prediction: {prediction['chamfer'] / best:.1%} of the best" in text
+    # Raised by as much as that, the lowest points are much worse, and it is said.
+    (remark,) = content["remarks"]
+    assert f"ground height RMSE {prediction['ground_rmse']:.4f} unit, not 0" in remark
+    assert remark in " ".join(text.split())
     assert prediction["canopy_rmse"] == pytest.approx(0.2)
     assert prediction["density"] == pytest.approx(4 * source["density"], rel=0.1)
     assert midpoints["num_points"] == pytest.approx(prediction["num_points"], rel=0.05)
     # The source is part of the reference, but not all of it.
     assert source["to_reference"] == 0 < source["from_reference"]
-    for metric in content["metrics"].values():
-        assert metric["convention"] in " ".join(text.split())
+    shown = {name for row in content["rows"].values() for name in row}
+    for name in shown:
+        assert content["metrics"][name]["convention"] in " ".join(text.split())
     assert (surveys / "density.png").stat().st_size > 1000
 
 
@@ -194,11 +214,10 @@ def test_the_midpoints_of_a_survey_are_as_uneven_as_their_source(surveys: Path) 
         "--ratio", 4, "--json", surveys / "out.json",
     )  # fmt: skip
     given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
-    extent = common_extent({"source": points, "reference": points})
 
     def chamfer(trust: float) -> float:
         made = upsample(points, 4.0, model=Upsampler(quota_trust=trust))
-        return measure_survey(made, points, extent)["chamfer"]
+        return chamfer_of(made, points, points)
 
     assert given == pytest.approx(chamfer(0.0), rel=1e-6)
     assert given != pytest.approx(chamfer(0.7), rel=1e-3)
@@ -211,27 +230,93 @@ def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> 
             "--model", model, *wish, "--json", surveys / "out.json",
         )  # fmt: skip
         rows = figures_of(surveys / "out.json")["rows"]
-        assert list(rows) == ["model", "midpoints", "source"]
-        for row in ("model", "midpoints"):
+        assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
+        for row in ("model", "midpoints", *BASELINES):
             density = ratio * rows["source"]["density"]
             assert rows[row]["density"] == pytest.approx(density, rel=0.1)
     assert rows["model"]["to_reference"] != rows["midpoints"]["to_reference"]
 
 
-def test_feet_become_metres(surveys: Path) -> None:
+def test_figures_are_in_feet_where_the_files_are(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("dense", "raised"):
         points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048
         np.savetxt(surveys / f"{name}_feet.xyz", points, fmt="%.6f")
-    rows = []
+    contents = []
     for suffix, unit in (("", 1), ("_feet", 0.3048)):
         assert not evaluate(
             "lidar", "--reference", surveys / f"dense{suffix}.xyz", "--prediction",
             surveys / f"raised{suffix}.xyz", "--metres-per-unit", unit,
             "--json", surveys / "out.json",
         )  # fmt: skip
-        rows.append(figures_of(surveys / "out.json")["rows"]["prediction"])
-    assert rows[1]["chamfer"] == pytest.approx(rows[0]["chamfer"], rel=1e-4)
-    assert rows[1]["density"] == pytest.approx(rows[0]["density"], rel=1e-2)
+        contents.append(figures_of(surveys / "out.json"))
+    metres, feet = (content["rows"]["prediction"] for content in contents)
+    assert [content["unit"] for content in contents] == ["m", "ft"]
+    assert contents[1]["metrics"]["chamfer"]["unit"] == "ft"
+    assert feet["chamfer"] * 0.3048 == pytest.approx(metres["chamfer"], rel=1e-4)
+    assert feet["density"] == pytest.approx(0.3048**2 * metres["density"], rel=1e-2)
+    assert feet["f_score_0.5"] == pytest.approx(metres["f_score_0.5"], abs=0.2)
+    assert "F-score at 0.5 m (1.64 ft)" in capsys.readouterr().out
+
+
+def test_a_thinned_survey_is_measured_against_what_was_withheld(
+    surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figures(seed: int) -> dict[str, Any]:
+        path = surveys / "out.json"
+        assert not evaluate(
+            "lidar", "--thin", surveys / "dense.xyz", "--ratio", 3, "--model", model,
+            "--seed", seed, "--json", path,
+        )  # fmt: skip
+        return figures_of(path)
+
+    content = figures(0)
+    assert "against what was withheld of" in capsys.readouterr().out
+    rows = content["rows"]
+    assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
+    # A fourth of the points is the source, the others are the reference, and none is in both.
+    reference = content["reference_figures"]["num_points"]
+    assert reference == pytest.approx(3 * rows["source"]["num_points"], rel=0.05)
+    assert rows["source"]["to_reference"] > 0.05
+    assert rows["model"]["num_points"] == pytest.approx(reference, rel=0.05)
+    assert figures(0)["rows"] == rows
+    assert figures(1)["rows"]["jitter"] != rows["jitter"]
+
+
+def write_las(path: Path, points: np.ndarray, classes: np.ndarray, epsg: int | None) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.scales, header.offsets = np.full(3, 0.001), np.floor(points.min(axis=0))
+    if epsg:
+        header.add_crs(pyproj.CRS.from_epsg(epsg))
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = points.T
+    las.classification = classes
+    las.write(path)
+
+
+def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = np.loadtxt(surveys / "dense.xyz")
+    classes = np.where(points[:, 2] < 101, 2, 5)
+    noisy = np.concatenate([points, [[points[0, 0], points[0, 1], 900.0]]])
+    # NAD83 / Oregon GIC Lambert, in feet.
+    write_las(surveys / "dense.las", noisy, np.append(classes, 18), 2994)
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 2994)
+    given = ["--reference", surveys / "dense.las", "--source", surveys / "sparse.las"]
+    assert not evaluate("lidar", *given, "--json", surveys / "out.json")
+    content, text = figures_of(surveys / "out.json"), capsys.readouterr().out
+    assert content["unit"] == "ft" and "unit: ft" in text
+    assert "1 points left out: noise" in text
+    assert content["ground"] == "the reference's points of classes 2 and 9, triangulated"
+    assert content["rows"]["source"]["hausdorff"] < 10
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 32618)
+    assert evaluate("lidar", *given) == 1
+    assert "sparse.las: is in m, " in capsys.readouterr().err
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 4326)
+    assert evaluate("lidar", *given) == 1
+    assert "its coordinates are in degrees" in capsys.readouterr().err
 
 
 def test_pairs_have_the_figures_that_training_validates_on(
@@ -255,13 +340,91 @@ def test_pairs_have_the_figures_that_training_validates_on(
     evaluation = Evaluation(data, accelerator, config, token_budget=1000)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
     means = mean_rows([r["rows"] for r in records])
-    assert list(content["means"]) == ["model", "midpoints", "source", "floor"]
-    for row, figures in content["means"].items():
-        assert figures == pytest.approx(means[row], rel=1e-5)
+    assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "floor"]
+    for row, figures in means.items():
+        found = {name: content["means"][row][name] for name in figures}
+        assert found == pytest.approx(figures, rel=1e-5)
     rows = [r["rows"] for r in records]
     shares = [one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in rows]
-    assert content["chamfer_share_of_midpoints"] == pytest.approx(np.mean(shares), rel=1e-5)
+    assert content["mean_chamfer_share_of_midpoints"] == pytest.approx(np.mean(shares), rel=1e-5)
     assert len(content["pairs"]) == 6
+
+
+def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
+    pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
+    text, content = capsys.readouterr().out, figures_of(path)
+    head = text.index("mean of 6 pairs")
+    columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "floor"]
+    (printed,) = [line for line in text[head:].splitlines() if line.startswith("Chamfer  ")]
+    values = dict(zip(columns, map(float, printed.split()[1:8]), strict=True))
+    baselines = {name: values[name] for name in columns[1:5]}
+    best = min(baselines, key=lambda name: baselines[name])
+    (headline,) = [
+        line for line in text[:head].splitlines() if line.startswith("Chamfer of the model:")
+    ]
+    share = float(headline.split(":")[1].split("%")[0])
+    assert share == pytest.approx(100 * values["model"] / values[best], abs=0.2)
+    assert f"({best})" in headline
+    for name, value in values.items():
+        row = content["means"][name.replace(" ", "_")]
+        assert value == pytest.approx(row["chamfer"], rel=1e-3)
+        each = [pair["rows"][name.replace(" ", "_")]["chamfer"] for pair in content["pairs"]]
+        assert row["chamfer"] == pytest.approx(np.mean(each))
+
+
+def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
+    from conftest import wavy_pair
+
+    from pointup.data.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    sheets = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(3)]
+    for sheet in sheets:
+        for points in (sheet.source, sheet.target, sheet.resample):
+            points *= 5
+    sheets[2].vertical = False
+    write_pairs(sheets[:1], sheets, tmp_path / "pairs", info={"recipe": 1})
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", tmp_path / "pairs", "--json", path)
+    content = figures_of(path)
+    assert content["unit"] == content["metrics"]["chamfer"]["unit"] == "m"
+    for sheet, pair in zip(sheets, content["pairs"], strict=True):
+        figures = pair["rows"]["floor"]
+        assert ("beyond_0.5" in figures) == ("f_score_0.25" in figures) == sheet.vertical
+        if not sheet.vertical:
+            continue
+        distance = np.linalg.norm(sheet.resample[:, None] - sheet.target[None], axis=2)
+        forward, backward = distance.min(axis=1), distance.min(axis=0)
+        precision, recall = (forward <= 0.25).mean(), (backward <= 0.25).mean()
+        f_score = 200 * precision * recall / (precision + recall)
+        assert figures["f_score_0.25"] == pytest.approx(f_score)
+        assert figures["beyond_0.5"] == pytest.approx(100 * (forward > 0.5).mean())
+        assert figures["to_reference"] + figures["from_reference"] == pytest.approx(
+            figures["chamfer"], rel=1e-5
+        )
+
+
+def test_pairs_are_measured_as_pointup_upsample_writes_them(
+    pair_directory: Path, model: Path, tmp_path: Path
+) -> None:
+    from pointup.data.pairs import open_pairs, read_pair
+
+    path = tmp_path / "out.json"
+    assert not evaluate(
+        "pairs", pair_directory, "--model", model, "--as-written", "--ratio", 3, "--json", path
+    )
+    pair = read_pair(open_pairs(pair_directory, "validation"), 0)
+    made = upsample(pair.source.astype(np.float64), 3.0, model=Upsampler.from_pretrained(model))
+    distance = np.linalg.norm(made[:, None] - pair.target[None], axis=2)
+    expected = distance.min(axis=0).mean() + distance.min(axis=1).mean()
+    found = figures_of(path)["pairs"][0]
+    assert found["name"] == pair.name
+    assert found["rows"]["model"]["chamfer"] == pytest.approx(expected, rel=1e-4)
+    # Far fewer new points than points: the measured ones are among them.
+    assert found["rows"]["model"]["chamfer"] != found["rows"]["midpoints"]["chamfer"]
 
 
 def test_pairs_don_t_depend_on_the_token_budget(
@@ -305,6 +468,11 @@ WRONG = [
         "oversampling 9: must be between 1 and 8",
     ),
     (["lidar", "--reference", "dense.xyz"], "give --prediction, or --source"),
+    (["lidar", "--source", "dense.xyz"], "give --reference, or --thin"),
+    (["lidar", "--thin", "dense.xyz", "--source", "dense.xyz"], "--thin makes source and"),
+    (["lidar", "--thin", "dense.xyz", "--density", 4], "--thin takes a --ratio"),
+    (["lidar", "--thin", "dense.xyz", "--metres-per-unit", 0], "greater than 0"),
+    (["pairs", "inputs", "--metres-per-unit", 0], "--metres-per-unit 0"),
     (["lidar", "--reference", "gone.laz", "--source", "dense.xyz"], "gone.laz: no such file"),
     (["lidar", "--reference", "dense.xyz", "--prediction", "truth/one.xyz"], "don't overlap"),
     (["lidar", "--reference", "dense.xyz", "--source", "point.xyz"], "point.xyz: "),

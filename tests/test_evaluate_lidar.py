@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pointup.data.lengthunit import METRE, LengthUnit, unit_of
 from pointup.errors import DataError
 from pointup.evaluation.density import density_picture
-from pointup.evaluation.lidar import (
-    Extent,
-    common_extent,
-    height_grids,
-    lidar_metrics,
-    measure_survey,
-)
+from pointup.evaluation.extent import Extent, common_extent, height_grids, whole_extent
+from pointup.evaluation.ground import find_ground
+from pointup.evaluation.lidar import SurveyReference
+from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
 
 
 def lattice(width: int, height: int, z: float = 0.0, step: float = 1.0) -> np.ndarray:
@@ -28,6 +26,19 @@ def lattice(width: int, height: int, z: float = 0.0, step: float = 1.0) -> np.nd
 
 def whole(width: int, height: int, cell: float = 1.0) -> Extent:
     return Extent(cell, np.zeros(2), np.ones((width, height), dtype=bool))
+
+
+def measure_survey(
+    prediction: np.ndarray,
+    reference: np.ndarray,
+    extent: Extent,
+    thresholds: tuple[float, ...] = (0.1, 0.25, 0.5),
+    source: np.ndarray | None = None,
+    unit: LengthUnit = METRE,
+) -> dict[str, float]:
+    scale = Scale(unit, extent.cell, thresholds)
+    ground = find_ground(reference, extent, unit=unit)
+    return SurveyReference(reference, extent, ground, source, scale).measure(prediction)
 
 
 def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() -> None:
@@ -44,15 +55,25 @@ def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() ->
             "from_reference_median": 0.3,
             "chamfer": 0.6,
             "chamfer_median": 0.6,
+            "hausdorff": 0.3,
             "f_score_0.1": 0,
             "f_score_0.25": 0,
             "f_score_0.5": 100,
+            "beyond_0.5": 0,
+            "beyond_1": 0,
+            "below_ground_points": 0,
+            "below_ground": 0,
+            "gap_fraction_error": 0,
             "height_overlap": 100,
             "canopy_rmse": 0.3,
             "ground_rmse": 0.3,
+            "to_reference_0_2": 0.3,
+            "from_reference_0_2": 0.3,
         }
     )
-    assert figures.keys() == lidar_metrics().keys()
+    # There is no source that a new point could be far from.
+    assert lidar_metrics().keys() - figures.keys() == {"farthest_new"}
+    assert figures.keys() <= lidar_metrics().keys() | band_metrics().keys()
 
 
 def test_means_and_medians_of_both_directions_are_told_apart() -> None:
@@ -157,10 +178,107 @@ def test_a_survey_measured_against_itself_is_perfect(seed: int) -> None:
     rng = np.random.default_rng(seed)
     survey = rng.uniform(0, rng.integers(3, 9, 3), (int(rng.integers(60, 200)), 3))
     figures = measure_survey(survey, survey, common_extent({"survey": survey}))
-    for name in ("chamfer", "chamfer_median", "canopy_rmse", "ground_rmse"):
+    for name in ("chamfer", "hausdorff", "canopy_rmse", "ground_rmse", "beyond_0.5"):
         assert figures[name] == 0
     for name in ("covered", "height_overlap", "f_score_0.1"):
         assert figures[name] == pytest.approx(100)
+
+
+def test_only_new_points_are_counted_far_off_and_below_the_ground() -> None:
+    reference = source = lattice(10, 10)
+    new = np.array([[5.0, 5, 0], [5, 5, 0.7], [5, 5, 2.5], [6, 6, -0.2], [6, 6, -0.4], [7, 7, -30]])
+    prediction = np.concatenate([source, new])
+    figures = measure_survey(prediction, reference, whole(10, 10), source=source)
+    # The corners of a lattice's squares are 0.7071 from it.
+    assert figures["beyond_0.5"] == pytest.approx(100)
+    assert figures["beyond_1"] == pytest.approx(100 * 2 / 6)
+    assert figures["below_ground_points"] == 2
+    assert figures["below_ground"] == pytest.approx(100 * 2 / 6)
+    farthest = np.linalg.norm(new[:, None] - source[None], axis=2).min(axis=1).max()
+    assert figures["farthest_new"] == pytest.approx(farthest)
+    # Without a source all points count.
+    figures = measure_survey(prediction, reference, whole(10, 10))
+    assert figures["below_ground"] == pytest.approx(100 * 2 / 106)
+    # Of the source itself, all points, none of them new.
+    figures = measure_survey(source, reference, whole(10, 10), source=source)
+    assert figures["below_ground"] == figures["beyond_0.5"] == 0
+    assert "farthest_new" not in figures
+
+
+def test_the_farthest_new_point_is_found_beyond_the_extent() -> None:
+    reference = source = lattice(10, 10)
+    prediction = np.concatenate([source, [[500.0, 5, 0]]])
+    figures = measure_survey(prediction, reference, whole(10, 10), source=source)
+    assert figures["farthest_new"] == pytest.approx(np.hypot(490.5, 0.5))
+    assert figures["num_points"] == 100
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=15)
+def test_shares_and_hausdorff_are_those_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    source, reference, new = (rng.uniform(0, 6, (n, 3)) for n in (40, 80, 50))
+    prediction = np.concatenate([source, new])
+    extent = whole_extent(np.concatenate([prediction, reference]), 1.0)
+    figures = measure_survey(prediction, reference, extent, source=source)
+    distance = np.linalg.norm(prediction[:, None] - reference[None], axis=2)
+    forward, backward = distance.min(axis=1), distance.min(axis=0)
+    for far in (0.5, 1.0):
+        assert figures[f"beyond_{far:g}"] == pytest.approx(100 * (forward[40:] > far).mean())
+    assert figures["hausdorff"] == pytest.approx(max(forward.max(), backward.max()))
+
+
+def test_gaps_are_cells_that_nothing_stands_in() -> None:
+    ground, tall = lattice(10, 10), lattice(10, 10, z=5)
+    # Of a hundred cells the reference has trees in 60, the prediction in 70.
+    reference = np.concatenate([ground, tall[:60]])
+    prediction = np.concatenate([ground, tall[:70]])
+    figures = measure_survey(prediction, reference, whole(10, 10))
+    assert figures["gap_fraction_error"] == pytest.approx(10)
+    extent = whole(10, 10)
+    own = SurveyReference(reference, extent, find_ground(reference, extent)).figures()
+    assert own["gap_fraction"] == pytest.approx(40)
+
+
+def test_bands_are_those_of_height_above_ground() -> None:
+    rng = np.random.default_rng(0)
+    ground, crowns = lattice(12, 12, step=0.5), lattice(12, 12, z=10, step=0.5)
+    reference = np.concatenate([ground, crowns])
+    reference[:, 2] += 0.1 * reference[:, 0]
+    prediction = reference + np.array([0, 0, 1]) * rng.choice([0.1, -0.1], (len(reference), 1))
+    prediction[576:, 2] += 0.2
+    extent = whole(12, 12)
+    against = SurveyReference(reference, extent, find_ground(reference, extent))
+    figures = against.measure(prediction)
+    expected = {f"{way}_reference_{band}" for way in ("to", "from") for band in ("0_2", "8_16")}
+    assert figures.keys() & band_metrics().keys() == expected
+    assert figures["to_reference_0_2"] == pytest.approx(0.1)
+    distance = np.linalg.norm(prediction[576:, None] - reference[None, 576:], axis=2)
+    assert figures["to_reference_8_16"] == pytest.approx(distance.min(axis=1).mean())
+    assert figures["from_reference_8_16"] == pytest.approx(distance.min(axis=0).mean())
+
+
+def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres() -> None:
+    rng = np.random.default_rng(3)
+    source, reference, prediction = (rng.uniform(0, [9, 9, 4], (n, 3)) for n in (90, 400, 300))
+    foot = unit_of(0.3048)
+    assert foot.name == "ft"
+    extent = whole_extent(reference, 1.0)
+    in_feet = Extent(extent.cell / 0.3048, extent.origin / 0.3048, extent.covered)
+    figures = measure_survey(prediction, reference, extent, source=source)
+    feet = [cloud / 0.3048 for cloud in (prediction, reference)]
+    scale = Scale(foot, 1.0)
+    ground = find_ground(feet[1], in_feet, unit=foot)
+    against = SurveyReference(feet[1], in_feet, ground, source / 0.3048, scale)
+    converted = against.measure(feet[0])
+    assert converted.keys() == figures.keys()
+    for name, metric in lidar_metrics(scale).items():
+        if metric.unit == "points/ft2":
+            assert converted[name] == pytest.approx(figures[name] * 0.3048**2)
+        else:
+            factor = 0.3048 if metric.unit == "ft" else 1.0
+            assert converted[name] * factor == pytest.approx(figures[name], rel=1e-6)
+    assert lidar_metrics(scale)["f_score_0.5"].title == "F-score at 0.5 m (1.64 ft)"
 
 
 def test_grids_hold_the_lowest_and_highest_point_of_each_cell() -> None:

@@ -65,7 +65,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 BAD_BYTES = {
-    "cut.ply": (ply("1 2 3\n", 2), "ends after 1 of 2 points; copy it again"),
+    "cut.ply": (ply("1 2 3\n", 2), "ends after at most 1 of 2 points; copy it again"),
     "no_points.ply": (ply("", 0), "no points in it"),
     "no_z.ply": (ply("1 2\n", 1, "float x float y"), "must be vertices with x, y, z"),
     "type.ply": (ply("1 2 3\n", 1, "float x float y long z"), "unknown property type 'long'"),
@@ -79,17 +79,17 @@ BAD_BYTES = {
     ),
     "no.ply": (b"solid\n", "doesn't begin with 'ply'"),
     "header.ply": (b"ply\nformat ascii 1.0\nelement vertex 2\n", "can't read PLY header line ''"),
-    "no.npy": (b"nothing", "not a NumPy file"),
-    "cut.npy": (npy(np.zeros((9, 3)))[:-1], "not a NumPy file"),
+    "no.npy": (b"nothing", "not a whole NumPy file"),
+    "cut.npy": (npy(np.zeros((9, 3)))[:-1], "not a whole NumPy file"),
     "narrow.npy": (npy(np.zeros((9, 2))), r"\(N, 3\) or wider, not float64 \(9, 2\)"),
     "flat.npy": (npy(np.zeros(9)), r"not float64 \(9,\)"),
     "no_points.npy": (npy(np.zeros((0, 3))), "no points in it"),
     "nan.npy": (npy(np.full((2, 3), np.nan)), "2 of 2 have NaN"),
-    "no.npz": (b"PK\x03\x04nothing", "not a NumPy file"),
+    "no.npz": (b"PK\x03\x04nothing", "not a whole NumPy file"),
     "no.las": (b"nothing", "doesn't begin with a LAS header"),
     "word.obj": (b"v 1 2 three\n", "isn't three numbers"),
     "no_points.obj": (b"# nothing\n", "no points in it"),
-    "cloud.pcd": (b"VERSION .7", r"unknown extension '\.pcd'; known are \.las \.laz \.ply"),
+    "cloud.rcp": (b"VERSION .7", r"unknown extension '\.rcp'; known are \.las \.laz \.ply"),
     "cloud": (b"1 2 3", "unknown file without an extension; known are"),
 }
 
@@ -119,8 +119,8 @@ def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
         write_points(tmp_path / "folder.las", make_cloud())
     with pytest.raises(FileError, match=r"there is no folder .*nowhere; make it"):
         write_points(tmp_path / "nowhere" / "a.ply", make_cloud())
-    with pytest.raises(FileError, match=r"a\.e57: unknown extension"):
-        write_points(tmp_path / "a.e57", make_cloud())
+    with pytest.raises(FileError, match=r"a\.rcp: unknown extension"):
+        write_points(tmp_path / "a.rcp", make_cloud())
 
 
 def test_what_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

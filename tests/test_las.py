@@ -309,13 +309,21 @@ def damage_count_of_chunks(data: bytearray) -> bytearray:
     return data
 
 
+def damage_size_of_a_layer(data: bytearray) -> bytearray:
+    # After the place of the chunk table, the first point and the number of points.
+    start = unpack_from("<I", data, 96)[0]
+    size = laspy.PointFormat(7).size + 2
+    pack_into("<I", data, start + 8 + size + 4, 2**32 - 1)
+    return data
+
+
 def damage_number_of_points(data: bytearray) -> bytearray:
     pack_into("<Q", data, 247, 501)
     return data
 
 
 DAMAGES = [damage_cut, damage_header, damage_count_of_records, damage_number_of_points]
-DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks]
+DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_a_layer]
 
 
 @pytest.mark.parametrize(
@@ -359,3 +367,39 @@ def test_what_cannot_be_carried_over_is_an_error(tmp_path: Path) -> None:
     cloud.header.global_encoding.waveform_data_packets_internal = True  # type: ignore[attr-defined]
     with pytest.raises(FileError, match="waveforms inside the original can't be carried over"):
         write_points(tmp_path / "b.las", cloud)
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+@pytest.mark.parametrize("point_format", [1, 3, 5])
+def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
+    tmp_path: Path, point_format: int, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    make_las(path, point_format, "1.4")
+    cloud = read_points(path)
+    cloud.attributes["return_number"] = np.clip(cloud.attributes["return_number"], 1, 5)
+    cloud = cloud.select(slice(0, 400))
+    write_points(path, cloud)
+    returns = [np.count_nonzero(cloud.attributes["return_number"] == i) for i in range(1, 6)]
+    assert list(unpack_from("<6I", path.read_bytes(), 107)) == [400, *returns]
+    assert laspy.read(path).header.point_count == 400
+    # Of the newer ones the standard wants them to be 0.
+    make_las(path, 6)
+    write_points(path, read_points(path))
+    assert not any(unpack_from("<6I", path.read_bytes(), 107))
+
+
+@pytest.mark.parametrize("date", [(0, 0), (366, 2019), (17, 1998), (999, 2020)])
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_the_date_of_creation_stays_as_it_stands(
+    tmp_path: Path, date: tuple[int, int], suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    make_las(path)
+    data = bytearray(path.read_bytes())
+    pack_into("<2H", data, 90, *date)
+    path.write_bytes(data)
+    copy = tmp_path / f"b{suffix}"
+    with open_writer(copy, next(iter_points(path, 2)), ADDED) as writer:
+        copy_points(path, writer)
+    assert unpack_from("<2H", copy.read_bytes(), 90) == date

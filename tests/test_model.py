@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def packed(*sizes: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
 def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> None:
     pos, ptr = packed(60, 0, 3, 100)
-    output = Upsampler(**SMALL)(pos, ptr, ratio)
+    # With so many neighbours, none of these lies beyond a gap.
+    output = Upsampler(**SMALL | {"k": 12})(pos, ptr, ratio)
     expected, expected_ptr = midpoint_upsample(pos, ptr, ratio)
     assert torch.equal(output.pos, expected)
     assert torch.equal(output.ptr, expected_ptr)
@@ -239,6 +241,15 @@ def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> No
         ({"oversampling": 9.0}, "oversampling is 9.0"),
         ({"quota_trust": 1.5}, "quota_trust is 1.5"),
         ({"colour": 1}, "unknown model option"),
+        ({"k": 1.5}, r"model\.k is 1\.5; it must be a whole number"),
+        ({"k": True}, "model.k is True; it must be a whole number"),
+        ({"k": 10**9}, "k is 1000000000; it must be at most 1024"),
+        ({"num_layers": 10**7}, "num_layers is 10000000; it must be at most 128"),
+        ({"concat": "no"}, "concat is 'no'; it must be true or false"),
+        ({"beta": None}, "beta is None"),
+        ({"slots_per_ratio": math.nan}, "slots_per_ratio is nan; it must be a finite number"),
+        ({"slots_per_ratio": math.inf}, "slots_per_ratio is inf; it must be a finite number"),
+        ({"slots_per_ratio": 1e6}, "slots_per_ratio is 1000000.0; it must be at most 64"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
@@ -363,7 +374,8 @@ def test_quotas_follow_gaps_and_not_the_unit_of_length() -> None:
         quotas, scaled = (model(scale * pos, ptr, 2.0).log_quotas for scale in (1.0, 100.0))
     torch.testing.assert_close(quotas, scaled, rtol=0, atol=1e-4)
     distance = (torch.cdist(pos, pos) + 9 * torch.eye(300)).sort(1).values
-    expected = distance[:, :12].mean(1) * distance[:, :4].mean(1)
+    near = torch.minimum(distance[:, :12], 2 * distance[:, 5:6])
+    expected = near.mean(1) * distance[:, :4].mean(1)
     torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
 
 
@@ -401,7 +413,4 @@ def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path) -> None:
     config = tmp_path / "model" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
     with pytest.raises(ModelError, match="format 99"):
-        Upsampler.from_pretrained(tmp_path / "model")
-    config.write_text("{")
-    with pytest.raises(ModelError, match=r"not a valid config\.json"):
         Upsampler.from_pretrained(tmp_path / "model")

@@ -10,11 +10,19 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from datasets import Array2D, Dataset, Features, LargeList, List, Value
 
 from pointup.data.columns import standardize
-from pointup.data.pairs import Pair, PairDataset, find_bad_samples, open_pairs, write_pairs
+from pointup.data.pairs import (
+    Pair,
+    PairDataset,
+    find_bad_samples,
+    open_pairs,
+    surface_path,
+    write_pairs,
+)
 from pointup.errors import DataError, FileError, PointupError
 
 UTM = np.array([500_000.0, 4_500_000.0, 100.0])
@@ -290,3 +298,39 @@ def test_a_cropped_pair_is_the_nearest_points_to_one_of_its_source_points(pair_d
         )
         assert [normals[tuple(p)] for p in sample.target.tolist()] == sample.target_normals.tolist()
         assert 0 < len(sample.resample) < len(uncut.resample)
+
+
+def test_a_surface_is_a_file_in_the_folder_of_its_dataset(tmp_path):
+    (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "data")
+    for dataset in ("data", "linked", "other/../data"):
+        assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"
+
+
+@pytest.mark.parametrize(
+    "name", ["../state.json", "a/../../x.npz", "/etc/passwd", "link", "links/a", "loop", "a\0b"]
+)
+def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
+    surfaces, outside = tmp_path / "data" / "surfaces", tmp_path / "outside"
+    surfaces.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "a").write_bytes(b"secret")
+    (surfaces / "link").symlink_to(outside / "a")
+    (surfaces / "links").symlink_to(outside)
+    (surfaces / "loop").symlink_to(surfaces / "loop")
+    with pytest.raises(DataError, match=r"data: the surface .* is not a file in its folder"):
+        surface_path(tmp_path / "data", name)
+
+
+def test_offsets_beyond_a_damaged_file_are_an_error_before_they_are_read(tmp_path):
+    write_pairs(pairs(2), pairs(1), tmp_path / "data", info={})
+    (path,) = (tmp_path / "data" / "train").glob("*.arrow")
+    with path.open("rb") as file:
+        table = pa.ipc.open_stream(file).read_all()
+    offsets = pa.py_buffer(np.array([0, 2**30, 5], "<i4"))
+    names = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"hello")])
+    damaged = table.set_column(table.column_names.index("name"), table.schema.field("name"), names)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(damaged)
+    with pytest.raises(DataError, match=r"data: can't be opened: .*offset"):
+        open_pairs(tmp_path / "data", "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pointup.pictures import (
     rendering,
     save_picture,
 )
+from pointup.pictures.page import Page
 from pointup.pictures.rendering import (
     Camera,
     estimate_normals,
@@ -27,6 +29,7 @@ from pointup.pictures.rendering import (
     splat,
     view_axes,
 )
+from pointup.pictures.survey import find_section, section_picture
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +179,81 @@ def test_one_bird_does_not_flatten_a_survey() -> None:
     assert before_after_picture(bird, bird, vertical=True).shape == (
         before_after_picture(ground, ground, vertical=True).shape
     )
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that is written on a page."""
+    texts: list[str] = []
+    write = Page.write
+
+    def note(self: Page, left: float, bottom: float, text: str, *rest: Any, **font: Any) -> float:
+        texts.append(text)
+        return write(self, left, bottom, text, *rest, **font)
+
+    monkeypatch.setattr(Page, "write", note)
+    return texts
+
+
+def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.random((30_000, 3)) * (4000, 400, 2)
+    after = np.concatenate([before, rng.random((60_000, 3)) * (4000, 400, 2)])
+    before_after_picture(before, after, vertical=True, unit="ft", totals=(7_000_000, 21_000_000))
+    assert "7,000,000 points" in written and "21,000,000 points" in written
+    windows = [text for text in written if text.startswith("from above; window: ")]
+    sections = [text for text in written if text.startswith("cross-section: ")]
+    assert len(windows) == len(sections) == 2
+    for panel, (text, section) in enumerate(zip(windows, sections, strict=True)):
+        num_window, num_section = (
+            int(caption.split(": ")[1].split(" ")[0].replace(",", ""))
+            for caption in (text, section)
+        )
+        # The window is smaller than the cloud, the section a part of the window.
+        assert 0 < num_section < num_window < (30_000, 90_000)[panel]
+        density = float(text.split(", ")[-1].split(" ")[0])
+        assert text.endswith("points/ft\u00b2")
+        assert density == pytest.approx((30_000, 90_000)[panel] / 1_600_000, rel=0.15)
+        assert section.endswith("ft deep")
+
+
+def test_a_cloud_that_is_shown_whole_has_one_count(written: list[str]) -> None:
+    cloud = np.random.default_rng(0).random((900, 3)) * (20, 10, 3)
+    before_after_picture(cloud, np.concatenate([cloud, cloud]), vertical=True)
+    assert "900 points" in written and "1,800 points" in written
+    assert not any("window" in text for text in written)
+    before_after_picture(cloud, cloud, totals=(4_000, 9_000))
+    assert "4,000 points, 900 of them shown" in written
+    assert "9,000 points, 900 of them shown" in written
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20)
+def test_the_cross_section_goes_through_what_stands_on_the_ground(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ground = np.column_stack([rng.random((8_000, 2)) * (200, 100), rng.normal(0, 0.02, 8_000)])
+    trunk = rng.uniform([30, 20], [170, 80])
+    tree = np.column_stack([trunk + rng.normal(0, 2, (400, 2)), rng.uniform(2, 15, 400)])
+    section = find_section(np.concatenate([ground, tree]))
+    assert ((section.low[:2] <= trunk + 4) & (trunk - 4 <= section.high[:2])).all()
+    assert section.high[2] - section.low[2] > 8
+    # Much wider than deep, so that points don't hide each other.
+    width, depth = (section.high - section.low)[:2]
+    assert depth < 0.1 * width
+    cut = section.cut(ground)
+    inside = ((ground[:, :2] >= section.low[:2]) & (ground[:, :2] <= section.high[:2])).all(axis=1)
+    assert len(cut) == inside.sum() > 0
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_a_section_through_any_clouds_can_be_drawn(name: str) -> None:
+    cloud, good = HOPELESS[name], np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
+    if name in ("not finite", "blown up"):
+        pytest.skip("evaluations refuse such coordinates before")
+    picture = section_picture({"a": cloud, "reference": good}, "m", 1000)
+    assert picture.dtype == np.uint8 and picture.shape[1:] == (1000, 3)
+    if len(cloud):
+        section_picture({"a": good, "reference": cloud}, "", 700)
 
 
 def test_pictures_are_written_as_they_are_returned(tmp_path: Path) -> None:

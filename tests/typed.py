@@ -34,7 +34,7 @@ def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.nd
     header.vlrs.append(WKT)
     las = laspy.LasData(header)
     las.xyz = positions(num_points)
-    for name, top in (("intensity", 2**16), ("red", 2**16), ("classification", 20)):
+    for name, top in (("intensity", 2**16), ("red", 2**16), ("classification", 7)):
         las[name] = rng.integers(0, top, num_points)
     las.gps_time = np.sort(rng.random(num_points))
     las.return_number = rng.integers(1, 6, num_points)

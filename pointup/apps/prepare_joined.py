@@ -36,7 +36,7 @@ class Join:
             return making.write(splits[0], splits[1], info, surfaces)
 
     def _pairs(self, split: str, surfaces: dict[str, Surface]) -> Iterator[Pair]:
-        from pointup.data.pairs import open_pairs, read_pair
+        from pointup.data.pairs import open_pairs, read_pair, surface_path
         from pointup.geometry.surfaces import Surface
 
         # What is validated on twice tells nothing new.
@@ -48,8 +48,8 @@ class Join:
                 # Names stay unique, whatever the inputs call their own.
                 label = f"{number}-{folder.name}"
                 if pair.surface:
-                    stored = folder / "surfaces" / pair.surface
-                    pair.surface = f"{label}_{pair.surface}"
+                    stored = surface_path(folder, pair.surface)
+                    pair.surface = f"{label}_{pair.surface.replace('/', '_')}"
                     if pair.surface not in surfaces:
                         surfaces[pair.surface] = Surface.load(stored)
                 pair.name = f"{label}/{pair.name}"

@@ -39,6 +39,11 @@ class LaunchedShares:
         values: list[Item] = broadcast_object_list([value])
         return values[0]
 
+    def from_all(self, values: list[Item]) -> list[Item]:
+        """What all processes have in their lists, those of the first one first."""
+        gathered: list[Item] = gather_object(values)
+        return gathered
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Work that all begin, and end together: by an error if one of them meets one."""

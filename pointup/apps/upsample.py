@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from pointup.apps.inputs import Inputs, find_inputs
-from pointup.errors import ConfigError, FileError, PointupError
+from pointup.apps.inputs import Inputs
+from pointup.errors import ConfigError, PointupError
 
 if TYPE_CHECKING:
+    from pointup.apps.shares import LaunchedShares
+    from pointup.apps.upsample_plan import Job
     from pointup.upsampling.wishes import Wishes
 
 DEFAULT_RATIO = 4.0
@@ -27,12 +29,17 @@ class Upsample:
     The points of a file are kept as they are and new ones added. The result does not depend on the
     size or order of tiles, nor on the number of processes: with `accelerate launch --config_file
     CONFIG -m pointup upsample ...` several share the work.
+
+    Files that border on each other are one survey: no seam shows where it was cut, its points are
+    as many as the ratio says, and each file gets the points made of its own. Of a point that stands
+    in several files, as in tiles with a buffer, new points are made once and go to each of them.
     """
 
     inputs: Inputs
-    """Files to upsample, or folders of them."""
+    """Files to upsample, or folders of them, searched at any depth."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
-    """File to write, its kind by its extension; of several files or a folder, a folder."""
+    """File to write, its kind by its extension; of several files or a folder, a folder, which is
+    made. Folders in a folder are kept."""
     model: Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")] = None
     """One of the models that come with pointup, or directory or Hub repository of another; by
     default `lidar` for LAS and LAZ files, and `shapes` for all others."""
@@ -42,12 +49,23 @@ class Upsample:
     """In place of a ratio: points per square metre on the ground (per square unit of the file's
     coordinates, if that isn't metres). Places that are denser are left alone; of one point, at most
     16 are made."""
+    classes: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="CLASS ...")] = None
+    """Upsample only points of these classes, as in `--classes 2 3 4 5`, and copy the others."""
+    include_noise: bool = False
+    """Upsample withheld points and noise (classes 7 and 18), too. Without, they are copied; the
+    ratio counts the points that are upsampled, and only these are neighbours of new ones."""
+    separate: bool = False
+    """Each file is a survey of its own, also if it borders on others."""
     only_new: bool = False
     """Write the new points only."""
     no_originals: bool = False
-    """Let the model make all points, instead of keeping those of the file."""
+    """Let the model make all points, instead of keeping those of the file; noise and other classes
+    are left out, too."""
     max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
     """Make no point farther than this from every measured one."""
+    above_ground: bool | None = None
+    """The third coordinate is a height: make no point below the lowest ones around, and give new
+    points class 2 on the ground only. By default True for LAS and LAZ files, False for others."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
     """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
     fast, 4 takes five to six times as long and fills more holes."""
@@ -77,30 +95,36 @@ class Upsample:
 
     def _run(self) -> int:
         from pointup.apps.shares import LaunchedShares
-        from pointup.apps.upsample_file import upsample_file
-        from pointup.upsampling.models import load_model, shipped_for
+        from pointup.apps.upsample_file import upsample_survey
+        from pointup.apps.upsample_plan import plan_jobs
+        from pointup.upsampling.filtering import PointFilter
+        from pointup.upsampling.models import load_model
 
         wishes = self._wishes()
-        jobs, complaints = self._plan()
+        point_filter = PointFilter(classes=self.classes, include_noise=self.include_noise)
+        jobs, complaints = plan_jobs(self.inputs, self.output, self.model)
+        if self.picture and len(jobs) > 1:
+            raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         shares = LaunchedShares(self.output.parent)
-        names = [self.model or shipped_for(source) for source, _ in jobs]
-        models = {name: load_model(name, shares.device) for name in set(names)}
-        for (source, target), name in zip(jobs, names, strict=True):
+        models = {name: load_model(name, shares.device) for name in {job.model for job in jobs}}
+        surveys = self._group(jobs, complaints, shares)
+        for survey in surveys:
             try:
-                line = upsample_file(
-                    source,
-                    target,
-                    models[name],
-                    wishes,
+                lines, of_survey = upsample_survey(
+                    survey,
+                    models[survey[0].model],
+                    replace(wishes, above_ground=self._has_heights(survey[0])),
                     shares,
+                    point_filter=point_filter,
                     only_new=self.only_new,
                     tile=self.tile,
                     token_budget=self.token_budget,
                     picture=self.picture,
                     force=self.force,
                 )
+                complaints += of_survey
                 if shares.is_main:
-                    print(line)
+                    print(*lines, sep="\n")
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         shares.end()
@@ -110,6 +134,31 @@ class Upsample:
             if shares.is_main:
                 print(f"pointup: error: {' '.join(str(complaint).split())}", file=sys.stderr)
         return int(bool(complaints))
+
+    def _group(
+        self, jobs: list[Job], complaints: list[Exception], shares: LaunchedShares
+    ) -> list[list[Job]]:
+        """The surveys that the files make up, as the main process sees them."""
+        from pointup.apps.upsample_plan import Plan, plan_surveys
+
+        plan = Plan([], [], [])
+        with shares.together():
+            if shares.is_main:
+                plan = plan_surveys(jobs, self.separate)
+        plan = shares.from_main(plan)
+        complaints += plan.complaints
+        if shares.is_main:
+            for line in plan.notes:
+                print(f"note: {line}", file=sys.stderr)
+        return plan.surveys
+
+    def _has_heights(self, job: Job) -> bool:
+        """Whether the third coordinate of a file is a height."""
+        from pointup.upsampling.models import is_survey
+
+        if self.above_ground is not None:
+            return self.above_ground
+        return is_survey(job.source) or job.model == "lidar"
 
     def _wishes(self) -> Wishes:
         from pointup.upsampling.wishes import Wishes
@@ -132,49 +181,3 @@ class Upsample:
             oversampling=self.oversampling,
             seed=self.seed,
         )
-
-    def _plan(self) -> tuple[list[tuple[Path, Path]], list[Exception]]:
-        """Which file becomes which, and what is wrong with those left out."""
-        from pointup.data.files import point_extensions, writable_extensions
-
-        if not self.inputs:
-            raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
-        sources: list[Path] = []
-        complaints: list[Exception] = []
-        for path in self.inputs:
-            try:
-                sources += find_inputs([path], point_extensions)
-            except FileError as error:
-                complaints.append(error)
-        into_folder = len(self.inputs) > 1 or self.inputs[0].is_dir() or self.output.is_dir()
-        folder = self.output if into_folder else self.output.parent
-        if not folder.is_dir():
-            raise FileError(f"{folder}: there is no such folder to write to; make it")
-        if not os.access(folder, os.W_OK):
-            raise FileError(f"{folder}: can't be written to; choose another folder")
-        if self.picture and len(sources) > 1:
-            raise ConfigError(f"--picture shows one file, not {len(sources)}; draw them one by one")
-        jobs: dict[Path, Path] = {}
-        for source in sources:
-            target = folder / written_name(source) if into_folder else self.output
-            if target.suffix.lower() not in writable_extensions:
-                raise FileError(
-                    f"{target}: unknown extension {target.suffix!r} to write; known are "
-                    f"{' '.join(writable_extensions)}"
-                )
-            if target.resolve() == source.resolve():
-                complaints.append(FileError(f"{source}: is the output, too; write elsewhere"))
-            elif target in jobs:
-                complaints.append(
-                    FileError(f"{source}: {jobs[target]} has the same name; write elsewhere")
-                )
-            else:
-                jobs[target] = source
-        return [(source, target) for target, source in jobs.items()], complaints
-
-
-def written_name(source: Path) -> str:
-    """Name of an upsampled file in a folder: the same, of a kind that can be written."""
-    if source.name.lower().endswith(".copc.laz"):
-        return source.name[: -len(".copc.laz")] + ".laz"
-    return source.stem + ".ply" if source.suffix.lower() == ".obj" else source.name

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from pointup.data.files import LAS_EXTENSIONS
+from pointup.data.lengthunit import UNKNOWN, length_unit
 from pointup.upsampling.store import Store
 
 MAX_POINTS = 1_000_000
@@ -34,22 +35,30 @@ class Window:
             store.high[:, :2] + store.anchor[:2] >= self._low
         )
         self._before, self._made = [], list[np.ndarray]()
+        self._num_before, self._num_made = len(store), 0
         for block in np.flatnonzero(touched.all(axis=1)).tolist():
             self._before.append(self._inside(store.read_block(block)["position"] + store.anchor))
 
     def add(self, positions: np.ndarray) -> None:
         """Take in points that were made."""
+        self._num_made += len(positions)
         self._made.append(self._inside(positions))
 
     def draw(self, source: Path, with_originals: bool, path: Path) -> None:
-        """Write the picture. Raises FileError where it can't be written."""
+        """Write the picture, its captions with the counts of the whole cloud.
+
+        Raises FileError where it can't be written.
+        """
         from pointup.pictures import before_after_picture
 
         before = np.concatenate(self._before)
         after = np.concatenate([before[: with_originals * len(before)], *self._made])
         # Surveys stand on the ground; what else is flat and wide is taken for one.
         vertical = self._is_flat or source.suffix.lower() in LAS_EXTENSIONS
-        before_after_picture(before, after, path, vertical=vertical)
+        unit = length_unit(source)
+        totals = self._num_before, with_originals * self._num_before + self._num_made
+        name = "" if unit == UNKNOWN else unit.name
+        before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
 
     def _inside(self, positions: np.ndarray) -> np.ndarray:
         xy = positions[:, :2]

@@ -23,6 +23,8 @@ from pointup.geometry.local import (
     describe_neighbors_of_children,
     directions,
     local_geometry,
+    shortened,
+    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.thinning import farthest_point_sample
@@ -90,7 +92,9 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
     squared, neighbors = plain_knn(pos, max(config.k + 1, num_slots))
     geometry = local_geometry(pos, ptr, squared[:, : config.k + 1], neighbors[:, : config.k + 1])
     own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
-    slot_neighbor = neighbors[:, :num_slots]
+    slot_neighbor = without_bridges(
+        neighbors[:, :num_slots], slice(0, len(pos)), pos, geometry.local_spacing
+    )
     slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
     to_slot = (pos[slot_neighbor] - pos.unsqueeze(1)) / geometry.spacing.unsqueeze(1)
 
@@ -129,7 +133,7 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
         offset = offset + (pull_NRK2.unsqueeze(4) * ways).sum(3).mean(2)
         offset = offset + model.arch(x_normed_NRC) * arch
     children = (pos.unsqueeze(1) + pos[slot_neighbor]) * 0.5
-    children = (children + offset * geometry.spacing.unsqueeze(1)).flatten(0, 1)
+    children = (children + shortened(offset) * geometry.spacing.unsqueeze(1)).flatten(0, 1)
     picked = farthest_point_sample(children.detach(), one_cloud(children), output_sizes(ptr, ratio))
     return children[picked], children
 

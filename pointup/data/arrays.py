@@ -15,11 +15,13 @@ from pointup.data.clouds import (
     ExtraDimension,
     PointCloud,
     PointWriter,
+    as_positions,
     cast_values,
     check_positions,
     os_errors,
 )
 from pointup.errors import DataError, FileError
+from pointup.geometry.arrayfiles import check_expansion, read_array_header, read_npz_headers
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")
 NPY_HEADER_SIZE = 128
@@ -34,30 +36,43 @@ class NpzHeader:
 
 def read_npy(path: Path) -> PointCloud:
     """An (N, 3) array, or wider: further columns become attributes `column_4` and on."""
-    with _numpy_errors(path):
-        array = np.load(path, allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        raise FileError(f"{path}: holds several arrays; name it .npz")
+    with _numpy_errors(path), path.open("rb") as stream:
+        if stream.read(2) == b"PK":
+            raise FileError(f"{path}: holds several arrays; name it .npz")
+        stream.seek(0)
+        header = read_array_header(stream)
+        if header.start + header.num_bytes > path.stat().st_size:
+            raise ValueError("it is cut short")
+        stream.seek(0)
+        array = np.load(stream, allow_pickle=False)
     positions, attributes = _split_array(array, str(path))
     return PointCloud(positions, attributes, None, path)
 
 
 def read_npz(path: Path) -> PointCloud:
-    """Positions, under one of `POSITION_KEYS`, and the arrays of numbers with as many rows."""
+    """Positions, under one of `POSITION_KEYS`, and the arrays of numbers with as many rows.
+
+    Other arrays are not read, nor what would expand to far more than the file can hold.
+    """
     with _numpy_errors(path):
-        loaded = np.load(path, allow_pickle=False)
-        arrays = {} if isinstance(loaded, np.ndarray) else dict(loaded)
-    key = next((key for key in POSITION_KEYS if key in arrays), None)
-    if key is None:
-        raise FileError(
-            f"{path}: no array is named {', '.join(POSITION_KEYS)}; name the points so, not "
-            f"{', '.join(arrays) or 'none'}"
-        )
+        headers = read_npz_headers(path)
+        key = next((key for key in POSITION_KEYS if key in headers), None)
+        if key is None:
+            raise FileError(
+                f"{path}: no array is named {', '.join(POSITION_KEYS)}; name the points so, not "
+                f"{', '.join(headers) or 'none'}"
+            )
+        wanted = {
+            name: header
+            for name, header in headers.items()
+            if name == key
+            or (header.shape[:1] == headers[key].shape[:1] and header.dtype.kind in "biuf")
+        }
+        check_expansion(path, sum(header.num_bytes for header in wanted.values()))
+        with np.load(path, allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in wanted}
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
-    for name, values in arrays.items():
-        if values.shape[:1] == (len(positions),) and values.dtype.kind in "biuf":
-            attributes[name] = values
-    return PointCloud(positions, attributes, NpzHeader(key), path)
+    return PointCloud(positions, attributes | arrays, NpzHeader(key), path)
 
 
 @contextmanager
@@ -65,12 +80,14 @@ def _numpy_errors(path: Path) -> Iterator[None]:
     with os_errors(path, "read"):
         try:
             yield
-        except OSError:
+        except (OSError, FileError):
             raise
         # NumPy has no errors of its own: zip, zlib, tokenizer and memory errors get through.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else "it is cut short"
-            raise FileError(f"{path}: not a NumPy file: {reason[:99]}; save it again") from error
+            raise FileError(
+                f"{path}: not a whole NumPy file: {reason[:99]}; save it again"
+            ) from error
 
 
 def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -78,7 +95,7 @@ def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np
         raise FileError(
             f"{what}: expected an array of numbers (N, 3) or wider, not {array.dtype} {array.shape}"
         )
-    positions = array[:, :3].astype(np.float64)
+    positions = as_positions(array[:, :3].T)
     check_positions(positions, what)
     columns = range(3, array.shape[1])
     return positions, {f"column_{i + 1}": np.ascontiguousarray(array[:, i]) for i in columns}

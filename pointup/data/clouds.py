@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
@@ -14,6 +16,8 @@ from typing import BinaryIO, Literal, Self
 import numpy as np
 
 from pointup.errors import DataError, FileError
+
+logger = logging.getLogger("pointup")
 
 
 @dataclass(eq=False)
@@ -60,7 +64,8 @@ class PointWriter(ABC):
 
     A context manager: `write` appends, as often as wanted. The points go to a temporary file in the
     same folder, which takes the name of the target when the block ends and is deleted when the
-    block is left by an error or an interrupt; an older file of that name stays until then.
+    block is left by an error or an interrupt; an older file of that name stays until then. A
+    symbolic link is followed: the file that it leads to is written, and the link stays.
 
     Raises FileError when the file can't be written or gets no points, DataError for clouds that
     don't fit the file.
@@ -70,14 +75,15 @@ class PointWriter(ABC):
         self.path = path
         self.extra_dimensions = tuple(extra_dimensions)
         self.num_points = 0
-        self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._target = followed(path)
+        self._part = self._target.with_name(f".{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Self:
         with os_errors(self.path, "written"):
             if self.path.is_dir():
                 raise FileError(f"{self.path}: is a folder; name a file to write")
-            if not self.path.parent.is_dir():
-                raise FileError(f"{self.path}: there is no folder {self.path.parent}; make it")
+            if not self._target.parent.is_dir():
+                raise FileError(f"{self.path}: there is no folder {self._target.parent}; make it")
             self._stream: BinaryIO = self._part.open("wb+")
             try:
                 self._begin()
@@ -99,7 +105,7 @@ class PointWriter(ABC):
                 with os_errors(self.path, "written"):
                     self._end()
                     self._stream.close()
-                    self._part.replace(self.path)
+                    self._part.replace(self._target)
         finally:
             self._discard()
 
@@ -176,6 +182,29 @@ class ColumnWriter(PointWriter):
     @abstractmethod
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         """Write the rows of these columns, which have the types and the order of `columns`."""
+
+
+@lru_cache(maxsize=1000)
+def warn_once(text: str) -> None:
+    """Log a warning, once in a process: a file is often read several times."""
+    logger.warning("%s", text)
+
+
+def followed(path: Path) -> Path:
+    """What a path leads to: itself, or the end of a chain of symbolic links."""
+    if not path.is_symlink():
+        return path
+    try:
+        return path.resolve()
+    # What Python 3.11 and 3.12 raise for a loop.
+    except (OSError, RuntimeError):
+        raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
+
+
+def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
+    """x, y and z as (N, 3) float64; NaN of any kind without NumPy's warning."""
+    with np.errstate(invalid="ignore"):
+        return np.column_stack([column.astype(np.float64) for column in columns])
 
 
 def check_positions(positions: np.ndarray, what: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pointup.data.pair import Pair
-from pointup.errors import ConfigError, FileError
+from pointup.errors import ConfigError, FileError, PointupError
+from pointup.geometry.arrayfiles import check_expansion
 
 if TYPE_CHECKING:
     import h5py
@@ -50,7 +53,7 @@ def open_patches(
     the smaller as the source. Raises FileError when the file is no HDF5 or its arrays don't match,
     ConfigError listing what is there when the choice is open.
     """
-    with _open(path) as file:
+    with _open(path) as file, _hdf5_errors(path):
         arrays = _patch_arrays(file)
         source_key, target_key = _choose_keys(path, arrays, source_key, target_key)
         source, target = file[source_key], file[target_key]
@@ -60,6 +63,9 @@ def open_patches(
             )
         if not len(source):
             raise FileError(f"{path}: {source_key} holds no patches")
+        for array in (source, target):
+            rows = min(len(array), PATCHES_PER_READ)
+            check_expansion(path, rows * math.prod(array.shape[1:]) * array.dtype.itemsize)
         first = np.asarray(target[:PATCHES_PER_READ])
         return PatchFile(
             path, source_key, target_key, _places(file, len(source)), _has_normals(first)
@@ -79,8 +85,11 @@ def patch_pairs(
             rows = np.flatnonzero(chosen[start : start + PATCHES_PER_READ])
             if not len(rows):
                 continue
-            sources = _read(patches.path, file[patches.source_key], start)[rows]
-            targets = _read(patches.path, file[patches.target_key], start)[rows]
+            with _hdf5_errors(patches.path, f" from patch {start}"):
+                sources, targets = (
+                    np.asarray(file[key][start : start + PATCHES_PER_READ], np.float64)[rows]
+                    for key in (patches.source_key, patches.target_key)
+                )
             for row, source, target in zip(rows, sources, targets, strict=True):
                 name = f"{patches.path.stem}/{start + row}"
                 if np.isfinite(source).all() and np.isfinite(target).all():
@@ -116,12 +125,16 @@ def _open(path: Path) -> h5py.File:
         raise FileError(f"{path}: not a readable HDF5 file ({error})") from error
 
 
-def _read(path: Path, array: h5py.Dataset, start: int) -> np.ndarray:
+@contextmanager
+def _hdf5_errors(path: Path, where: str = "") -> Iterator[None]:
     try:
-        return np.asarray(array[start : start + PATCHES_PER_READ], dtype=np.float64)
-    except OSError as error:
+        yield
+    except PointupError:
+        raise
+    # h5py has no errors of its own: what a damaged file leads to is a RuntimeError, KeyError, ...
+    except Exception as error:
         raise FileError(
-            f"{path}: {array.name} can't be read from patch {start}: {error}"
+            f"{path}: can't be read{where} ({str(error).splitlines()[0]}); copy it again"
         ) from error
 
 

@@ -13,9 +13,16 @@ from pointup.data.clouds import (
     PointCloud,
     PointWriter,
     check_positions,
+    followed,
     os_errors,
+    warn_once,
 )
+from pointup.data.e57 import E57Writer, check_pye57, read_e57
+from pointup.data.kitti import SweepWriter, read_sweep
+from pointup.data.pcd import read_pcd
+from pointup.data.pcd_writer import PcdWriter
 from pointup.data.ply import PlyWriter, read_ply
+from pointup.data.pts import PtsWriter, read_pts
 from pointup.data.tables import TextWriter, read_text
 from pointup.errors import DataError, FileError
 from pointup.geometry.surfaces import Surface
@@ -24,6 +31,8 @@ __all__ = [
     "ExtraDimension",
     "PointCloud",
     "PointWriter",
+    "check_readable",
+    "check_writable",
     "copy_points",
     "iter_points",
     "mesh_extensions",
@@ -36,19 +45,23 @@ __all__ = [
 
 LAS_EXTENSIONS = (".las", ".laz")
 TEXT_EXTENSIONS = (".xyz", ".txt", ".csv")
-writable_extensions = (*LAS_EXTENSIONS, ".ply", *TEXT_EXTENSIONS, ".npy", ".npz")
+writable_extensions = (
+    *LAS_EXTENSIONS, ".ply", ".pcd", ".e57", ".pts", ".bin", *TEXT_EXTENSIONS, ".npy", ".npz",
+)  # fmt: skip
 point_extensions = (*writable_extensions, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
+# Those that are meshes and nothing else, whether they can be read or not.
+NO_POINTS = (".off", ".stl", ".gltf", ".glb", ".dae", ".3ds", ".fbx", ".3mf", ".usd", ".usdz")
 
 
 def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
     """All points of a file; without `attributes` only their coordinates, in less time and memory.
 
-    LAS, LAZ, COPC (as LAZ), PLY and OBJ (their vertices), XYZ, TXT, CSV, NPY, NPZ. Raises FileError
-    when the file is missing, damaged, of an unknown kind, without points, or has coordinates that
-    are not finite.
+    LAS, LAZ, COPC (as LAZ), PLY and OBJ (their vertices), PCD, E57 (with pye57), PTS, KITTI's BIN,
+    XYZ, TXT, CSV, NPY, NPZ. Raises FileError when the file is missing, damaged, of an unknown kind,
+    without points, or has coordinates that are not finite.
     """
-    path = _existing(path, point_extensions)
+    path = check_readable(path)
     suffix = path.suffix.lower()
     if suffix in LAS_EXTENSIONS:
         from pointup.data.las import read_las
@@ -56,6 +69,14 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
         return read_las(path, attributes)
     if suffix == ".ply":
         cloud = read_ply(path)
+    elif suffix == ".pcd":
+        cloud = read_pcd(path)
+    elif suffix == ".e57":
+        cloud = read_e57(path)
+    elif suffix == ".pts":
+        cloud = read_pts(path)
+    elif suffix == ".bin":
+        cloud = read_sweep(path)
     elif suffix == ".obj":
         cloud = _read_obj_vertices(path)
     elif suffix == ".npy":
@@ -77,7 +98,7 @@ def iter_points(
     LAS, LAZ and COPC are streamed; other formats are read whole and cut. Raises what `read_points`
     does, for damage further on only when it gets there.
     """
-    path = _existing(path, point_extensions)
+    path = check_readable(path)
     if path.suffix.lower() in LAS_EXTENSIONS:
         from pointup.data.las import iter_las
 
@@ -95,9 +116,10 @@ def open_writer(
 
     `like` may be any part of that file; what counts is its header and which attributes it has, and,
     if the format changes to LAS, its extent. The name's extension sets the format. To these,
-    `extra_dimensions` are added. See `PointWriter`.
+    `extra_dimensions` are added. See `PointWriter`; raises what `check_writable` does.
     """
     path = Path(path)
+    check_writable(path)
     suffix = path.suffix.lower()
     if suffix in LAS_EXTENSIONS:
         from pointup.data.las_writer import LasWriter
@@ -105,13 +127,19 @@ def open_writer(
         return LasWriter(path, like, extra_dimensions)
     if suffix == ".ply":
         return PlyWriter(path, like, extra_dimensions)
+    if suffix == ".pcd":
+        return PcdWriter(path, like, extra_dimensions)
+    if suffix == ".e57":
+        return E57Writer(path, like, extra_dimensions)
+    if suffix == ".pts":
+        return PtsWriter(path, like, extra_dimensions)
+    if suffix == ".bin":
+        return SweepWriter(path, like, extra_dimensions)
     if suffix in TEXT_EXTENSIONS:
         return TextWriter(path, like, extra_dimensions)
     if suffix == ".npy":
         return NpyWriter(path, like, extra_dimensions)
-    if suffix == ".npz":
-        return NpzWriter(path, like, extra_dimensions)
-    raise _unknown(path, writable_extensions)
+    return NpzWriter(path, like, extra_dimensions)
 
 
 def write_points(path: str | Path, cloud: PointCloud) -> None:
@@ -125,7 +153,7 @@ def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_0
 
     From LAS to LAS the raw records go over, bit for bit. Added dimensions get their defaults.
     """
-    path = _existing(path, point_extensions)
+    path = check_readable(path)
     if path.suffix.lower() in LAS_EXTENSIONS and writer.path.suffix.lower() in LAS_EXTENSIONS:
         from pointup.data.las_writer import copy_las
 
@@ -157,14 +185,50 @@ def read_mesh(path: str | Path) -> Surface:
 
 
 def _read_obj_vertices(path: Path) -> PointCloud:
+    rows, num_faces = [], 0
     with os_errors(path, "read"), path.open("rb") as stream:
-        rows = [line.split()[1:4] for line in stream if line.startswith((b"v ", b"v\t"))]
+        for line in stream:
+            if line.startswith((b"v ", b"v\t")):
+                rows.append(line.split()[1:4])
+            num_faces += line.startswith((b"f ", b"f\t"))
+    if num_faces:
+        warn_once(
+            f"{path}: its {num_faces:,} faces are dropped; to sample the surface of a mesh, see "
+            "`pointup prepare meshes`"
+        )
     try:
         positions = np.array(rows, dtype=np.float64).reshape(len(rows), 3)
     except ValueError:
         raise FileError(f"{path}: has a vertex that isn't three numbers; export it again") from None
     check_positions(positions, str(path))
     return PointCloud(positions, path=path)
+
+
+def check_readable(path: str | Path) -> Path:
+    """The path of a file of points that is there; FileError for what can't be one."""
+    path = Path(path)
+    if path.suffix.lower() in NO_POINTS:
+        raise FileError(
+            f"{path}: is a mesh, and points are needed: sample its surface (CloudCompare, trimesh) "
+            "and save those; for training pairs, `pointup prepare meshes` samples it"
+        )
+    return _existing(path, point_extensions)
+
+
+def check_writable(path: str | Path) -> None:
+    """FileError for a name that no file of points can be written to, before any work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in writable_extensions:
+        raise _unknown(path, writable_extensions, " to write")
+    # A LAZ file of that name would be no COPC. copclib is the one library that writes it from
+    # Python; it can't name extra dimensions and drops all other records.
+    if any(name.lower().endswith(".copc.laz") for name in (path.name, followed(path).name)):
+        raise FileError(
+            f"{path}: COPC files can't be written; name it .laz, and convert that, as by `pdal "
+            "translate a.laz a.copc.laz`"
+        )
+    if path.suffix.lower() == ".e57":
+        check_pye57(path)
 
 
 def _existing(path: str | Path, extensions: Sequence[str]) -> Path:
@@ -180,6 +244,6 @@ def _existing(path: str | Path, extensions: Sequence[str]) -> Path:
     return path
 
 
-def _unknown(path: Path, extensions: Sequence[str]) -> FileError:
+def _unknown(path: Path, extensions: Sequence[str], verb: str = "") -> FileError:
     kind = f"extension {path.suffix!r}" if path.suffix else "file without an extension"
-    return FileError(f"{path}: unknown {kind}; known are {' '.join(extensions)}")
+    return FileError(f"{path}: unknown {kind}{verb}; known are {' '.join(extensions)}")

@@ -39,19 +39,22 @@ def iter_records(
 
     Yields the raw records, their float64 coordinates (n, 3), and the header, always the same one.
     A COPC file is read as the LAZ file that it is, and its header is stripped of what makes it
-    COPC. Of the point formats from 6 on, `selection` tells what to decompress; the rest is zero.
+    COPC. The header gets an attribute `raw_creation_date`, as it stands in the file, for laspy puts
+    today's in the place of a date that is not set. Of the point formats from 6 on, `selection`
+    tells what to decompress; the rest is zero.
     Raises FileError for what isn't a LAS or LAZ file, is cut short or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
-        vlrs, evlrs = read_layout(path, stream)
         with _las_errors(path):
+            layout = read_layout(path, stream)
             reader = laspy.open(
                 stream,
                 closefd=False,
                 decompression_selection=selection or DecompressionSelection.all(),
             )
             header = reader.header
-            _keep_records_raw(header, vlrs, evlrs)
+            _keep_records_raw(header, layout.vlrs, layout.evlrs)
+            header.raw_creation_date = layout.creation_date
         _check_header(path, header)
         for start in range(0, header.point_count, chunk_size):
             wanted = min(chunk_size, header.point_count - start)
@@ -59,7 +62,9 @@ def iter_records(
                 records = reader.read_points(wanted)
             if len(records) < wanted:
                 raise broken(path, f"it ends after {start + len(records)} of {header.point_count}")
-            yield records, positions_of(records), header
+            with _las_errors(path):
+                positions = positions_of(records)
+            yield records, positions, header
 
 
 def positions_of(records: laspy.ScaleAwarePointRecord) -> np.ndarray:
@@ -83,7 +88,9 @@ def iter_las(path: Path, chunk_size: int, attributes: bool) -> Iterator[PointClo
     selection = None if attributes else POSITIONS_ONLY
     for records, positions, header in iter_records(path, chunk_size, selection):
         check_positions(positions, str(path))
-        yield PointCloud(positions, attributes_of(records) if attributes else {}, header, path)
+        with _las_errors(path):
+            read = attributes_of(records) if attributes else {}
+        yield PointCloud(positions, read, header, path)
 
 
 def read_las(path: Path, attributes: bool) -> PointCloud:

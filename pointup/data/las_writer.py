@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from struct import pack
 
 import laspy
 import numpy as np
@@ -23,9 +24,11 @@ from pointup.data.clouds import (
     os_errors,
 )
 from pointup.data.las import COORDINATES, iter_records
+from pointup.data.las_layout import CREATION_DATE
 from pointup.errors import DataError, FileError
 
 COLOURS = ("red", "green", "blue")
+LEGACY_COUNTS = 107
 # Steps in the extent of a cloud that comes from another format: 0.1 mm in a kilometre.
 STEPS_PER_EXTENT = 1e7
 INT32 = np.iinfo(np.int32)
@@ -51,8 +54,6 @@ class LasWriter(PointWriter):
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
     ) -> None:
         super().__init__(path, extra_dimensions)
-        if path.name.lower().endswith(".copc.laz"):
-            raise FileError(f"{path}: COPC files can't be written; name it .laz")
         if isinstance(like.header, laspy.LasHeader):
             header = deepcopy(like.header)
         else:
@@ -209,6 +210,25 @@ class LasWriter(PointWriter):
             if self.header.evlrs:
                 self._writer.write_evlrs(self.header.evlrs)
             self._writer.close()
+        self._mend_header()
+
+    def _mend_header(self) -> None:
+        """What laspy leaves out of the header: the date as it was, and the legacy counts.
+
+        LAS 1.4 wants these of the point formats before 6, where 32 bits hold them; older readers
+        know no others.
+        """
+        raw_date = getattr(self.header, "raw_creation_date", None)
+        if raw_date is not None:
+            self._stream.seek(CREATION_DATE)
+            self._stream.write(raw_date)
+        # Not those of `self.header`, which are the original's.
+        written = self._writer.header
+        counts = [written.point_count, *written.number_of_points_by_return[:5]]
+        is_legacy = str(written.version) == "1.4" and written.point_format.id < 6
+        if is_legacy and counts[0] < 2**32:
+            self._stream.seek(LEGACY_COUNTS)
+            self._stream.write(pack("<6I", *map(int, counts)))
 
     @contextmanager
     def _las_errors(self) -> Iterator[None]:

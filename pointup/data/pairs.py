@@ -27,6 +27,7 @@ __all__ = [
     "find_bad_samples",
     "open_pairs",
     "read_pair",
+    "surface_path",
     "write_pairs",
 ]
 
@@ -86,6 +87,27 @@ def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
     )
 
 
+def surface_path(dataset: str | Path, name: str) -> Path:
+    """File of a true surface, which a pair names below `surfaces/` of its dataset.
+
+    Raises DataError for a name that leads out of that folder: by "..", from the root, or by a
+    symbolic link.
+    """
+    root = Path(dataset)
+    path = root / "surfaces" / name
+    try:
+        inside = path.resolve().is_relative_to(root.resolve() / "surfaces")
+    # A null byte, and what Python 3.11 and 3.12 raise for links that lead to each other.
+    except (OSError, ValueError, RuntimeError):
+        inside = False
+    if not inside:
+        raise DataError(
+            f"{dataset}: the surface {name!r} is not a file in its folder surfaces/; make the "
+            "dataset again"
+        )
+    return path
+
+
 def _held_out(num_samples: int) -> np.ndarray:
     if num_samples < 2:
         return np.empty(0, np.int64)
@@ -106,6 +128,11 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
             loaded = datasets.load_from_disk(str(path))
         else:
             loaded = datasets.load_dataset(str(path_or_hub_id))
+        splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+        # Offsets beyond a damaged file would end the process when they are read. The points
+        # themselves aren't looked at, only where they begin and end.
+        for split in splits.values():
+            split.data.validate(full=True)
     # Loading runs readers of many kinds, which raise errors of many kinds.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -113,7 +140,7 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         raise DataError(
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
         ) from error
-    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    return splits
 
 
 class PairDataset(torch.utils.data.Dataset[Data]):

@@ -17,8 +17,10 @@ from pointup.data.clouds import (
     ColumnWriter,
     ExtraDimension,
     PointCloud,
+    as_positions,
     check_positions,
     os_errors,
+    warn_once,
 )
 from pointup.data.tables import write_rows
 from pointup.errors import DataError, FileError
@@ -62,7 +64,10 @@ class PlyHeader:
 
 
 def read_ply(path: Path) -> PointCloud:
-    """The vertices of a PLY file with all their properties; its faces are left out."""
+    """The vertices of a PLY file with all their properties.
+
+    Faces and other elements are left out with a warning.
+    """
     with os_errors(path, "read"), path.open("rb") as stream:
         header, num_points, dtype = _read_header(stream, path)
         if header.encoding == "ascii":
@@ -76,7 +81,7 @@ def read_ply(path: Path) -> PointCloud:
                 name: table[name].astype(table[name].dtype.newbyteorder("="))
                 for name in header.properties
             }
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
     check_positions(positions, str(path))
     return PointCloud(positions, columns, header, path)
 
@@ -96,7 +101,9 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 encoding = kind
             case ["comment" | "obj_info", *_]:
                 comments.append(line.strip())
-            case ["element", name, count] if count.isdigit():
+            case ["element", name, count] if count.isascii() and count.isdecimal():
+                if len(count) > 18:
+                    raise FileError(f"{path}: can't hold {count[:40]} of {name}; export it again")
                 element = name
                 counts[name] = int(count)
             case ["property", "list", *_] if element == "vertex":
@@ -115,6 +122,11 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 raise FileError(f"{path}: can't read PLY header line {line!r}; export it again")
     if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
         raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
+    if left_out := [f"{counts[name]:,} of {name}" for name in counts if name != "vertex"]:
+        warn_once(
+            f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "
+            "the surface of a mesh, see `pointup prepare meshes`"
+        )
     order = BYTE_ORDERS[encoding]
     dtype = np.dtype([(name, order + code) for name, code in properties.items()])
     return PlyHeader(encoding, tuple(comments), tuple(properties)), counts["vertex"], dtype
@@ -125,6 +137,11 @@ def _read_ascii(
 ) -> dict[str, np.ndarray]:
     if not num_points:
         return {name: np.empty(0, dtype[name]) for name in dtype.names or ()}
+    # A digit and a blank for each value.
+    num_bytes = path.stat().st_size - stream.tell() + 1
+    bytes_per_point = 2 * len(dtype.names or ())
+    if num_points * bytes_per_point > num_bytes:
+        raise _cut_short(path, num_bytes // bytes_per_point, num_points, "at most ")
     text = io.TextIOWrapper(stream, "latin-1")
     try:
         table = np.loadtxt(text, dtype, max_rows=num_points, ndmin=1)
@@ -135,8 +152,8 @@ def _read_ascii(
     return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
 
 
-def _cut_short(path: Path, num_held: int, num_points: int) -> FileError:
-    return FileError(f"{path}: ends after {num_held} of {num_points} points; copy it again")
+def _cut_short(path: Path, num_held: int, num_points: int, most: str = "") -> FileError:
+    return FileError(f"{path}: ends after {most}{num_held} of {num_points} points; copy it again")
 
 
 class PlyWriter(ColumnWriter):

@@ -16,6 +16,7 @@ from pointup.data.clouds import (
     ColumnWriter,
     ExtraDimension,
     PointCloud,
+    as_positions,
     check_positions,
     os_errors,
 )
@@ -24,11 +25,19 @@ from pointup.errors import FileError
 
 @dataclass(frozen=True)
 class TextHeader:
-    """How a table is written: its delimiter, the columns in order, where their names stand."""
+    """How a table is written: its delimiter, the columns in order, where their names stand.
+
+    `mark` is what begins a comment: "#" or "//".
+    """
 
     delimiter: str = " "
     names_in: Literal["first line", "comment", "nowhere"] = "nowhere"
     names: tuple[str, ...] = ()
+    mark: str = "#"
+
+
+COMMENT = re.compile("#|//")
+COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
 
 
 def read_text(path: Path) -> PointCloud:
@@ -37,15 +46,32 @@ def read_text(path: Path) -> PointCloud:
     Delimited by commas, semicolons, tabs or blanks. Names come from a first line of words, or from
     the comment above the first row if it names as many columns, x, y and z among them; without
     names the first three columns are x, y, z, and the others `column_4` and on. Columns of whole
-    numbers are int64, others float64. A # starts a comment; with semicolons, a comma may be the
+    numbers are int64, others float64. # and // start a comment; with semicolons, a comma may be the
     decimal mark.
     """
-    with os_errors(path, "read"):
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    text = read_bytes(path)
     header, start = _read_layout(path, text)
+    columns = read_columns(path, text, start, header)
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
+    check_positions(positions, str(path))
+    return PointCloud(positions, columns, header, path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file of text without a byte order mark."""
+    with os_errors(path, "read"):
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+
+
+def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dict[str, np.ndarray]:
+    """The columns of the rows from the byte `start` on, by the names of the header.
+
+    x, y and z have these names, whatever their case. Raises FileError naming the line of a row
+    that is not as it should be.
+    """
     body = text[start:]
-    if b"#" in body:
-        body = re.sub(rb"[ \t]*#[^\n]*", b"", body)
+    if b"#" in body or b"//" in body:
+        body = COMMENT_IN_BYTES.sub(b"", body)
     if header.delimiter == " ":
         body = _single_blanks(body)
     if not body.strip():
@@ -53,9 +79,7 @@ def read_text(path: Path) -> PointCloud:
     columns = _parse(body, header)
     if columns is None:
         raise _bad_line(path, text, start, header)
-    positions = np.column_stack([columns.pop(axis).astype(np.float64) for axis in "xyz"])
-    check_positions(positions, str(path))
-    return PointCloud(positions, columns, header, path)
+    return columns
 
 
 def _single_blanks(body: bytes) -> bytes:
@@ -67,20 +91,21 @@ def _single_blanks(body: bytes) -> bytes:
 
 
 def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
-    start, comment, first = 0, "", ""
+    start, comment, mark, first = 0, "", "#", ""
     for raw in io.BytesIO(text):
         line = raw.decode("latin-1").strip()
-        first = line.partition("#")[0].strip()
+        first = without_comment(line)
         if first:
             break
-        comment = line.lstrip("# ")
+        mark = "//" if line.startswith("//") else "#"
+        comment = line.lstrip("#/ ")
         start += len(raw)
     if not first:
         raise FileError(f"{path}: no points in it; leave it out")
     delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
     if not any(_is_number(field, delimiter) for field in fields):
-        names = _split(first.removeprefix("//").strip(), delimiter)
+        names = _split(first, delimiter)
         _check_names(path, names)
         return TextHeader(delimiter, "first line", _complete(names)), start + len(raw)
     if len(fields) < 3:
@@ -90,10 +115,15 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     for names in (_split(comment, delimiter), comment.split()):
         if len(names) == len(fields) and set("xyz") <= {name.lower() for name in names}:
             _check_names(path, names)
-            return TextHeader(delimiter, "comment", _complete(names)), start
+            return TextHeader(delimiter, "comment", _complete(names), mark), start
     return TextHeader(
         delimiter, "nowhere", _complete(["x", "y", "z", *[""] * (len(fields) - 3)])
     ), start
+
+
+def without_comment(line: str) -> str:
+    """What stands on a line before a comment, without blanks around it."""
+    return COMMENT.split(line, maxsplit=1)[0].strip()
 
 
 def _find_delimiter(line: str) -> str:
@@ -178,7 +208,7 @@ def _axis_or_name(name: str) -> str:
 def _bad_line(path: Path, text: bytes, start: int, header: TextHeader) -> FileError:
     first_line = text[:start].count(b"\n") + 1
     for number, raw in enumerate(io.BytesIO(text[start:]), start=first_line):
-        line = raw.decode("latin-1").partition("#")[0].strip()
+        line = without_comment(raw.decode("latin-1"))
         fields = _split(line, header.delimiter)
         if line and len(fields) != len(header.names):
             return FileError(
@@ -234,7 +264,8 @@ class TextWriter(ColumnWriter):
             titles = ["_".join(title.split()) for title in titles]
         line = io.StringIO()
         csv.writer(line, delimiter=self.header.delimiter, lineterminator="\n").writerow(titles)
-        comment = "# " if self.header.names_in == "comment" else ""
+        mark = {"#": "# ", "//": "//"}[self.header.mark]
+        comment = mark if self.header.names_in == "comment" else ""
         self._stream.write((comment + line.getvalue()).encode())
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""Maps of point density, one panel a survey, in the same colours."""
+"""Surveys side by side: maps of point density in the same colours, and one cross-section."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pointup.evaluation.lidar import Extent
+from pointup.data.lengthunit import METRE, LengthUnit
+from pointup.evaluation.extent import Extent
+from pointup.pictures.survey import section_picture
 
 LONGEST = 14.0
 SHORTEST_PANEL = 1.2
 
 
-def density_picture(surveys: Mapping[str, np.ndarray], extent: Extent) -> np.ndarray:
-    """Points per m2 of each named survey, (N, 3), on the cells of the extent.
+def comparison_picture(
+    surveys: Mapping[str, np.ndarray], extent: Extent, unit: LengthUnit = METRE
+) -> np.ndarray:
+    """`density_picture` of the surveys, and below it a cross-section through each, of their points
+    on the extent; it lies where heights of the last one differ most."""
+    maps = density_picture(surveys, extent, unit)
+    inside = {name: points[extent.contains(points)] for name, points in surveys.items()}
+    sections = section_picture(inside, unit.name, maps.shape[1])
+    return np.concatenate([maps, sections])
+
+
+def density_picture(
+    surveys: Mapping[str, np.ndarray], extent: Extent, unit: LengthUnit = METRE
+) -> np.ndarray:
+    """Points per square `unit` of each named survey, (N, 3), on the cells of the extent.
 
     Colours end at the 99th percentile of all maps together; an empty cell is white, ground outside
     the extent grey. Returns (height, width, 3) uint8.
@@ -29,15 +44,19 @@ def density_picture(surveys: Mapping[str, np.ndarray], extent: Extent) -> np.nda
     rows, columns = (len(maps), 1) if stacked else (1, len(maps))
     panel_width = min(LONGEST / columns, LONGEST / rows * width / height)
     panel_height = max(panel_width * height / width, SHORTEST_PANEL)
-    size = (max(columns * panel_width, 8.0), rows * (panel_height + 0.6) + 1.2)
+    size = (max(columns * panel_width, 8.0), rows * (panel_height + 0.8) + 1.2)
     figure = Figure(figsize=size, dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     image = None
     for axes, (name, density) in zip(panels, maps.items(), strict=True):
         inside = density[extent.covered]
+        points = surveys[name]
+        num_inside = int(extent.contains(points).sum())
+        outside = "" if num_inside == len(points) else f", {num_inside:,} on the common ground"
         axes.set_title(
-            f"{name}: median {np.median(inside):.3g} points/m2, "
+            f"{name}: {len(points):,} points{outside}\n"
+            f"median {np.median(inside):.3g} points/{unit.name}2, "
             f"{np.mean(inside == 0):.0%} of the cells empty",
             loc="left",
             fontsize=11,
@@ -54,6 +73,8 @@ def density_picture(surveys: Mapping[str, np.ndarray], extent: Extent) -> np.nda
     if image is not None:
         x, y = extent.origin
         bar = figure.colorbar(image, ax=list(panels), orientation="horizontal", aspect=60)
-        bar.set_label(f"points/m2; axes in m from x {x:.1f}, y {y:.1f}", fontsize=10)
+        bar.set_label(
+            f"points/{unit.name}2; axes in {unit.name} from x {x:.1f}, y {y:.1f}", fontsize=10
+        )
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -1,235 +1,181 @@
-"""A predicted survey against a reference survey of the same ground, in metres."""
+"""A predicted survey against a reference survey of the same ground."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import torch
 from scipy import ndimage
+from scipy.spatial import cKDTree
 
 from pointup.errors import DataError
-from pointup.evaluation.measures import Figures, Metric
+from pointup.evaluation.extent import Extent, height_grids
+from pointup.evaluation.ground import Ground
+from pointup.evaluation.lidar_metrics import (
+    BELOW_GROUND,
+    FAR,
+    LOWEST_REACH,
+    METRES,
+    NEW_BEYOND,
+    OPEN_SKY,
+    Scale,
+    height_bands,
+)
+from pointup.evaluation.measures import Figures
 from pointup.geometry.neighbors import nearest
 
-THRESHOLDS = (0.1, 0.25, 0.5)
-# Cells without points that still belong to a survey when points surround them: shadows, water.
-LARGEST_HOLE = 3
-# In cells to each side of one: under trees few pulses reach the ground, and not in every cell.
-GROUND_REACH = 3
-# A grid this large means that a stray point or another coordinate system is among the points.
-MOST_CELLS = 200_000_000
+_SMALLEST_BAND = 0.005
 
 
-@dataclass(frozen=True)
-class Extent:
-    """The ground that all surveys cover, as square cells with sides of `cell`.
+class SurveyReference:
+    """A reference survey (R, 3), and what of it is measured against: its points on the extent.
 
-    Attributes:
-        cell: length of a side.
-        origin: (2,) lower corner of the first cell.
-        covered: (X, Y) bool, the cells that belong to the extent.
+    `ground` is that of the reference, `source` (N, 3) the survey that was upsampled, where known.
+    Coordinates, the extent's cells and all figures are in the unit of `scale`. Distances are those
+    of points on the extent, or of all where `everywhere`.
+    Raises DataError without a point on the extent.
     """
 
-    cell: float
-    origin: np.ndarray
-    covered: np.ndarray
+    def __init__(
+        self,
+        points: np.ndarray,
+        extent: Extent,
+        ground: Ground,
+        source: np.ndarray | None = None,
+        scale: Scale = METRES,
+        everywhere: bool = False,
+    ) -> None:
+        self.everywhere = everywhere
+        self.points, self.extent, self.ground, self.scale = points, extent, ground, scale
+        self.inside = _on(extent, points, "reference")
+        self._above = ground.above(self.inside)
+        low, self._high = height_grids(self.inside, extent)
+        self._has_points, self._low = np.isfinite(low), _lowest_around(low)
+        self._source = None if source is None else cKDTree(source)
+        cells = np.argwhere(extent.covered)
+        middles = extent.origin + (cells + 0.5) * extent.cell
+        self._open_below = np.full(extent.covered.shape, np.nan)
+        self._open_below[tuple(cells.T)] = ground.height(middles) + scale.unit.of_metres(OPEN_SKY)
 
-    @property
-    def area(self) -> float:
-        return float(self.covered.sum()) * self.cell**2
+    def figures(self) -> Figures:
+        """What the reference itself has of the figures: points, density and gap fraction."""
+        return {
+            "num_points": float(len(self.inside)),
+            "density": len(self.inside) / self.extent.area,
+            "gap_fraction": 100 * float(np.mean(self._is_gap(self._high)[self._has_points])),
+        }
 
-    def place(self, positions: np.ndarray) -> np.ndarray:
-        """Flat number of the cell of each of (N, 3) positions, (N,) int64; -1 outside."""
-        xy = np.floor((positions[:, :2] - self.origin) / self.cell)
-        inside = ((xy >= 0) & (xy < self.covered.shape)).all(axis=1)
-        xy = np.where(inside[:, None], xy, 0).astype(np.int64)
-        inside &= self.covered[xy[:, 0], xy[:, 1]]
-        return np.where(inside, xy[:, 0] * self.covered.shape[1] + xy[:, 1], -1)
+    def measure(self, prediction: np.ndarray) -> Figures:
+        """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics` and
+        `band_metrics`.
 
-    def contains(self, positions: np.ndarray) -> np.ndarray:
-        """Which of (N, 3) positions lie on it, (N,) bool."""
-        return self.place(positions) >= 0
-
-    def density(self, positions: np.ndarray) -> np.ndarray:
-        """Points per area of each cell, (X, Y) float64; NaN outside the extent."""
-        place = self.place(positions)
-        count = np.bincount(place[place >= 0], minlength=self.covered.size)
-        density = count.reshape(self.covered.shape) / self.cell**2
-        return np.where(self.covered, density, np.nan)
-
-
-def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Extent:
-    """The cells that every one of the named surveys, (N, 3) each, covers.
-
-    A survey covers the cells with a point, and holes among them of up to three cells: a gap in one
-    survey stays within the extent where it is small, and is left out where it is large. Raises
-    DataError when nothing is covered by all.
-    """
-    low = np.max([points[:, :2].min(axis=0) for points in surveys.values()], axis=0)
-    high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
-    if (high < low).any():
-        raise DataError(f"the surveys don't overlap: {_ranges(surveys)}")
-    # Whole cells only, from the lower corner on, or the density would be that of empty ground.
-    shape = np.maximum(np.floor((high - low) / cell + 0.01), 1)
-    if shape.prod() > MOST_CELLS:
-        raise DataError(
-            f"{shape.prod():.2g} cells of {cell:g} in common; are the coordinates in metres, "
-            f"without stray points? {_ranges(surveys)}"
+        Of the points on the extent the nearest neighbours may lie beyond it, so that its border
+        costs nothing; the farthest new point is sought everywhere. A share comes in percent.
+        "farthest_new" is there with a source, and for predictions with new points; a band with at
+        least 0.5 % of the reference's points, and a predicted one. Raises DataError when the
+        prediction has no points on the extent.
+        """
+        on_extent = _on(self.extent, prediction, "prediction")
+        inside = prediction if self.everywhere else on_extent
+        forward = _distances(inside, self.points)
+        backward = _distances(self.inside, prediction)
+        figures = {
+            "num_points": float(len(inside)),
+            "density": len(inside) / self.extent.area,
+            "to_reference": float(forward.mean()),
+            "to_reference_median": float(np.median(forward)),
+            "from_reference": float(backward.mean()),
+            "from_reference_median": float(np.median(backward)),
+            "hausdorff": float(max(forward.max(), backward.max())),
+        }
+        figures["chamfer"] = figures["to_reference"] + figures["from_reference"]
+        figures["chamfer_median"] = (
+            figures["to_reference_median"] + figures["from_reference_median"]
         )
-    width, height = (int(n) for n in shape)
-    everywhere = Extent(cell, low, np.ones((width, height), dtype=bool))
-    covered = reduce(
-        np.logical_and, [_without_holes(everywhere, points) for points in surveys.values()]
-    )
-    if not covered.any():
-        raise DataError(f"the surveys have no ground in common: {_ranges(surveys)}")
-    return Extent(cell, low, covered)
+        unit = self.scale.unit
+        for threshold in self.scale.thresholds:
+            limit = unit.of_metres(threshold)
+            precision, recall = np.mean(forward <= limit), np.mean(backward <= limit)
+            figures[f"f_score_{threshold:g}"] = 100 * harmonic_mean(float(precision), float(recall))
+        figures |= self._of_new_points(prediction, inside, forward)
+        figures |= self._of_bands(inside, forward, backward)
+        return figures | self._of_heights(on_extent)
 
+    def _of_bands(self, inside: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> Figures:
+        """Mean distances of the points in each band of height above ground."""
+        ways = {"to": (self.ground.above(inside), forward), "from": (self._above, backward)}
+        figures = {}
+        for name, low, high in height_bands():
+            low, high = self.scale.unit.of_metres(low), self.scale.unit.of_metres(high)
+            in_band = {way: (low <= above) & (above < high) for way, (above, _) in ways.items()}
+            if in_band["from"].mean() < _SMALLEST_BAND or not in_band["to"].any():
+                continue
+            for way, (_, distance) in ways.items():
+                figures[f"{way}_reference_{name}"] = float(distance[in_band[way]].mean())
+        return figures
 
-def lidar_metrics(cell: float = 1.0, thresholds: Sequence[float] = THRESHOLDS) -> dict[str, Metric]:
-    """What `measure_survey` gives, in the order to print."""
-    window = 2 * GROUND_REACH + 1
-    metrics = {
-        "num_points": Metric("points", "", "those on the common ground"),
-        "density": Metric("density", "points/m2", "points by the area of the common ground"),
-        "covered": Metric(
-            "covered",
-            "%",
-            f"of the {cell:g} m cells with reference points, those with predicted points; higher "
-            "is better",
-        ),
-        "chamfer": Metric(
-            "Chamfer, mean",
-            "m",
-            "mean distance of the prediction to the reference + mean distance of the reference to "
-            "the prediction; plain",
-        ),
-        "chamfer_median": Metric(
-            "Chamfer, median", "m", "the same with the median of each direction"
-        ),
-        "to_reference": Metric(
-            "  to reference, mean",
-            "m",
-            "distance of each predicted point to the nearest reference point; plain",
-        ),
-        "to_reference_median": Metric("  to reference, median", "m", ""),
-        "from_reference": Metric(
-            "  from reference, mean",
-            "m",
-            "distance of each reference point to the nearest predicted point; plain",
-        ),
-        "from_reference_median": Metric("  from reference, median", "m", ""),
-    }
-    for threshold in thresholds:
-        metrics[f"f_score_{threshold:g}"] = Metric(
-            f"F-score at {threshold:g} m",
-            "%",
-            "harmonic mean of precision (share of predicted points within that distance of the "
-            "reference) and recall (the reverse); higher is better"
-            if threshold == thresholds[0]
-            else "",
-        )
-    metrics |= {
-        "height_overlap": Metric(
-            "height profile overlap",
-            "%",
-            f"share that the histograms of heights above ground, bins of {cell:g} m, have in "
-            "common; 100 is best; ground: as below, of the reference",
-        ),
-        "canopy_rmse": Metric(
-            "canopy height RMSE",
-            "m",
-            f"difference of the highest points of each {cell:g} m cell, over the cells with "
-            "points of both",
-        ),
-        "ground_rmse": Metric(
-            "ground height RMSE",
-            "m",
-            f"difference of the lowest points of the {window} x {window} cells about each of those "
-            "cells",
-        ),
-    }
-    return metrics
+    def _of_new_points(
+        self, prediction: np.ndarray, inside: np.ndarray, to_reference: np.ndarray
+    ) -> Figures:
+        figures, is_new = {}, np.ones(len(inside), dtype=bool)
+        if self._source is not None:
+            away = np.asarray(self._source.query(prediction)[0])
+            limit = self.scale.unit.of_metres(NEW_BEYOND)
+            if (away > limit).any():
+                figures["farthest_new"] = float(away.max())
+                is_new = away > limit
+                if not self.everywhere:
+                    is_new = is_new[self.extent.contains(prediction)]
+        if not is_new.any():
+            return figures
+        for far in FAR:
+            limit = self.scale.unit.of_metres(far)
+            figures[f"beyond_{far:g}"] = 100 * float(np.mean(to_reference[is_new] > limit))
+        deepest = -self.scale.unit.of_metres(BELOW_GROUND)
+        below = self.ground.above(inside[is_new]) < deepest
+        figures["below_ground_points"] = float(below.sum())
+        figures["below_ground"] = 100 * float(below.mean())
+        return figures
 
+    def _of_heights(self, inside: np.ndarray) -> Figures:
+        """What the grid of the extent shows of heights and coverage."""
+        low, high = height_grids(inside, self.extent)
+        both = self._has_points & np.isfinite(low)
+        shares = []
+        for above in (self.ground.above(inside), self._above):
+            # The ground's own roughness doesn't make a layer below it.
+            layers = np.maximum(np.floor(above / self.extent.cell), 0)
+            layer, count = np.unique(layers, return_counts=True)
+            shares.append(dict(zip(layer.tolist(), (count / len(above)).tolist(), strict=True)))
+        predicted, true = shares
+        figures = {
+            "covered": 100 * float(both.sum() / self._has_points.sum()),
+            "height_overlap": 100
+            * sum(min(share, true.get(z, 0.0)) for z, share in predicted.items()),
+        }
+        if both.any():
+            gaps = [np.mean(self._is_gap(grid)[both]) for grid in (high, self._high)]
+            figures |= {
+                "canopy_rmse": _rmse(high[both] - self._high[both]),
+                "ground_rmse": _rmse(_lowest_around(low)[both] - self._low[both]),
+                "gap_fraction_error": 100 * float(abs(gaps[0] - gaps[1])),
+            }
+        return figures
 
-def measure_survey(
-    prediction: np.ndarray,
-    reference: np.ndarray,
-    extent: Extent,
-    thresholds: Sequence[float] = THRESHOLDS,
-) -> Figures:
-    """Figures of a predicted survey (P, 3) against a reference (R, 3), metres, float64.
-
-    Only points on the extent are measured; their nearest neighbours may lie beyond it, so that its
-    border costs nothing. Names and conventions are those of `lidar_metrics`; a share comes in
-    percent. Raises DataError when a survey has no points on the extent.
-    """
-    clouds = {"prediction": prediction, "reference": reference}
-    on_extent = {name: points[extent.contains(points)] for name, points in clouds.items()}
-    for name, points in on_extent.items():
-        if not len(points):
-            raise DataError(f"the {name} has no points on the common ground")
-    forward = _distances(on_extent["prediction"], reference)
-    backward = _distances(on_extent["reference"], prediction)
-    figures = {
-        "num_points": float(len(on_extent["prediction"])),
-        "density": len(on_extent["prediction"]) / extent.area,
-        "to_reference": float(forward.mean()),
-        "to_reference_median": float(np.median(forward)),
-        "from_reference": float(backward.mean()),
-        "from_reference_median": float(np.median(backward)),
-    }
-    figures["chamfer"] = figures["to_reference"] + figures["from_reference"]
-    figures["chamfer_median"] = figures["to_reference_median"] + figures["from_reference_median"]
-    for threshold in thresholds:
-        precision, recall = np.mean(forward <= threshold), np.mean(backward <= threshold)
-        figures[f"f_score_{threshold:g}"] = 100 * harmonic_mean(float(precision), float(recall))
-    return figures | height_figures(on_extent["prediction"], on_extent["reference"], extent)
-
-
-def height_figures(prediction: np.ndarray, reference: np.ndarray, extent: Extent) -> Figures:
-    """What the grid of the extent shows of heights and coverage, of points that lie on it.
-
-    Ground is the lowest point within `GROUND_REACH` cells; heights above ground are those above
-    the reference's.
-    """
-    low, high = height_grids(prediction, extent)
-    reference_low, reference_high = height_grids(reference, extent)
-    known, both = np.isfinite(reference_low), np.isfinite(reference_low) & np.isfinite(low)
-    low, ground = (_lowest_around(grid) for grid in (low, reference_low))
-    shares = []
-    for points in (prediction, reference):
-        above = points[:, 2] - _filled(ground).reshape(-1)[extent.place(points)]
-        layer, count = np.unique(np.floor(above / extent.cell), return_counts=True)
-        shares.append(dict(zip(layer.tolist(), (count / len(points)).tolist(), strict=True)))
-    predicted, true = shares
-    return {
-        "covered": 100 * float(both.sum() / known.sum()),
-        "height_overlap": 100 * sum(min(share, true.get(z, 0.0)) for z, share in predicted.items()),
-        "canopy_rmse": _rmse(high[both] - reference_high[both]),
-        "ground_rmse": _rmse(low[both] - ground[both]),
-    }
-
-
-def height_grids(positions: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest point of each cell, (X, Y) both; NaN where there is none."""
-    place = extent.place(positions)
-    order = np.lexsort((positions[:, 2], place))
-    order = order[np.searchsorted(place[order], 0) :]
-    cells, first, count = np.unique(place[order], return_index=True, return_counts=True)
-    grids = np.full((2, extent.covered.size), np.nan)
-    grids[0, cells] = positions[order[first], 2]
-    grids[1, cells] = positions[order[first + count - 1], 2]
-    low, high = grids.reshape(2, *extent.covered.shape)
-    return low, high
+    def _is_gap(self, high: np.ndarray) -> np.ndarray:
+        """Which cells have no point above the gap's height, of those that have points."""
+        return high <= self._open_below
 
 
 def harmonic_mean(precision: float, recall: float) -> float:
     """The F-score of a precision and a recall; 0 where both are 0."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+
+
+def _on(extent: Extent, points: np.ndarray, name: str) -> np.ndarray:
+    inside = points[extent.contains(points)]
+    if not len(inside):
+        raise DataError(f"the {name} has no points on the common ground")
+    return inside
 
 
 def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -242,39 +188,12 @@ def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
     return nearest(*packed[0], *packed[1])[0].sqrt().numpy()
 
 
-def _without_holes(extent: Extent, positions: np.ndarray) -> np.ndarray:
-    occupied = np.zeros(extent.covered.size, dtype=bool)
-    place = extent.place(positions)
-    occupied[place[place >= 0]] = True
-    occupied = np.pad(occupied.reshape(extent.covered.shape), LARGEST_HOLE)
-    block = np.ones((LARGEST_HOLE + 1, LARGEST_HOLE + 1), dtype=bool)
-    closed = ndimage.binary_closing(occupied, block)
-    inner = slice(LARGEST_HOLE, -LARGEST_HOLE)
-    return closed[inner, inner]
-
-
 def _lowest_around(grid: np.ndarray) -> np.ndarray:
     lowest = ndimage.minimum_filter(
-        np.where(np.isnan(grid), np.inf, grid), 2 * GROUND_REACH + 1, mode="nearest"
+        np.where(np.isnan(grid), np.inf, grid), 2 * LOWEST_REACH + 1, mode="nearest"
     )
     return np.where(np.isinf(lowest), np.nan, lowest)
 
 
-def _filled(grid: np.ndarray) -> np.ndarray:
-    """The grid with every NaN replaced by the nearest value."""
-    index = ndimage.distance_transform_edt(
-        np.isnan(grid), return_distances=False, return_indices=True
-    )
-    return grid[tuple(index)]
-
-
 def _rmse(difference: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(difference)))) if len(difference) else float("nan")
-
-
-def _ranges(surveys: Mapping[str, np.ndarray]) -> str:
-    parts = []
-    for name, points in surveys.items():
-        (x0, y0), (x1, y1) = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
-        parts.append(f"{name} x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
-    return "; ".join(parts)
+    return float(np.sqrt(np.mean(np.square(difference))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,11 +19,15 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Metric:
-    """How a figure is printed: its title, unit ("" for none), and convention in a line."""
+    """How a figure is printed: its title, unit ("" for none), and convention in a line.
+
+    `better` tells which figures are better, the lower or the higher ones; "" where neither is.
+    """
 
     title: str
     unit: str
     convention: str
+    better: Literal["lower", "higher", ""] = "lower"
 
 
 METRICS = {

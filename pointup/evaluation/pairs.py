@@ -1,25 +1,34 @@
-"""Pairs of a batch: the model, and beside it the baseline, the raw source and the floor."""
+"""Pairs of a batch: the model, and beside it the baselines, the raw source and the floor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.evaluation.measures import Figures, measure
-from pointup.geometry.midpoints import midpoint_upsample
+from pointup.data.lengthunit import UNKNOWN, LengthUnit
+from pointup.evaluation.baselines import BASELINES, baseline_clouds
+from pointup.evaluation.extent import whole_extent
+from pointup.evaluation.ground import find_ground
+from pointup.evaluation.lidar import SurveyReference
+from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
+from pointup.evaluation.measures import METRICS, Figures, Metric, measure
+from pointup.geometry.midpoints import midpoint_upsample, output_sizes
+from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
 from pointup.model import Upsampler
+from pointup.upsampling import upsample
 
-ROWS = {
-    "model": "model",
-    "midpoints": "midpoints (no network)",
-    "source": "source as it is",
-    "floor": "floor (sampled again)",
-}
-"""What is measured against the target, and how it is printed."""
+ROWS = ("model", "midpoints", *BASELINES, "source", "floor")
+"""What is measured against the target, in the order to print."""
+THRESHOLDS = (0.25, 0.5)
+# Those of whole surveys only, and those that `measure` gives.
+_LEFT_OUT = {"num_points", "density", "covered", "chamfer", "chamfer_median", "hausdorff"}
+Clouds = dict[str, tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
@@ -32,22 +41,123 @@ def measure_pairs(
     """For every pair of a batch, figures of those of `ROWS` that it has, as `measure` gives them.
 
     `batch`: as `collate` makes it, on the device of the model. `ratio`: (B,) by which model and
-    midpoints upsample. The floor is there for pairs with a second sampling.
+    midpoints upsample. The floor is there for pairs with a second sampling. Without the baselines
+    of `baselines_of_pairs`, which take longer.
     """
+    return measure_clouds(batch, clouds_of_pairs(batch, ratio, upsampler), surfaces)
+
+
+@torch.no_grad()
+def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = None) -> Clouds:
+    """What `measure_pairs` measures: packed points and ptr by row."""
     clouds = {
         "midpoints": midpoint_upsample(batch.pos, batch.ptr, ratio),
         "source": (batch.pos, batch.ptr),
     }
     if upsampler is not None:
         output = upsampler(batch.pos, batch.ptr, ratio)
-        clouds = {"model": (output.pos, output.ptr), **clouds}
+        clouds["model"] = (output.pos, output.ptr)
     if "resample" in batch:
         clouds["floor"] = (batch.resample, batch.resample_ptr)
+    return clouds
+
+
+def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
+    """`baseline_clouds` of every source, with the points of the midpoints; packed, by row."""
+    made: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
+    numbers = output_sizes(batch.ptr, ratio).tolist()
+    for name, source, number in zip(batch.name, _split(batch.pos, batch.ptr), numbers, strict=True):
+        for row, cloud in baseline_clouds(source, number, seed, str(name)).items():
+            made[row].append(cloud)
+    return {row: _packed(clouds, batch.pos.device) for row, clouds in made.items()}
+
+
+def upsampled_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler) -> tuple[Tensor, Tensor]:
+    """What `pointup upsample` writes of every source, measured points and new ones; packed."""
+    sources = _split(batch.pos, batch.ptr)
+    made = [
+        upsample(source, float(by), model=upsampler, device=batch.pos.device)
+        for source, by in zip(sources, ratio.tolist(), strict=True)
+    ]
+    return _packed(made, batch.pos.device)
+
+
+def measure_clouds(
+    batch: Batch, clouds: Clouds, surfaces: Sequence[Surface | None] | None = None
+) -> list[dict[str, Figures]]:
+    """For every pair of a batch, the figures of `measure` of each of the clouds."""
     rows = {
-        row: measure(pos, ptr, batch.target, batch.target_ptr, surfaces)
-        for row, (pos, ptr) in clouds.items()
+        row: measure(*clouds[row], batch.target, batch.target_ptr, surfaces)
+        for row in ROWS
+        if row in clouds
     }
     return [
         {row: figures[pair] for row, figures in rows.items() if figures[pair]}
         for pair in range(batch.num_graphs)
     ]
+
+
+def measure_as_surveys(
+    batch: Batch, clouds: Clouds, vertical: Sequence[bool], unit: LengthUnit
+) -> list[dict[str, Figures]]:
+    """For every pair with z up, the figures of `survey_metrics` and `band_metrics` of each of the
+    clouds; else {}."""
+    scale = Scale(unit, thresholds=THRESHOLDS)
+    split = {row: _split(*cloud) for row, cloud in clouds.items()}
+    targets = _split(batch.target, batch.target_ptr)
+    metrics = survey_metrics(unit) | band_metrics(scale)
+    measured: list[dict[str, Figures]] = []
+    for pair, (is_survey, target) in enumerate(zip(vertical, targets, strict=True)):
+        source = split["source"][pair]
+        if not is_survey:
+            measured.append({})
+            continue
+        extent = whole_extent(np.concatenate([source, target]), unit.of_metres(scale.cell))
+        ground = find_ground(target, extent, unit=unit)
+        reference = SurveyReference(target, extent, ground, source, scale, everywhere=True)
+        figures = {
+            row: reference.measure(split[row][pair])
+            for row in ROWS
+            if row in split and len(split[row][pair])
+        }
+        measured.append(
+            {
+                row: {name: value for name, value in values.items() if name in metrics}
+                for row, values in figures.items()
+            }
+        )
+    return measured
+
+
+def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+    """What `measure_as_surveys` gives, in the order to print."""
+    scale = Scale(unit, thresholds=THRESHOLDS)
+    ground = "the target's lowest points, triangulated"
+    metrics = lidar_metrics(scale, ground)
+    return {name: metric for name, metric in metrics.items() if name not in _LEFT_OUT}
+
+
+def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+    """`METRICS`, lengths in `unit`, and then `survey_metrics`."""
+    known = {
+        name: replace(metric, unit=unit.name) if metric.unit == "data unit" else metric
+        for name, metric in METRICS.items()
+    }
+    return {**known, **survey_metrics(unit)}
+
+
+def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+    """What `measure_as_surveys` gives of bands of height above ground."""
+    return band_metrics(Scale(unit))
+
+
+def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
+    """The single clouds, (N_i, 3) float64 each."""
+    points = pos.double().cpu().numpy()
+    return np.split(points, ptr.tolist()[1:-1]) if len(ptr) > 1 else []
+
+
+def _packed(clouds: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
+    points = torch.from_numpy(np.concatenate([np.empty((0, 3)), *clouds]).astype(np.float32))
+    ptr = ptr_from_sizes(torch.tensor([len(cloud) for cloud in clouds]))
+    return points.to(device), ptr.to(device)

@@ -59,30 +59,39 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What was evaluated, and how it came out."""
+    """What was evaluated, and how it came out; `remarks` follow the tables."""
 
     heading: Sequence[str]
     tables: Sequence[Table]
+    remarks: Sequence[str] = ()
 
     def text(self) -> str:
         """For a terminal: aligned, less than 100 columns unless a name is long."""
         blocks = ["\n".join(self.heading)]
-        for table in self.tables:
+        for table in self._filled():
             blocks.append("\n".join(_titled(table)))
         wrapper = TextWrapper(WIDTH, subsequent_indent="    ")
+        if self.remarks:
+            blocks.append("\n".join(map(wrapper.fill, self.remarks)))
         blocks.append("\n".join(wrapper.fill(f"{title}: {text}") for title, text in self.notes()))
         return "\n\n".join(blocks)
 
     def markdown(self) -> str:
         """For a page: pipe tables, the conventions as a list."""
         lines = [f"{line}  " for line in self.heading]
-        for table in self.tables:
+        for table in self._filled():
             head, *rest = table.cells()
             sides = ["---" if side == "<" else "---:" for side in _sides(table, len(head))]
             lines += ["", f"**{table.title}**", ""]
             lines += [f"| {' | '.join(cells)} |" for cells in (head, sides, *rest)]
+        for remark in self.remarks:
+            lines += ["", remark]
         lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]
         return "\n".join(lines) + "\n"
+
+    def _filled(self) -> list[Table]:
+        """The tables that any subject has figures for."""
+        return [table for table in self.tables if table.present()]
 
     def notes(self) -> list[tuple[str, str]]:
         """Name and convention of every metric that is printed."""
@@ -126,14 +135,27 @@ def write_text(path: Path, text: str) -> None:
 def _titled(table: Table) -> list[str]:
     cells = table.cells()
     cells[0][0] = table.title
+    if table.metrics_down:
+        cells = [*_stacked(cells[0]), *cells[1:]]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     sides = _sides(table, len(widths))
+    gap = "   " if sum(widths) + 3 * (len(widths) - 1) <= WIDTH else "  "
     return [
-        "   ".join(
+        gap.join(
             f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)
         ).rstrip()
         for line in cells
     ]
+
+
+def _stacked(names: Sequence[str]) -> list[list[str]]:
+    """A head line, or two where names of columns have two words."""
+    words = [["", *name.split(" ", 1)][-2:] for name in names[1:]]
+    above = [names[0], *(first for first, _ in words)]
+    below = ["", *(last for _, last in words)]
+    if not any(above[1:]):
+        return [[names[0], *below[1:]]]
+    return [above, below]
 
 
 def _sides(table: Table, num_columns: int) -> list[str]:

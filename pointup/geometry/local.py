@@ -9,6 +9,27 @@ from torch import Tensor
 
 from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
 
+GAP = 3.0
+"""A neighbour is beyond a gap where it is so many times as far away as the one before it."""
+REACH = 1.5
+"""A new point lies within so many local spacings of its nearest measured point."""
+BRIDGE = 4.0
+"""No child is tied to a neighbour farther off than so many local spacings on both sides."""
+MAX_OFFSET = 1.0
+"""Farthest that a child lies from its anchor, in spacings of its parent."""
+
+# So many neighbours on this side of a gap are enough.
+_MANY = 6
+# So many are enough where the farthest beyond it is less than twice as far away as the nearest.
+_SOME, _WIDTH = 4, 2.0
+# Fewer are where, besides, the mean of the unit vectors to all beyond the gap is at least so long:
+# they lie in one direction. Around a close pair they lie everywhere.
+_ONE_DIRECTION, _WIDTH_OF_FEW = 0.95, 1.5
+# Most that a distance counts in the spacing, in medians of all.
+_MOST_DISTANCE = 2.0
+# Width of the others as a point sees them that has no neighbour of its own.
+_WIDTH_ALONE = 1.25
+
 
 @dataclass(frozen=True)
 class LocalGeometry:
@@ -17,11 +38,15 @@ class LocalGeometry:
     index: Tensor
     """(N, K) int64, the point itself first; where a neighbour is missing, the point itself."""
     missing: Tensor
-    """(N, K) bool."""
+    """(N, K) bool: the cloud has fewer points, or the neighbour lies beyond a gap."""
     relative: Tensor
     """(N, K, 3) from the point to its neighbour, in units of the point's spacing."""
     spacing: Tensor
-    """(N, 1) mean distance to the neighbours, in units of the input."""
+    """(N, 1) mean distance to the neighbours, in units of the input; none of them counts more than
+    twice their median."""
+    local_spacing: Tensor
+    """(N, 1) the spacing, or the median of the spacings of all K nearest where that is smaller: for
+    a point apart from the rest, the spacing of the rest."""
     mean: Tensor
     """(N, 3) mean of `relative`: it points to the inside of a curve and away from a border."""
     covariance: Tensor
@@ -38,26 +63,84 @@ class LocalGeometry:
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
     """Neighbourhoods in units of the local spacing, from what `knn` found (the point itself first).
 
-    The spacing is the mean distance to the neighbours; for a point all of whose neighbours
-    coincide with it, that of its cloud, so that nothing is divided by zero.
+    A gap is not a spacing: neighbours beyond one (`beyond_gap`) are missing. The spacing is the
+    mean distance to the others, of which none counts more than twice their median; for a point
+    without neighbours, or all of whose neighbours coincide with it, that of its cloud, so that
+    nothing is divided by zero.
 
-    Shapes: `pos` (N, 3), `ptr` (B+1,), `squared` and `index` (N, K).
+    Shapes: `pos` (N, 3), `ptr` (B+1,), `squared` and `index` (N, K), ascending.
     """
-    missing = index < 0
+    not_found = index < 0
     own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
-    index = torch.where(missing, own, index)
-    distance = squared.masked_fill(missing, 0.0).sqrt()
+    nearest = torch.where(not_found, own, index)
+    distance = squared.masked_fill(not_found, 0.0).sqrt()
+    missing = not_found | beyond_gap(pos[nearest] - pos.unsqueeze(1), distance, not_found)
+    index = torch.where(missing, own, nearest)
     found = (~missing).sum(1, keepdim=True)
-    spacing = distance.sum(1, keepdim=True) / (found - 1).clamp(min=1)
+    # The distances ascend, the point itself first.
+    most = _MOST_DISTANCE * distance.gather(1, found // 2)
+    near = torch.minimum(distance.masked_fill(missing, 0.0), most)
+    spacing = near.sum(1, keepdim=True) / (found - 1).clamp(min=1)
     of_cloud = segment_mean(spacing, ptr)[batch_from_ptr(ptr, len(pos))]
     spacing = torch.where(spacing > 1e-3 * of_cloud, spacing, of_cloud)
     spacing = torch.where(spacing > 0.0, spacing, torch.ones_like(spacing))
+    around = spacing[nearest].squeeze(2).masked_fill(not_found, torch.inf)
+    local_spacing = torch.minimum(spacing, around[:, 1:].median(1, keepdim=True).values)
     # A missing neighbour is the point itself here, and adds nothing to the sums.
     relative = (pos[index] - pos.unsqueeze(1)) / spacing.unsqueeze(2)
     mean = relative.sum(1) / found
     covariance = relative.transpose(1, 2) @ relative / found.unsqueeze(2)
     normal = plane_normals(covariance - mean.unsqueeze(2) * mean.unsqueeze(1))
-    return LocalGeometry(index, missing, relative, spacing, mean, covariance, normal)
+    return LocalGeometry(index, missing, relative, spacing, local_spacing, mean, covariance, normal)
+
+
+def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tensor:
+    """Which of the K nearest points (N, K) lie beyond a gap.
+
+    A gap follows the nearest j where the next one is more than `GAP` times as far away. Six must be
+    on this side of it; or at least four, and the rest close together beyond it; or fewer, and the
+    rest also in one direction. So the neighbours of two returns of one pulse, which lie all around
+    them, stay neighbours. A point that sees all others in one place far off is alone: all of them
+    are beyond the gap.
+
+    Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
+    (N, K) ascending, `not_found` (N, K) bool.
+    """
+    away, distance, absent = to_nearest[:, 1:], distance[:, 1:], not_found[:, 1:]
+    num_nearest = distance.shape[1]
+    if num_nearest == 0:
+        return not_found
+    farthest = distance.amax(1, keepdim=True)
+    # Of each neighbour and those after it: how many, and the length of their mean direction.
+    unit = directions(away).masked_fill(absent.unsqueeze(2), 0.0)
+    num_from_here = (~absent).flip(1).cumsum(1).flip(1)
+    sums = unit.flip(1).cumsum(1).flip(1)
+    one_way = length(sums).squeeze(2) > _ONE_DIRECTION * num_from_here
+    is_narrow = farthest < _WIDTH * distance
+    is_far_off = one_way & (farthest < _WIDTH_OF_FEW * distance)
+    rank = torch.arange(num_nearest, device=distance.device)
+    before = torch.cat([torch.full_like(farthest, torch.inf), distance[:, :-1]], dim=1)
+    # Copies of a point are no neighbourhood.
+    is_gap = (distance > GAP * before) & (before > 0)
+    enough = (rank >= _MANY) | ((rank >= _SOME) & is_narrow) | is_far_off
+    alone = (farthest < _WIDTH_ALONE * distance[:, :1]) & one_way[:, :1] & ~absent.any(1, True)
+    starts = is_gap & enough & ~absent
+    starts[:, :1] |= alone & (num_nearest > 2)
+    return torch.cat([not_found[:, :1], starts.cumsum(1) > 0], dim=1)
+
+
+def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tensor) -> Tensor:
+    """Neighbours (n, R) of the points in `rows`, -1 for those across a gap.
+
+    That is one wider than `BRIDGE` local spacings on both of its sides.
+
+    Shapes: `index` (n, R) of all points, `pos` (N, 3), `local_spacing` (N, 1).
+    """
+    own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
+    other = torch.where(index < 0, own, index)
+    distance = torch.linalg.vector_norm(pos[other] - pos[rows].unsqueeze(1), dim=-1)
+    wider = torch.maximum(local_spacing[rows], local_spacing[other].squeeze(2))
+    return index.masked_fill(distance > BRIDGE * wider, -1)
 
 
 def nearest_gaps(geometry: LocalGeometry) -> Tensor:
@@ -207,6 +290,11 @@ def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
 def directions(vectors: Tensor) -> Tensor:
     """Vectors (..., 3) of length 1, or 0."""
     return vectors / length(vectors).clamp(min=1e-12)
+
+
+def shortened(offset: Tensor) -> Tensor:
+    """Offsets (..., 3) of at most `MAX_OFFSET`, in the same direction."""
+    return offset * (MAX_OFFSET / length(offset).clamp(min=MAX_OFFSET))
 
 
 def length(vectors: Tensor) -> Tensor:

@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 
 from pointup.errors import DataError, FileError
+from pointup.geometry.arrayfiles import check_expansion, read_npz_headers
 
 # Random candidates a kept point. More of them leave fewer uneven gaps and cost more time.
 OVERSAMPLING = 5
+# What zipfile, zlib and NumPy raise for damaged archives.
+NPZ_ERRORS = (
+    OSError, ValueError, KeyError, EOFError, TypeError, NotImplementedError, RuntimeError,
+    SyntaxError, MemoryError, BadZipFile, ZlibError, DataError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -137,11 +144,13 @@ class Surface:
     def load(cls, path: str | Path) -> Surface:
         """Read what `save` wrote. Raises FileError when the file is missing or something else."""
         try:
+            headers = read_npz_headers(Path(path))
+            check_expansion(Path(path), sum(headers[k].num_bytes for k in ("vertices", "faces")))
             with np.load(path) as arrays:
                 return cls.from_triangles(arrays["vertices"], arrays["faces"])
         except FileNotFoundError:
             raise FileError(f"{path}: no such file") from None
-        except (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, DataError):
+        except NPZ_ERRORS:
             raise FileError(
                 f"{path}: not a surface: expected an .npz with vertices and faces"
             ) from None

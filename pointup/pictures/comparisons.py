@@ -5,24 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.colors import ListedColormap
 from scipy.spatial import cKDTree
 
 from pointup.pictures.page import FAINT, Page, labelled, number, save_picture
-from pointup.pictures.rendering import (
-    CLAY,
-    Camera,
-    fit_camera,
-    point_spacing,
-    render_points,
-    view_axes,
-)
-
-# The ends of the maps are left out: their darkest violet swallows the shading, their brightest
-# yellow melts into a white page.
-_HEIGHTS = ListedColormap(colormaps["viridis"](np.linspace(0.05, 0.94, 256)))
-_ERRORS = ListedColormap(colormaps["plasma"](np.linspace(0.0, 0.92, 256)))
+from pointup.pictures.paint import ERRORS, HEIGHTS, Paint
+from pointup.pictures.rendering import fit_camera, point_spacing, view_axes
+from pointup.pictures.survey import survey_picture
 
 
 def evaluation_picture(
@@ -53,7 +41,7 @@ def evaluation_picture(
     ]
     error = _distances(prediction, target) if error is None else np.asarray(error)[finite[1]]
     known = np.concatenate([source, target])
-    paint = _Paint(known, vertical)
+    paint = Paint(known, vertical)
     axes = view_axes(20, 28) if vertical else view_axes(30, 20, up="y")
     size, gap, foot = 392, 16, 84
     across, upwards, _ = np.ptp(known @ axes.T, axis=0) if len(known) else (1.0, 1.0, 1.0)
@@ -81,12 +69,12 @@ def evaluation_picture(
     if len(error):
         note = f"mean {number(error.mean(), unit)}, largest {number(error.max(), unit)}"
     page.caption(lefts[3], foot + rows + 10, "error", note)
-    colors = _ERRORS(np.clip(error / limit, 0, 1))[:, :3]
+    colors = ERRORS(np.clip(error / limit, 0, 1))[:, :3]
     page.paste(lefts[3], foot, paint.render(prediction, camera, largest, colors))
 
-    page.color_bar(lefts[3], size, _ERRORS, (0, limit), labelled("distance to target", unit))
+    page.color_bar(lefts[3], size, ERRORS, (0, limit), labelled("distance to target", unit))
     if vertical:
-        page.color_bar(lefts[0], size, _HEIGHTS, paint.heights, labelled("height", unit))
+        page.color_bar(lefts[0], size, HEIGHTS, paint.heights, labelled("height", unit))
     convention = "Chamfer: mean distance to the target + mean distance from it, plain"
     page.write(lefts[1] if vertical else gap, 42, convention, 18, FAINT)
     return page.pixels()
@@ -98,97 +86,43 @@ def before_after_picture(
     path: str | Path | None = None,
     vertical: bool = False,
     unit: str = "m",
+    totals: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Two clouds side by side, 1600 pixels wide, written to `path` (PNG or JPEG) where given.
 
     before, after: (N, 3) and (M, 3); either may be empty. Points that are not finite are left out.
-    vertical: survey data with z up, coloured by height: one row from the side, one from above, with
-        a scale bar and a colour bar in `unit`. Of a large area the middle is shown, a window about
-        240 spacings of `before` wide, and from the side a slice through that. Otherwise a shape
-        with y up in a three-quarter view.
+    vertical: survey data with z up, coloured by height: one row from above, and above it a
+        cross-section where the ground or what stands on it is least flat, with scale bars and a
+        colour bar in `unit`. Of a large area the middle is shown, a window about 240 spacings of
+        `before` wide. Otherwise a shape with y up in a three-quarter view.
+    totals: number of points of the whole clouds, where `before` and `after` are parts of them. The
+        captions give these, and the numbers of the points that are shown.
 
     Raises FileError where `path` can't be written.
     """
     before, after = (np.asarray(cloud, dtype=np.float64) for cloud in (before, after))
     before, after = (cloud[np.isfinite(cloud).all(axis=1)] for cloud in (before, after))
-    picture = _survey_picture(before, after, unit) if vertical else _shape_picture(before, after)
+    totals = totals or (len(before), len(after))
+    if vertical:
+        picture = survey_picture(before, after, unit, totals)
+    else:
+        picture = _shape_picture(before, after, totals)
     if path is not None:
         save_picture(picture, path)
     return picture
 
 
-def _shape_picture(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _shape_picture(before: np.ndarray, after: np.ndarray, totals: tuple[int, int]) -> np.ndarray:
     size, gap, rows = 776, 16, 620
-    paint = _Paint(before, vertical=False)
+    paint = Paint(before, vertical=False)
     camera = fit_camera(before if len(before) else after, view_axes(30, 20, up="y"), size, rows)
     page = Page(2 * size + 3 * gap, rows + 60)
     for panel, (name, cloud) in enumerate((("before", before), ("after", after))):
         left = gap + panel * (size + gap)
-        page.heading(left, rows + 28, name, f"{len(cloud):,} points")
+        shown = "" if len(cloud) == totals[panel] else f", {len(cloud):,} of them shown"
+        page.heading(left, rows + 28, name, f"{totals[panel]:,} points{shown}")
         page.paste(left, 0, paint.render(cloud, camera))
     return page.pixels()
-
-
-def _survey_picture(before: np.ndarray, after: np.ndarray, unit: str) -> np.ndarray:
-    before, after, low, high = _window(before, after)
-    size, gap, foot = 776, 16, 84
-    extent = np.maximum(high - low, 1e-9)
-    centre, paint = (low + high) / 2, _Paint(np.concatenate([before, after]), vertical=True)
-    spacings = [point_spacing(before), point_spacing(after)]
-    # Through a whole forest nothing is seen: the side view is a slice a tenth as deep as wide.
-    depth = min(extent[1], max(0.1 * extent[0], 8 * max(spacings)))
-    scale = float(np.min(np.array([size, 400, 440]) / extent))
-    side_rows, above_rows = (int(np.ceil(extent[axis] * scale)) + 16 for axis in (2, 1))
-    area = _occupied_area(np.concatenate([before, after]), 3 * max(spacings))
-    # One size of ball for both leaves the sparse cloud hardly visible, its own spacing alone blows
-    # few points up until they look like a closed surface.
-    finest = min((spacing for spacing in spacings if spacing > 0), default=0.0)
-
-    page = Page(2 * size + 3 * gap, foot + above_rows + side_rows + gap + 60)
-    for panel, (name, cloud) in enumerate((("before", before), ("after", after))):
-        left = gap + panel * (size + gap)
-        radius = 0.45 * min(spacings[panel], 2 * finest)
-        density = f", {number(len(cloud) / area)} points/{unit}\u00b2" if area > 0 else ""
-        page.heading(left, page.height - 34, name, f"{len(cloud):,} points{density}")
-        colors = paint.colors(cloud)
-        near = np.abs(cloud[:, 1] - centre[1]) <= depth / 2
-        side = Camera(view_axes(0, 0), centre, scale, size, side_rows)
-        above = Camera(view_axes(0, 90), centre, scale, size, above_rows)
-        picture = render_points(cloud[near], colors[near], side, radius, haze=0.25)
-        page.paste(left, foot + above_rows + gap, picture)
-        page.paste(left, foot, render_points(cloud, colors, above, radius, haze=0))
-    end = page.scale_bar(gap, scale, unit)
-    slice_note = f", a slice {number(depth, unit)} deep" if depth < extent[1] else ""
-    page.write(end + 24, 42, f"top: from the side{slice_note}; bottom: from above", 18, FAINT)
-    label = labelled("height", unit)
-    page.color_bar(page.width - gap - 420, 420, _HEIGHTS, paint.heights, label)
-    return page.pixels()
-
-
-class _Paint:
-    """How clouds of one picture are coloured: by height, or as lit clay."""
-
-    def __init__(self, known: np.ndarray, vertical: bool) -> None:
-        self.vertical = vertical
-        low, high = np.percentile(known[:, 2], [0.5, 99.5]) if len(known) else (0.0, 1.0)
-        self.heights = (float(low), float(max(high, low + 1e-6)))
-
-    def colors(self, cloud: np.ndarray) -> np.ndarray:
-        if not self.vertical:
-            return np.broadcast_to(CLAY, cloud.shape)
-        low, high = self.heights
-        return _HEIGHTS(np.clip((cloud[:, 2] - low) / (high - low), 0, 1))[:, :3]
-
-    def render(
-        self,
-        cloud: np.ndarray,
-        camera: Camera,
-        largest: float = np.inf,
-        colors: np.ndarray | None = None,
-    ) -> np.ndarray:
-        colors = self.colors(cloud) if colors is None else colors
-        radius = (0.5 if self.vertical else 0.65) * min(point_spacing(cloud), largest)
-        return render_points(cloud, colors, camera, radius, lit=not self.vertical)
 
 
 def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -202,39 +136,3 @@ def _error_limit(source: np.ndarray, target: np.ndarray) -> float:
     reach = _distances(source, target)
     limit = max(point_spacing(target), float(np.percentile(reach, 95)) if len(reach) else 0.0)
     return limit or 1.0
-
-
-def _window(
-    before: np.ndarray, after: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Both clouds cut to a legible window, their longer side along x, and the window's corners."""
-    seen = before if len(before) else after
-    if len(seen) == 0:
-        return before, after, np.zeros(3), np.ones(3)
-    if np.ptp(seen[:, 1]) > np.ptp(seen[:, 0]):
-        # Seen from the east, north to the right.
-        before, after = (cloud[:, [1, 0, 2]] * (1, -1, 1) for cloud in (before, after))
-        seen = before if len(before) else after
-    low, high = seen.min(axis=0), seen.max(axis=0)
-    width = 240 * point_spacing(seen) or 1.0
-    # A point of the cloud, since the medians of a bent area may lie outside it.
-    middle = seen[np.abs(seen[:, :2] - np.median(seen[:, :2], axis=0)).sum(axis=1).argmin()]
-    for axis, side in ((0, width), (1, width / 2)):
-        if high[axis] - low[axis] > side:
-            low[axis] = np.clip(middle[axis] - side / 2, low[axis], high[axis] - side)
-            high[axis] = low[axis] + side
-    before, after = (
-        cloud[((cloud >= low) & (cloud <= high))[:, :2].all(axis=1)] for cloud in (before, after)
-    )
-    seen = before if len(before) else after
-    # A bird or a multipath return far off the ground must not flatten the rest of the picture.
-    low[2], high[2] = np.percentile(seen[:, 2], [0.02, 99.98])
-    return before, after, low, high
-
-
-def _occupied_area(points: np.ndarray, cell: float) -> float:
-    """Ground area under the points: the square cells, `cell` wide, that hold one."""
-    if cell == 0:
-        return 0.0
-    cells = np.floor((points[:, :2] - points[:, :2].min(axis=0)) / cell).astype(np.int64)
-    return len(np.unique(cells[:, 0] * (cells[:, 1].max() + 1) + cells[:, 1])) * cell**2

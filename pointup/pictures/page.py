@@ -78,9 +78,24 @@ class Page:
         bar.xaxis.set_major_formatter("{x:.4g}")
         bar.set_yticks([])
 
-    def scale_bar(self, left: float, scale: float, unit: str) -> float:
+    def frame(self, left: float, bottom: float, width: float, height: float) -> None:
+        """An empty rectangle over what is there, white beside its line so that it is seen."""
+        corner, size = (left / self.width, bottom / self.height), (width, height)
+        for line, color in ((3.0, "white"), (1.2, INK)):
+            box = Rectangle(
+                corner,
+                size[0] / self.width,
+                size[1] / self.height,
+                transform=self.figure.transFigure,
+                fill=False,
+                linewidth=line,
+                edgecolor=color,
+            )
+            self.figure.add_artist(box)
+
+    def scale_bar(self, left: float, scale: float, unit: str, note: str = "") -> float:
         """A line of a round length for `scale` pixels per unit; returns where its label ends."""
-        length = 220 / scale
+        length = 180 / scale
         power = 10.0 ** np.floor(np.log10(length))
         length = power * max(step for step in (1, 2, 5) if step * power <= length)
         line = Rectangle(
@@ -91,7 +106,9 @@ class Page:
             color=INK,
         )
         self.figure.add_artist(line)
-        return self.write(left + length * scale + 10, 42, f"{length:g} {unit}", 18)
+        label = f"{length:g} {unit}".strip()
+        end = self.write(left + length * scale + 10, 42, label, 18)
+        return self.write(end + 10, 42, note, 18, FAINT) if note else end
 
     def histogram(self, left: float, label: str, series: dict[str, np.ndarray]) -> None:
         axes = self.axes(left, 84, 440, 220)

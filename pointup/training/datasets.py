@@ -9,7 +9,7 @@ import numpy as np
 from accelerate import Accelerator
 
 from pointup.data.default import default_dataset
-from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs
+from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs, surface_path
 from pointup.errors import DataError
 from pointup.training.config import TrainConfig
 
@@ -66,7 +66,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     return TrainingData(
         train,
         validation,
-        surfaces=tuple(Path(name, "surfaces", file) if file else None for file in files)
+        surfaces=tuple(surface_path(name, file) if file else None for file in files)
         or (None,) * len(validation),
         vertical=tuple(map(bool, upright)) or (True,) * len(validation),
         description=description,

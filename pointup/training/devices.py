@@ -58,7 +58,7 @@ def why_no_accelerator() -> str:
     """Why torch sees no accelerator on this machine, and what helps."""
     build = torch.version.cuda or torch.version.hip
     if build is None:
-        return f"torch {torch.__version__} is a build for CPUs; install one for your GPU, see pytorch.org"
+        return f"torch {torch.__version__} is a build for CPUs; pytorch.org has those for GPUs"
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if os.environ.get(name, "0").strip() in ("", "-1"):
             return f"{name} is {os.environ[name]!r}, which hides all GPUs; unset it"

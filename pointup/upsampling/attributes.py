@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.data.clouds import ExtraDimension, PointCloud
+from pointup.upsampling.ground import CLASSIFICATION, GROUND_CLASS, Ground
 
 SYNTHETIC, PARENT, DISTANCE = "synthetic", "parent_index", "distance_to_measured"
 """Attributes that tell new points from measured ones: 1 for a new point; the place in the cloud of
@@ -12,6 +13,10 @@ the point that it was made from; how far it is from the nearest one."""
 
 NUM_NEIGHBORS = 3
 """Measured points that interpolated attributes are made from."""
+
+UNCLASSIFIED = 1
+# Never classified, unclassified, and low, medium and high vegetation.
+_MAY_BE_GROUND = (0, 1, 3, 4, 5)
 
 INTERPOLATED = frozenset(
     {"intensity", "red", "green", "blue", "nir", "r", "g", "b", "rgb", "rgba", "color", "colors"}
@@ -38,6 +43,31 @@ def attributes_between(
             kind = made.dtype[name].base.kind
             made[name] = np.rint(mean) if kind in "iub" else mean
     return made
+
+
+def classify_ground(
+    made: np.ndarray, nearest: np.ndarray, ground: Ground, points: np.ndarray
+) -> None:
+    """Correct the classes of new points (Q, 3), whose attributes `made` (Q,) are their nearest's.
+
+    On the ground a point gets class 2 in place of vegetation or no class. Above it, it loses class
+    2 for that of the nearest of another class among the measured points `nearest` (Q, k), or 1,
+    unclassified. Where too few points of class 2 are near to know, it keeps its class.
+    """
+    if CLASSIFICATION not in (made.dtype.names or ()):
+        return
+    own, around = made[CLASSIFICATION], nearest[CLASSIFICATION]
+    is_ground, is_known = ground.is_on_surface(points)
+    others = around != GROUND_CLASS
+    first = others.argmax(axis=1)
+    other = np.where(
+        others.any(axis=1), np.take_along_axis(around, first[:, None], 1)[:, 0], UNCLASSIFIED
+    )
+    made[CLASSIFICATION] = np.where(
+        is_ground & np.isin(own, _MAY_BE_GROUND),
+        GROUND_CLASS,
+        np.where((own == GROUND_CLASS) & is_known & ~is_ground, other, own),
+    )
 
 
 def added_dimensions(like: PointCloud) -> list[ExtraDimension]:

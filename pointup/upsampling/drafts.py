@@ -29,10 +29,12 @@ class Draft:
             for block in np.unique(np.searchsorted(self._ptr, parent, side="right") - 1).tolist():
                 self._sources[block].append(number)
 
-    def candidates(self, block: int, spacing: np.ndarray, quota: np.ndarray) -> Candidates:
+    def candidates(
+        self, block: int, spacing: np.ndarray, reach: np.ndarray, quota: np.ndarray
+    ) -> Candidates:
         """All points that came from the rows of a block.
 
-        spacing, quota: (N,), those of the rows.
+        spacing, reach, quota: (N,), those of the rows.
         """
         start, stop = self._ptr[block], self._ptr[block + 1]
         with self._made.files.load(block, "points") as saved:
@@ -55,5 +57,6 @@ class Draft:
             (np.concatenate(points)[order] - of_row).astype(np.float32),
             np.concatenate(distances)[order],
             spacing,
+            reach,
             quota,
         )

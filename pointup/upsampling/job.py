@@ -16,7 +16,7 @@ import torch
 from scipy.spatial import cKDTree
 
 from pointup.model import Upsampler
-from pointup.upsampling.attributes import NUM_NEIGHBORS, PARENT, attributes_between
+from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.blockfiles import BlockFiles
 from pointup.upsampling.candidates import Candidates, make_candidates
 from pointup.upsampling.colors import color_boxes, touching
@@ -24,6 +24,7 @@ from pointup.upsampling.demand import Demand
 from pointup.upsampling.drafts import Draft
 from pointup.upsampling.halving import split_boxes
 from pointup.upsampling.made import MadePoints
+from pointup.upsampling.measured import Measured
 from pointup.upsampling.region import Region
 from pointup.upsampling.relaxation import onto_surface, relax
 from pointup.upsampling.selection import NUM_WITHIN, first_radius, select_evenly, shuffled
@@ -48,8 +49,8 @@ class Upsampling:
 
     `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
     is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
-    `PARENT`, the number of the measured point that each point came from, and `WANTED`, the ratio
-    that is left to reach.
+    `PARENT`, the row in the measured store of the point that each came from, and `WANTED`, the
+    ratio that is left to reach.
 
     With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
     for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
@@ -75,6 +76,7 @@ class Upsampling:
         self.num_steps = model.config.evening_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
         self.made = MadePoints(store, self._files, measured, wishes.originals)
+        self._measured = Measured(store, measured, wishes)
         self._demand = Demand(store, wishes, model.config, ratio, is_first=measured is None)
         self._draft: Draft | None = None
         on_cpu = device.type == "cpu"
@@ -113,6 +115,8 @@ class Upsampling:
                 rows = slice(row, row + len(ratio))
                 row += len(ratio)
                 part = candidates.rows(rows.start, rows.stop)
+                if self.measured is None:
+                    self._measured.reach.save(block, part.reach)
                 self._save_candidates(block, part, ratio, wanted)
 
     def take_draft(self, draft: Upsampling) -> None:
@@ -124,9 +128,9 @@ class Upsampling:
         """Let the points of the draft take the place of the model's candidates."""
         assert self._draft is not None
         with self._files.load(block, "candidates") as saved:
-            before = {name: saved[name] for name in ("spacing", "quota", "ratio", "wanted")}
-        found = self._draft.candidates(block, before["spacing"], before["quota"])
-        self._save_candidates(block, found, before["ratio"], before["wanted"])
+            of_rows = [saved[name] for name in ("spacing", "reach", "quota")]
+            ratio, wanted = saved["ratio"], saved["wanted"]
+        self._save_candidates(block, self._draft.candidates(block, *of_rows), ratio, wanted)
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
@@ -172,7 +176,7 @@ class Upsampling:
         if self.wishes.max_distance is not None and len(points):
             away = found.distance
             if self.measured is not None:
-                away = self._from_measured(region, points, 1)[1][:, 0]
+                away = self._measured.distance(region, points)
             distance[away > self.wishes.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.wishes.seed, start + parent, found.slot)
@@ -189,9 +193,7 @@ class Upsampling:
             position=points,
             row=row,
             wanted=wanted,
-            parent=region.rows["index"][core[row]]
-            if self.measured is None
-            else attributes[PARENT][row],
+            parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
     def even_out(self, block: int) -> None:
@@ -207,18 +209,8 @@ class Upsampling:
         else:
             points = relax(np.concatenate([selected, free]), fixed, self.num_steps)
             points = points[: len(selected)]
-        rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
-        if self.wishes.max_distance is not None and len(points):
-            too_far = gaps[:, 0] > self.wishes.max_distance
-            points = np.where(too_far[:, None], selected, points)
-            rows, gaps, nearest = self._from_measured(region, points, NUM_NEIGHBORS)
-        self._files.save(
-            block,
-            "points",
-            **picked | {"position": points},
-            distance=gaps[:, 0].astype(np.float32),
-            attributes=attributes_between(rows["attributes"], gaps, nearest),
-        )
+        settled = self._measured.settle(region, points, selected)
+        self._files.save(block, "points", **picked | settled)
 
     def _around(self, block: int, what: str) -> tuple[np.ndarray, np.ndarray]:
         """Points that a block's new ones are evened out among: of all `candidates`, or of those
@@ -252,19 +244,6 @@ class Upsampling:
     def __len__(self) -> int:
         return self.store.num_blocks
 
-    def _from_measured(
-        self, region: Region, points: np.ndarray, k: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The k nearest measured points of points (Q, 3) in the coordinates of the store.
-
-        Rows of the measured cloud's store, distances (Q, k) and the places (Q, k) in these rows.
-        """
-        if self.measured is not None and len(points):
-            points = points + self.store.anchor
-            region = Region.around(self.measured, points)
-        gaps, nearest = region.neighbors(points, k)
-        return region.rows, gaps, nearest
-
     def _save_candidates(
         self,
         block: int,
@@ -273,6 +252,9 @@ class Upsampling:
         wanted: np.ndarray,
     ) -> None:
         rows = self.store.read_block(block)
+        found = found.copies(
+            self._measured.is_below_ground(rows["position"][found.parent] + found.offset)
+        )
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset

@@ -10,6 +10,7 @@ import numpy as np
 from pointup.data.clouds import PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT, SYNTHETIC
 from pointup.upsampling.blockfiles import BlockFiles
+from pointup.upsampling.reach import SLACK, Reach
 from pointup.upsampling.store import Store
 
 WANTED = "wanted"
@@ -29,29 +30,42 @@ class MadePoints:
     measured: Store | None
     originals: bool
 
-    def clouds(self) -> Iterator[PointCloud]:
-        """The points made, block after block, with their attributes and `PARENT`, `DISTANCE`.
+    def cloud(self, block: int) -> PointCloud:
+        """The points made in a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
 
-        The files of a block are gone then.
+        `PARENT` is here the row in the measured store of the point that each came from.
         """
         anchor = self.store.anchor
         if self.measured is not None:
             anchor = self.measured.anchor + anchor
-        for block in range(self.store.num_blocks):
-            with self.files.load(block, "points") as saved:
-                rows = saved["attributes"]
-                attributes = {name: rows[name] for name in rows.dtype.names or ()}
-                attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-                attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-                cloud = PointCloud(saved["position"] + anchor, attributes)
-            for what in ("picked", "points"):
-                self.files.delete(block, what)
-            if len(cloud):
-                yield cloud
+        with self.files.load(block, "points") as saved:
+            rows = saved["attributes"]
+            attributes = {name: rows[name] for name in rows.dtype.names or ()}
+            attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
+            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
+            return PointCloud(saved["position"] + anchor, attributes)
+
+    def delete(self, block: int) -> None:
+        """Delete the files of a block, of which nothing is needed any more."""
+        for what in ("picked", "points"):
+            self.files.delete(block, what)
+
+    def parents(self, block: int) -> np.ndarray:
+        """(M,) int64, `PARENT` of the points made in a block."""
+        return self._load(block, "parent")
 
     def num_new(self) -> int:
         """Points made."""
         return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
+
+    def farthest(self) -> float:
+        """Largest distance of a point made to the nearest measured one."""
+        blocks = range(self.store.num_blocks)
+        return max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
+
+    def num_below(self) -> int:
+        """Points lower than every measured one around them; 0 where heights have no meaning."""
+        return sum(int(self._load(block, "num_below")) for block in range(self.store.num_blocks))
 
     def num_points(self) -> int:
         """Points there are now."""
@@ -66,25 +80,32 @@ class MadePoints:
     def for_next_pass(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the measured one's store.
 
-        With the attributes `PARENT` and `WANTED`.
+        With the attributes `PARENT`, `WANTED` and `SLACK`.
         """
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            parent = rows["index"] if self.measured is None else rows["attributes"][PARENT]
-            position, row, wanted = self._with_originals(block, rows)
+            position, row, wanted, slack = self._with_originals(block, rows)
+            parent = self.store.block_ptr[block] + np.arange(len(rows))
+            if self.measured is not None:
+                parent = rows["attributes"][PARENT]
             if len(position):
-                yield PointCloud(position + anchor, {PARENT: parent[row], WANTED: wanted[row]})
+                yield PointCloud(
+                    position + anchor, {PARENT: parent[row], WANTED: wanted[row], SLACK: slack}
+                )
 
     def for_draft(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the store.
 
-        With the attribute `PARENT`, here the row of the store that each point came from.
+        With the attributes `SLACK` and `PARENT`, here the row of the store that each point came
+        from.
         """
         for block in range(self.store.num_blocks):
-            position, row, _ = self._with_originals(block, self.store.read_block(block))
+            position, row, _, slack = self._with_originals(block, self.store.read_block(block))
             if len(position):
-                yield PointCloud(position, {PARENT: self.store.block_ptr[block] + row})
+                yield PointCloud(
+                    position, {PARENT: self.store.block_ptr[block] + row, SLACK: slack}
+                )
 
     def _load(self, block: int, name: str) -> np.ndarray:
         with self.files.load(block, "points") as saved:
@@ -93,11 +114,19 @@ class MadePoints:
 
     def _with_originals(
         self, block: int, rows: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Positions (M, 3), rows (M,) in the block, and what each row is still to become."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Positions (M, 3), rows (M,) in the block, what each row is still to become, and how far
+        (M,) float32 from each position further points may lie."""
         with self.files.load(block, "points") as saved:
             position, row, wanted = saved["position"], saved["row"], saved["wanted"]
+            slack = saved["slack"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
-        return position, row, wanted
+            of_rows = (
+                Reach(self.store).of_block(block)
+                if self.measured is None
+                else rows["attributes"][SLACK]
+            )
+            slack = np.append(of_rows, slack)
+        return position, row, wanted, slack

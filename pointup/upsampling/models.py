@@ -13,7 +13,12 @@ from pointup.model import Upsampler
 
 def shipped_for(source: Path | None) -> str:
     """Name of the shipped model for a file: "lidar" for LAS and LAZ, otherwise "shapes"."""
-    return "lidar" if source and source.suffix.lower() in LAS_EXTENSIONS else "shapes"
+    return "lidar" if is_survey(source) else "shapes"
+
+
+def is_survey(source: Path | None) -> bool:
+    """Whether the third coordinate of a file is a height: that of a LAS or LAZ file."""
+    return source is not None and source.suffix.lower() in LAS_EXTENSIONS
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:

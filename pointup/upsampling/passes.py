@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from pointup.data.clouds import PointCloud
 from pointup.model import Upsampler
 from pointup.upsampling.job import Upsampling
+from pointup.upsampling.newpoints import NewPoints
 from pointup.upsampling.running import Shares, choose_from_draft, run_upsampling
 from pointup.upsampling.store import Store, build_store
 from pointup.upsampling.wishes import Wishes
@@ -33,13 +33,12 @@ def run_passes(
     tile: float | None = None,
     begin: Callable[[str, int], Any] = lambda phase, num_points: None,
     report: Callable[[float], Any] = lambda points: None,
-) -> Iterator[PointCloud]:
-    """Make the new points of a cloud, in as many passes as the wishes take; then they come.
+) -> NewPoints:
+    """Make the new points of a cloud, in as many passes as the wishes take.
 
-    In the main process the clouds that `MadePoints.clouds` gives, pass after pass; their files are
-    gone then. `begin` is told of each pass, and how many points it has; see `run_upsampling` for
-    the rest. The points of the first pass are chosen once more from a draft where the wishes or the
-    model ask for oversampling.
+    `begin` is told of each pass, and how many points it has; see `run_upsampling` for the rest. The
+    points of the first pass are chosen once more from a draft where the wishes or the model ask for
+    oversampling.
     """
     oversampling = wishes.oversampling_of(model.config)
     ratios = wishes.pass_ratios(len(measured))
@@ -91,4 +90,4 @@ def run_passes(
                 break
             store = store_of(passes[-1].made.for_next_pass, f"pass_{number + 1}")
     kept = passes if wishes.originals else passes[-1:]
-    return chain.from_iterable(upsampling.made.clouds() for upsampling in kept)
+    return NewPoints(measured, [upsampling.made for upsampling in kept])

@@ -17,11 +17,24 @@ _MOST_CHOSEN = 0.8
 
 def by_ratio(files: BlockFiles, num_blocks: int, originals: bool) -> list[np.ndarray]:
     """New points of each cell of each block, as each point's own ratio asks for."""
-    weights = []
+    weights, most = [], []
     for block in range(num_blocks):
         with files.load(block, "candidates") as saved:
             weights.append(np.bincount(saved["cell"], saved["ratio"] - originals))
-    return _whole(np.concatenate(weights), weights)
+            most.append(_num_candidates(saved, originals)[0])
+    return _whole(np.minimum(np.concatenate(weights), np.concatenate(most)), weights)
+
+
+def _num_candidates(saved: Any, originals: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Places (C,) for new points in each cell of a block, and candidates (C,), copies among them.
+
+    A copy of its parent is no place where the originals are kept, and one for all copies otherwise.
+    """
+    num_slots, cell = saved["num_slots"], saved["cell"]
+    row = np.repeat(np.arange(len(num_slots)), num_slots)
+    num_own = np.bincount(row[saved["distance"] > 0], minlength=len(num_slots))
+    places = num_own if originals else np.minimum(num_own + 1, num_slots)
+    return np.bincount(cell, places), np.bincount(cell, num_slots)
 
 
 def by_quota(
@@ -53,10 +66,11 @@ def by_quota(
             if originals:
                 wanted = (wanted - 1).clip(min=0.0)
             weights.append(np.bincount(saved["cell"], wanted))
-            num_candidates.append(np.bincount(saved["cell"], saved["num_slots"]))
-    return _whole(
-        scaled_to(num_new, np.concatenate(weights), np.concatenate(num_candidates)), weights
-    )
+            num_candidates.append(np.stack(_num_candidates(saved, originals), axis=1))
+    places, children = np.concatenate(num_candidates).T
+    # Copies are made only where there are not enough places.
+    num_places = places if places.sum() >= num_new else children
+    return _whole(scaled_to(num_new, np.concatenate(weights), num_places), weights)
 
 
 def quota_shares(quota: np.ndarray, usual: float, trust: float) -> np.ndarray:

@@ -52,6 +52,10 @@ class Region:
         size = self._store.block_ptr[block + 1] - self._store.block_ptr[block]
         return self._place[block] + np.arange(size)
 
+    def numbers(self, places: np.ndarray) -> np.ndarray:
+        """Numbers of the rows at places in `rows` among all rows of the store; -1 for -1."""
+        return np.where(places < 0, -1, self._ids[places])
+
     def neighbors(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest points of the cloud, for queries (Q, 3) in the coordinates of the store.
 

@@ -1,21 +1,23 @@
 """The points of a cloud of any size in the order of space, on disk.
 
 The cloud is read once, in chunks. Its points are then dealt out to parts of the space that fit in
-memory, and sorted there; what is held at a time does not grow with the cloud.
+memory, and sorted there; what is held at a time does not grow with the cloud. A survey in several
+files is one cloud: the order of its points does not depend on how it was cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from pointup.data.clouds import PointCloud, os_errors
-from pointup.errors import DataError
+from pointup.upsampling.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
 from pointup.upsampling.halving import KEY_BITS, Halving, split_boxes
+from pointup.upsampling.resolution import grid_resolution
+from pointup.upsampling.spooling import spool_points
 
 BLOCK_SIZE = 8192
 """Most points of a block, the part of the cloud that is thinned at a time."""
@@ -23,7 +25,6 @@ CHUNK_SIZE = 250_000
 """Points read, or sorted in memory, at a time."""
 
 _HISTOGRAM_BITS = 20
-_NUM_SAMPLED = 4096
 
 
 class Store:
@@ -35,8 +36,10 @@ class Store:
         block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
         block_keys: (B,) int64, the key of the first point of each block.
         low, high: (B, 3) float64, the tight bounds of the points of each block.
-        dtype: of a row: `position` (3,) float64; `index`, its place in the cloud; `key`; and the
-            `attributes`.
+        num_read: (F,) int64, points in each of the files that the cloud came in.
+        num_taken: (F,) int64, how many of them take part; those in several files count in each.
+        dtype: of a row: `position` (3,) float64; `index`, its place in its file, and from bit
+            `FILE_BITS` on the number of the file; `key`; and the `attributes`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,6 +49,9 @@ class Store:
             self.block_ptr = tables["block_ptr"]
             self.block_keys = tables["block_keys"]
             self.low, self.high = tables["low"], tables["high"]
+            self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
+            self._repeated_ptr = tables["repeated_ptr"]
+            self._files, self._files_ptr = tables["files"], tables["files_ptr"]
         self.dtype = np.load(directory / "dtype.npy").dtype
 
     def __len__(self) -> int:
@@ -64,27 +70,91 @@ class Store:
     def read_block(self, block: int) -> np.ndarray:
         return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
 
+    def places_in_file(self, rows: np.ndarray, file: int) -> np.ndarray:
+        """(N,) int64, places in a file of the points of rows (N,) of the store; -1 if absent."""
+        place = np.full(len(rows), -1)
+        of_row = np.searchsorted(self.block_ptr, rows, side="right") - 1
+        for block in np.unique(of_row).tolist():
+            here = np.flatnonzero(of_row == block)
+            index = self.read_block(block)["index"][rows[here] - self.block_ptr[block]]
+            repeated = self._read_repeated(block)
+            repeated = repeated[repeated[:, 1] >> FILE_BITS == file]
+            if len(repeated):
+                found = np.searchsorted(repeated[:, 0], rows[here]).clip(max=len(repeated) - 1)
+                is_repeated = repeated[found, 0] == rows[here]
+                index = np.where(is_repeated, repeated[found, 1], index)
+            is_there = index >> FILE_BITS == file
+            place[here[is_there]] = index[is_there] & ((1 << FILE_BITS) - 1)
+        return place
+
+    def files_of(self, block: int) -> np.ndarray:
+        """(F,) int64, the numbers of the files that have points of a block, ascending."""
+        return self._files[self._files_ptr[block] : self._files_ptr[block + 1]]
+
+    def _read_repeated(self, block: int) -> np.ndarray:
+        """(D, 2) int64, rows of a block and their `index` in another file that has them, too."""
+        start, stop = self._repeated_ptr[block : block + 2].tolist()
+        path = self.directory / "repeated"
+        if start == stop:
+            return np.empty((0, 2), np.int64)
+        with os_errors(path, "read"):
+            pairs = np.fromfile(path, np.int64, 2 * (stop - start), offset=16 * start)
+        return pairs.reshape(-1, 2)
+
 
 def build_store(
     chunks: Iterable[PointCloud], directory: Path, block_size: int = BLOCK_SIZE
 ) -> Store:
     """Sort a cloud, given in chunks with the same attributes, into an existing empty directory.
 
-    Blocks have at most `block_size` points.
-    Raises DataError for a cloud of less than two different points, and FileError when the directory
-    can't be written.
+    As `build_survey_store`, but duplicates stay in the order of the cloud.
     """
+    return _build([chunks], directory, block_size, None, order_by_key)
+
+
+def build_survey_store(
+    files: Iterable[Iterable[PointCloud]],
+    directory: Path,
+    block_size: int = BLOCK_SIZE,
+    takes_part: Callable[[PointCloud], np.ndarray] | None = None,
+) -> Store:
+    """Sort a survey, given file by file in chunks with the same attributes, into a directory.
+
+    The directory exists and is empty. Blocks have at most `block_size` points. The order of points
+    is that of their keys, positions and attributes. Of a point that stands in several files one row
+    is kept. Only points of which `takes_part` says so, (n,) bool for a chunk, are stored.
+
+    Raises DataError for a survey of less than two different points, and FileError when the
+    directory can't be written.
+    """
+    return _build(files, directory, block_size, takes_part, order_rows)
+
+
+def _build(
+    files: Iterable[Iterable[PointCloud]],
+    directory: Path,
+    block_size: int,
+    takes_part: Callable[[PointCloud], np.ndarray] | None,
+    ordered: Callable[[np.ndarray], np.ndarray],
+) -> Store:
     with os_errors(directory, "written"):
-        low, extent, resolution, dtype, num_points = _spool(chunks, directory)
+        low, extent, dtype, *numbers = spool_points(files, directory / "spool", takes_part)
+        num_points = int(numbers[1].sum())
+
+        def spooled() -> Iterator[np.ndarray]:
+            for start in range(0, num_points, CHUNK_SIZE):
+                yield _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
+
+        resolution = grid_resolution(
+            lambda: (chunk["position"] for chunk in spooled()), low, extent
+        )
         # Rounding may move a point beyond the extent.
         halving = Halving(extent + 2 * resolution)
 
         def rows() -> Iterator[np.ndarray]:
-            for start in range(0, num_points, CHUNK_SIZE):
-                chunk = _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
+            for chunk in spooled():
                 relative = (chunk["position"] - low) / resolution
                 chunk["position"] = np.rint(relative) * resolution
-                chunk["index"] = np.arange(start, start + len(chunk))
                 chunk["key"] = halving.keys(chunk["position"])
                 yield chunk
 
@@ -101,62 +171,12 @@ def build_store(
         with (directory / "rows").open("wb+") as stream:
             _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
             (directory / "spool").unlink()
-            blocks = _sort_parts(stream, dtype, part_ptr, block_size)
-        np.savez(directory / "blocks.npz", anchor=low, **blocks)  # type: ignore[arg-type]
+            repeated = directory / "repeated"
+            blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
+        blocks |= {"anchor": low, "num_read": numbers[0], "num_taken": numbers[1]}
+        np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
-
-
-def _spool(
-    chunks: Iterable[PointCloud], directory: Path
-) -> tuple[np.ndarray, np.ndarray, float, np.dtype, int]:
-    """Write the points as they come; lowest coordinates, extent, resolution, dtype and number."""
-    low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    sample = np.empty((0, 3))
-    dtype = np.dtype([])
-    num_points = 0
-    with (directory / "spool").open("wb") as stream:
-        for chunk in chunks:
-            if num_points == 0:
-                dtype = _row_dtype(chunk)
-            missing = _NUM_SAMPLED - len(sample)
-            sample = np.concatenate([sample, chunk.positions[:missing]])
-            low = np.minimum(low, chunk.positions.min(axis=0))
-            high = np.maximum(high, chunk.positions.max(axis=0))
-            table = np.zeros(len(chunk), dtype)
-            table["position"] = chunk.positions
-            for name in dtype["attributes"].names or ():
-                table["attributes"][name] = chunk.attributes[name]
-            stream.write(table.data)
-            num_points += len(table)
-    if num_points < 2:
-        raise DataError(f"has {num_points} point; there is nothing to fill in, leave it out")
-    if not (high > low).any():
-        raise DataError(f"all {num_points} points are in one place; leave it out")
-    return low, high - low, _resolution(sample, high - low), dtype, num_points
-
-
-def _row_dtype(cloud: PointCloud) -> np.dtype:
-    attributes = np.dtype(
-        [(name, values.dtype, values.shape[1:]) for name, values in cloud.attributes.items()]
-    )
-    return np.dtype(
-        [("position", "<f8", 3), ("index", "<i8"), ("key", "<i8"), ("attributes", attributes)]
-    )
-
-
-def _resolution(sample: np.ndarray, extent: np.ndarray) -> float:
-    """A power of two, thousands of times finer than the points are apart.
-
-    On this grid differences of positions are exact: equal distances are seen to be equal, and the
-    noise in coordinates of a cloud that was shifted far off is gone.
-    """
-    distance = np.asarray(cKDTree(sample).query(sample, k=[2])[0])
-    apart = distance[(distance > 0) & np.isfinite(distance)]
-    spacing = float(np.median(apart)) if len(apart) else float(extent.max())
-    # Distances hold 2**26 steps exactly.
-    finest = np.log2(extent.max()) - 40
-    return float(2.0 ** max(np.floor(np.log2(spacing)) - 14, np.ceil(finest)))
 
 
 def _deal_out(
@@ -174,33 +194,54 @@ def _deal_out(
 
 
 def _sort_parts(
-    stream: BinaryIO, dtype: np.dtype, part_ptr: np.ndarray, block_size: int
+    stream: BinaryIO,
+    repeated_path: Path,
+    dtype: np.dtype,
+    part_ptr: np.ndarray,
+    block_size: int,
+    ordered: Callable[[np.ndarray], np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Sort each part by key, duplicates in the order of the cloud, and cut it into blocks."""
-    keys, starts, low, high = [], [], [], []
-    for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
-        stream.seek(start * dtype.itemsize)
-        rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
-        rows = rows[np.argsort(rows["key"], kind="stable")]
-        stream.seek(start * dtype.itemsize)
-        stream.write(rows.data)
-        first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
-        # Boxes that halving can't split, of points nearly in one place.
-        first = np.concatenate(
-            [
-                np.arange(begin, end, block_size)
-                for begin, end in zip(first, np.append(first[1:], len(rows)), strict=True)
+    """Sort each part, drop points repeated in other files, and cut it into blocks."""
+    keys, starts, low, high, files = [], [], [], [], []
+    repeated_ptr = [np.zeros(1, np.int64)]
+    end = 0
+    with repeated_path.open("wb") as repeated_stream:
+        for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
+            stream.seek(start * dtype.itemsize)
+            rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
+            rows, repeated = drop_repeated(ordered(rows))
+            stream.seek(end * dtype.itemsize)
+            stream.write(rows.data)
+            first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
+            # Boxes that halving can't split, of points nearly in one place.
+            first = np.concatenate(
+                [
+                    np.arange(begin, stop, block_size)
+                    for begin, stop in zip(first, np.append(first[1:], len(rows)), strict=True)
+                ]
+            )
+            keys.append(rows["key"][first])
+            starts.append(first + end)
+            low.append(np.minimum.reduceat(rows["position"], first))
+            high.append(np.maximum.reduceat(rows["position"], first))
+            cuts = np.searchsorted(repeated[:, 0], first[1:])
+            own, others = np.split(rows["index"], first[1:]), np.split(repeated[:, 1], cuts)
+            files += [
+                np.unique(np.append(index, other) >> FILE_BITS)
+                for index, other in zip(own, others, strict=True)
             ]
-        )
-        keys.append(rows["key"][first])
-        starts.append(first + start)
-        low.append(np.minimum.reduceat(rows["position"], first))
-        high.append(np.maximum.reduceat(rows["position"], first))
+            repeated_ptr.append(repeated_ptr[-1][-1] + np.append(cuts, len(repeated)))
+            repeated_stream.write((repeated + np.array([end, 0])).data)
+            end += len(rows)
+    stream.truncate(end * dtype.itemsize)
     return {
-        "block_ptr": np.append(np.concatenate(starts), part_ptr[-1]),
+        "block_ptr": np.append(np.concatenate(starts), end),
         "block_keys": np.concatenate(keys),
         "low": np.concatenate(low),
         "high": np.concatenate(high),
+        "repeated_ptr": np.concatenate(repeated_ptr),
+        "files": np.concatenate(files),
+        "files_ptr": np.append(0, np.cumsum([len(numbers) for numbers in files])),
     }
 
 

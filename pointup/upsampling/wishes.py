@@ -28,6 +28,9 @@ class Wishes:
     """Keep the measured points, and fill in between them; otherwise all points are made."""
     max_distance: float | None = None
     """Make no point farther than this from every measured one."""
+    above_ground: bool = False
+    """The third coordinate is a height: make no point below the lowest returns of a survey, and
+    give new points class 2 on the ground only."""
     oversampling: float | None = None
     """Points drafted for each one that is kept; None leaves it to the model."""
     seed: int = 0

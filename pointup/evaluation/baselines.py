@@ -1,0 +1,102 @@
+"""Upsampling without a network that is hard to beat on surveys: random points beside measured ones.
+
+Midpoints thinned by farthest points are spread evenly, which is far from where the returns of
+another survey fall. These three are not thinned. Each makes new points; the measured ones are kept
+beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import numpy as np
+from scipy.spatial import cKDTree
+
+MIDPOINT_NEIGHBORS = 8
+JITTER_SHARE = 0.5
+PLANE_NEIGHBORS, SPACING_NEIGHBORS = 10, 4
+PLANE_SHARE, PLANE_PULL = 0.6, 0.5
+
+
+def random_midpoints(
+    source: np.ndarray, num_points: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Midpoints of a random point and a random one of its 8 nearest; (num_points, 3) float64."""
+    rows = generator.integers(len(source), size=num_points)
+    _, index = _neighbors(source, rows, MIDPOINT_NEIGHBORS)
+    column = generator.integers(index.shape[1], size=num_points)
+    return (source[rows] + source[index[np.arange(num_points), column]]) / 2
+
+
+def jitter(source: np.ndarray, num_points: int, generator: np.random.Generator) -> np.ndarray:
+    """Random points, each moved by a Gaussian; (num_points, 3) float64.
+
+    The standard deviation along each axis is half the distance to the nearest other point.
+    """
+    rows = generator.integers(len(source), size=num_points)
+    distance, _ = _neighbors(source, rows, 1)
+    return source[rows] + JITTER_SHARE * distance * generator.standard_normal((num_points, 3))
+
+
+def plane(source: np.ndarray, num_points: int, generator: np.random.Generator) -> np.ndarray:
+    """Random points, each moved along the plane fitted to its 10 nearest; (num_points, 3) float64.
+
+    The standard deviation along both axes of the plane is 0.6 of the mean distance to the 4 nearest
+    others. Besides, each point moves half way onto the plane.
+    """
+    rows = generator.integers(len(source), size=num_points)
+    distance, index = _neighbors(source, rows, PLANE_NEIGHBORS)
+    near = source[index]
+    centre = near.mean(axis=1)
+    near = near - centre[:, None]
+    # Ascending eigenvalues: the normal comes first.
+    _, axes = np.linalg.eigh(near.transpose(0, 2, 1) @ near)
+    normal = axes[:, :, 0]
+    step = PLANE_SHARE * distance[:, :SPACING_NEIGHBORS].mean(axis=1, keepdims=True)
+    offset = step * generator.standard_normal((num_points, 3))
+    # Projected, rather than drawn along two axes, whose signs are anyone's guess.
+    offset -= (offset * normal).sum(axis=1, keepdims=True) * normal
+    above = ((source[rows] - centre) * normal).sum(axis=1, keepdims=True)
+    return source[rows] + offset - PLANE_PULL * above * normal
+
+
+BASELINES: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray]] = {
+    "random_midpoints": random_midpoints,
+    "jitter": jitter,
+    "plane": plane,
+}
+
+
+def baseline_clouds(
+    source: np.ndarray, num_points: int, seed: int = 0, name: str = ""
+) -> dict[str, np.ndarray]:
+    """The cloud of each baseline: the source's (N, 3) points, then new ones, `num_points` in all.
+
+    What is drawn depends on the source, the seed, the baseline and `name`, that of the cloud.
+    Coordinates may be far from the origin. Raises ValueError for less than two points, or for
+    fewer points out than in.
+    """
+    source = np.asarray(source, dtype=np.float64)
+    if len(source) < 2:
+        raise ValueError(f"{len(source)} points: a baseline needs at least 2")
+    if num_points < len(source):
+        raise ValueError(f"{num_points} points of {len(source)}: a baseline keeps all of them")
+    origin = source.mean(axis=0)
+    clouds = {}
+    for key, draw in BASELINES.items():
+        generator = np.random.default_rng([seed, crc32(name.encode()), crc32(key.encode())])
+        new = draw(source - origin, num_points - len(source), generator)
+        clouds[key] = np.concatenate([source, new + origin])
+    return clouds
+
+
+def _neighbors(source: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances and indices, (R, k) each, of the k nearest others of the points in `rows`.
+
+    Fewer than k where the cloud has no more. Of points in one place any may stand for the other.
+    """
+    distinct, place = np.unique(rows, return_inverse=True)
+    k = min(k, len(source) - 1)
+    distance, index = cKDTree(source).query(source[distinct], k=list(range(2, k + 2)))
+    return np.asarray(distance)[place], np.asarray(index)[place]

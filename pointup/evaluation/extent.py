@@ -1,0 +1,130 @@
+"""The ground that surveys have in common, as a grid of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from scipy import ndimage
+
+from pointup.errors import DataError
+
+# Cells without points that still belong to a survey when points surround them: shadows, water.
+LARGEST_HOLE = 3
+# A grid this large means that a stray point or another coordinate system is among the points.
+MOST_CELLS = 200_000_000
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The ground that all surveys cover, as square cells with sides of `cell`.
+
+    Attributes:
+        cell: length of a side.
+        origin: (2,) lower corner of the first cell.
+        covered: (X, Y) bool, the cells that belong to the extent.
+    """
+
+    cell: float
+    origin: np.ndarray
+    covered: np.ndarray
+
+    @property
+    def area(self) -> float:
+        return float(self.covered.sum()) * self.cell**2
+
+    def place(self, positions: np.ndarray) -> np.ndarray:
+        """Flat number of the cell of each of (N, 3) positions, (N,) int64; -1 outside."""
+        xy = np.floor((positions[:, :2] - self.origin) / self.cell)
+        inside = ((xy >= 0) & (xy < self.covered.shape)).all(axis=1)
+        xy = np.where(inside[:, None], xy, 0).astype(np.int64)
+        inside &= self.covered[xy[:, 0], xy[:, 1]]
+        return np.where(inside, xy[:, 0] * self.covered.shape[1] + xy[:, 1], -1)
+
+    def contains(self, positions: np.ndarray) -> np.ndarray:
+        """Which of (N, 3) positions lie on it, (N,) bool."""
+        return self.place(positions) >= 0
+
+    def density(self, positions: np.ndarray) -> np.ndarray:
+        """Points per area of each cell, (X, Y) float64; NaN outside the extent."""
+        place = self.place(positions)
+        count = np.bincount(place[place >= 0], minlength=self.covered.size)
+        density = count.reshape(self.covered.shape) / self.cell**2
+        return np.where(self.covered, density, np.nan)
+
+
+def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Extent:
+    """The cells that every one of the named surveys, (N, 3) each, covers.
+
+    A survey covers the cells with a point, and holes among them of up to three cells: a gap in one
+    survey stays within the extent where it is small, and is left out where it is large. Raises
+    DataError when nothing is covered by all.
+    """
+    low = np.max([points[:, :2].min(axis=0) for points in surveys.values()], axis=0)
+    high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
+    if (high < low).any():
+        raise DataError(f"the surveys don't overlap: {_ranges(surveys)}")
+    # Whole cells only, from the lower corner on, or the density would be that of empty ground.
+    shape = np.maximum(np.floor((high - low) / cell + 0.01), 1)
+    if shape.prod() > MOST_CELLS:
+        raise DataError(
+            f"{shape.prod():.2g} cells of {cell:g} in common; are the coordinates in metres, "
+            f"without stray points? {_ranges(surveys)}"
+        )
+    width, height = (int(n) for n in shape)
+    everywhere = Extent(cell, low, np.ones((width, height), dtype=bool))
+    covered = reduce(
+        np.logical_and, [_without_holes(everywhere, points) for points in surveys.values()]
+    )
+    if not covered.any():
+        raise DataError(f"the surveys have no ground in common: {_ranges(surveys)}")
+    return Extent(cell, low, covered)
+
+
+def whole_extent(points: np.ndarray, cell: float) -> Extent:
+    """Every cell of the bounding box of (N, 3) points."""
+    low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+    width, height = (int(n) for n in np.floor((high - low) / cell) + 1)
+    return Extent(cell, low, np.ones((width, height), dtype=bool))
+
+
+def height_grids(positions: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest point of each cell, (X, Y) both; NaN where there is none."""
+    place = extent.place(positions)
+    order = np.lexsort((positions[:, 2], place))
+    order = order[np.searchsorted(place[order], 0) :]
+    cells, first, count = np.unique(place[order], return_index=True, return_counts=True)
+    grids = np.full((2, extent.covered.size), np.nan)
+    grids[0, cells] = positions[order[first], 2]
+    grids[1, cells] = positions[order[first + count - 1], 2]
+    low, high = grids.reshape(2, *extent.covered.shape)
+    return low, high
+
+
+def filled(grid: np.ndarray) -> np.ndarray:
+    """The grid with every NaN replaced by the nearest value."""
+    index = ndimage.distance_transform_edt(
+        np.isnan(grid), return_distances=False, return_indices=True
+    )
+    return grid[tuple(index)]
+
+
+def _without_holes(extent: Extent, positions: np.ndarray) -> np.ndarray:
+    occupied = np.zeros(extent.covered.size, dtype=bool)
+    place = extent.place(positions)
+    occupied[place[place >= 0]] = True
+    occupied = np.pad(occupied.reshape(extent.covered.shape), LARGEST_HOLE)
+    block = np.ones((LARGEST_HOLE + 1, LARGEST_HOLE + 1), dtype=bool)
+    closed = ndimage.binary_closing(occupied, block)
+    inner = slice(LARGEST_HOLE, -LARGEST_HOLE)
+    return closed[inner, inner]
+
+
+def _ranges(surveys: Mapping[str, np.ndarray]) -> str:
+    parts = []
+    for name, points in surveys.items():
+        (x0, y0), (x1, y1) = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+        parts.append(f"{name} x {x0:.0f} to {x1:.0f}, y {y0:.0f} to {y1:.0f}")
+    return "; ".join(parts)

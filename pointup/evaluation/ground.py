@@ -1,0 +1,128 @@
+"""The ground below a survey, triangulated."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+from scipy import ndimage
+from scipy.interpolate import LinearNDInterpolator
+from scipy.spatial import QhullError, cKDTree
+
+from pointup.data.lengthunit import METRE, LengthUnit
+from pointup.evaluation.extent import Extent, filled, height_grids
+
+GROUND_CLASSES = (2, 9)
+"""ASPRS classes of the ground's surface: ground, and water."""
+LARGEST_OBJECT = 18.0
+"""Metres across: what is wider is taken for ground, in surveys without classes."""
+CLASSIFIED = "the reference's points of classes 2 and 9, triangulated"
+LOWEST = "the reference's lowest points, triangulated"
+STEEPEST = 0.15
+"""Slope against that of the survey as a whole from which on something is taken for an object."""
+MOST_VERTICES = 2_000_000
+"""Of more ground points the lowest of larger cells are triangulated: a matter of memory."""
+_FEWEST_CLASSIFIED = 10
+_PLANE_FITS, _PULL_FROM_ABOVE = 12, 0.01
+
+
+class Ground:
+    """Height of the ground at any place, by linear interpolation between ground points.
+
+    Attributes:
+        vertices: (V, 3) float64, the ground points.
+        origin: in words, which points those are.
+    """
+
+    def __init__(self, vertices: np.ndarray, origin: str) -> None:
+        self.vertices, self.origin = vertices, origin
+        self._centre = vertices.mean(axis=0)
+        local = vertices - self._centre
+        self._nearest = cKDTree(local[:, :2])
+        self._heights = local[:, 2]
+        self._surface: LinearNDInterpolator | None = None
+        # Fewer than three points, or all on one line, span no triangle.
+        with suppress(QhullError):
+            self._surface = LinearNDInterpolator(local[:, :2], local[:, 2])
+
+    def height(self, positions: np.ndarray) -> np.ndarray:
+        """Height of the ground below (N, 3) positions, (N,); beyond its rim that of the rim."""
+        xy = positions[:, :2] - self._centre[:2]
+        height = np.full(len(xy), np.nan)
+        if self._surface is not None and len(xy):
+            height = np.asarray(self._surface(xy))
+        beyond = np.isnan(height)
+        if beyond.any():
+            height[beyond] = self._heights[self._nearest.query(xy[beyond])[1]]
+        return height + self._centre[2]
+
+    def above(self, positions: np.ndarray) -> np.ndarray:
+        """Heights of (N, 3) positions above the ground, (N,); negative below it."""
+        return positions[:, 2] - self.height(positions)
+
+
+def find_ground(
+    points: np.ndarray,
+    extent: Extent,
+    classification: np.ndarray | None = None,
+    unit: LengthUnit = METRE,
+) -> Ground:
+    """The ground of a survey, (N, 3) with points on the extent.
+
+    Where the survey is classified: its points of ground and water, of each half a cell the lowest.
+    Otherwise the lowest point of each cell, without those of objects: the simple morphological
+    filter (Pingel et al. 2013), after the survey's slope is taken out.
+    """
+    if classification is not None:
+        classified = points[np.isin(classification, GROUND_CLASSES)]
+        if len(classified) >= _FEWEST_CLASSIFIED:
+            cell = max(extent.cell / 2, _smallest_cell(extent))
+            return Ground(_lowest_of_cells(classified, cell), CLASSIFIED)
+    lowest = _lowest_of_cells(points[extent.contains(points)], extent.cell, extent.origin)
+    level = lowest.copy()
+    level[:, 2] -= _plane_below(lowest)
+    surface = filled(height_grids(level, extent)[0])
+    is_object = np.zeros(surface.shape, dtype=bool)
+    cell = extent.cell
+    for reach in range(1, round(unit.of_metres(LARGEST_OBJECT) / 2 / cell) + 1):
+        window = (2 * reach + 1, 2 * reach + 1)
+        opened = ndimage.grey_opening(surface, window, mode="nearest")
+        is_object |= surface - opened > STEEPEST * reach * cell
+        surface = opened
+    is_ground = ~is_object.reshape(-1)[extent.place(lowest)]
+    cell = max(cell, _smallest_cell(extent))
+    ground = Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
+    # In a hollow that was bridged the lowest points are ground as well.
+    is_ground |= ground.above(lowest) < 0
+    return Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
+
+
+def _lowest_of_cells(
+    points: np.ndarray, cell: float, origin: np.ndarray | None = None
+) -> np.ndarray:
+    """The lowest point of every square cell that has any."""
+    corner = points[:, :2].min(axis=0) if origin is None else origin
+    column, row = np.floor((points[:, :2] - corner) / cell).astype(np.int64).T
+    order = np.lexsort((points[:, 2], row, column))
+    is_first = (np.diff(column[order], prepend=-1) != 0) | (np.diff(row[order], prepend=-1) != 0)
+    return points[order[is_first]]
+
+
+def _smallest_cell(extent: Extent) -> float:
+    return float(np.sqrt(extent.area / MOST_VERTICES))
+
+
+def _plane_below(points: np.ndarray) -> np.ndarray:
+    """Height at (N, 3) points of a plane that nearly all of them lie above, (N,).
+
+    Asymmetric least squares: what stands above the plane hardly pulls at it.
+    """
+    xy = points[:, :2] - points[:, :2].mean(axis=0)
+    terms = np.column_stack([xy, np.ones(len(xy))])
+    weight = np.ones(len(points))
+    height = np.zeros(len(points))
+    for _ in range(_PLANE_FITS):
+        root = np.sqrt(weight)
+        height = terms @ np.linalg.lstsq(terms * root[:, None], points[:, 2] * root)[0]
+        weight = np.where(points[:, 2] > height, _PULL_FROM_ABOVE, 1.0)
+    return height
