@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 import tyro
@@ -22,17 +22,17 @@ from accelerate import Accelerator
 from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader, move
-from pointup.data.sampler import TokenBudgetBatchSampler
-from pointup.errors import PointupError
+from pointup.errors import NonFiniteError, PointupError
 from pointup.geometry.validity import assume_valid
 from pointup.model import Upsampler
 from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
 from pointup.training.badsteps import BadSteps
 from pointup.training.budget import EVENTS_BEFORE_LOWERING, lower_budget, settle_token_budget
-from pointup.training.checkpoint import latest_checkpoint, load_checkpoint
+from pointup.training.commands import commands_after_training
 from pointup.training.config import TrainConfig, claim_output_dir
-from pointup.training.datasets import open_training_data
+from pointup.training.datasets import open_training_data, training_sampler
 from pointup.training.evaluation import Evaluation
+from pointup.training.fingerprint import fingerprint_of
 from pointup.training.group import tell_error
 from pointup.training.initial import initial_model
 from pointup.training.launch import (
@@ -44,14 +44,17 @@ from pointup.training.launch import (
 from pointup.training.lock import RunLock
 from pointup.training.logs import RankLog
 from pointup.training.memory import in_pieces, num_tokens
-from pointup.training.monitor import Monitor, plan_table
+from pointup.training.monitor import Monitor
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
 from pointup.training.optimizer import make_optimizer, set_learning_rate
-from pointup.training.progress import Progress, length_in_steps
+from pointup.training.plan import plan_of_run
+from pointup.training.progress import length_in_steps
 from pointup.training.reduction import StepReduction
+from pointup.training.resuming import continue_run, state_of_run
 from pointup.training.saving import Saver
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 from pointup.training.stopping import EXIT_INTERRUPTED, StopRequest
+from pointup.training.terminal import open_closed_streams
 from pointup.training.watchdog import Watchdog
 
 logger = logging.getLogger("pointup")
@@ -59,6 +62,7 @@ logger = logging.getLogger("pointup")
 
 def main() -> int:
     """Read the options and train; what a user can mend becomes one line and an exit status."""
+    open_closed_streams()
     try:
         config = tyro.cli(TrainConfig, description=__doc__)
         if config.debug:
@@ -124,23 +128,15 @@ def run(
             accelerator.backward(losses.sum())
         return losses.detach()
 
-    token_budget = settle_token_budget(config, data.train, accelerator, propagate, reduction.forget)
-    data.validation.max_tokens = token_budget if config.crop else None
-    sampler = TokenBudgetBatchSampler(
-        data.train.full_sizes,
-        token_budget,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        accumulation_steps=config.accumulation_steps,
-        seed=config.seed,
-        max_clouds=config.max_clouds,
-        names=data.train.names,
-        crop=config.crop,
+    token_budget = settle_token_budget(
+        config, data.train, accelerator, propagate, reduction.forget, data.validation
     )
+    data.validation.max_tokens = token_budget if config.crop else None
+    sampler = training_sampler(config, data.train, token_budget, accelerator)
     total_steps = length_in_steps(config, sampler.num_steps)
     quarter = math.ceil(total_steps / 4) if total_steps else 500
     eval_every, save_every = config.eval_every or quarter, config.save_every or quarter
-    plan, clouds_per_step = sampler.statistics(), len(data.train) / sampler.num_steps
+    clouds_per_step = len(data.train) / sampler.num_steps
     peak_rate = scaled_learning_rate(
         config.learning_rate, config.lr_scaling, clouds_per_step, config.reference_clouds
     )
@@ -150,18 +146,13 @@ def run(
         accelerator, weights, optimizer, config.output_dir, config.keep_checkpoints,
         config.on_save_error,
     )  # fmt: skip
-    checkpoint = latest_checkpoint(config.output_dir / "checkpoints")
-    progress = Progress()
-    if checkpoint:
-        state = load_checkpoint(checkpoint, weights, optimizer, accelerator.scaler)
-        sampler_state = state.pop("sampler")
-        progress = Progress(**state)
-        sampler.change_budget(progress.budget(token_budget))
-        sampler.load_state_dict(sampler_state)
+    fingerprint = fingerprint_of(data.name, data.train, data.validation)
+    progress, checkpoint = continue_run(
+        config.output_dir, weights, optimizer, accelerator.scaler, sampler, fingerprint
+    )
 
     def evaluate() -> None:
-        result = evaluation.run(model, goes_on=goes_on)
-        if result is None:
+        if (result := evaluation.run(model, goes_on=goes_on)) is None:
             return
         progress.evaluation_due = False
         monitor.validation(progress.step, result.rows, result.shares)
@@ -174,41 +165,35 @@ def run(
         watchdog.at(phase)
         return not stop.asked
 
+    def save(must_succeed: bool) -> None:
+        watchdog.at("saving" if accelerator.is_main_process else "waiting for the checkpoint")
+        monitor.flush()
+        saver.save(state_of_run(progress, sampler, fingerprint), must_succeed)
+
     def end_step(is_stopped: bool) -> bool:
-        """Evaluate and save where it is time to; returns whether the run was asked to stop."""
+        """Save and evaluate where it is time to; returns whether the run was asked to stop."""
+        is_time = progress.step % save_every == 0 or progress.finished
         if progress.evaluation_due and not is_stopped:
+            if is_time:
+                # Whatever becomes of the evaluation, the steps before it are not lost.
+                save(must_succeed=False)
             evaluate()
             is_stopped = progress.evaluation_due
-        if progress.step % save_every == 0 or progress.finished or is_stopped:
-            watchdog.at("saving" if accelerator.is_main_process else "waiting for the checkpoint")
-            state = {"sampler": sampler.state_dict(), **asdict(progress)}
-            saver.save(state, is_last=progress.finished or is_stopped)
+        if is_time or progress.finished or is_stopped:
+            save(must_succeed=progress.finished or is_stopped)
         if is_stopped:
             monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
         return is_stopped
 
-    stop = StopRequest()
-    monitor = Monitor(accelerator, config, progress.step)
+    monitor = Monitor(accelerator, config, progress.step, progress.evaluation_due)
     watchdog = Watchdog(accelerator, config.hang_timeout)
-    bad_steps = BadSteps(accelerator)
-    with stop, monitor, watchdog:
+    may_step = BadSteps(accelerator).may_step
+    with StopRequest() as stop, monitor, watchdog, data.worker_faults():
         monitor.print(
-            plan_table(
-                {
-                    "data": data.description,
-                    "device": f"{accelerator.device}, precision {accelerator.mixed_precision}",
-                    "weights": f"{reduction.num_weights:,}",
-                    "processes": f"{accelerator.num_processes}, of "
-                    f"{config.accumulation_steps} micro-batches a step",
-                    "token budget": f"{sampler.token_budget:,}, {plan.fill:.1%} used",
-                    "clouds a step": f"{clouds_per_step:.1f}",
-                    "steps": f"{total_steps or '?'}, {sampler.num_steps} an epoch",
-                    "learning rate": f"{peak_rate:.3g}, scaling {config.lr_scaling}",
-                }
+            plan_of_run(
+                config, data, accelerator, sampler, reduction.num_weights, total_steps, peak_rate
             )
         )
-        for line in data.left_out:
-            monitor.print(f"Left out: {line}")
         if checkpoint:
             monitor.print(f"Continuing from {checkpoint}.")
         started = time.monotonic() - progress.elapsed_seconds
@@ -247,8 +232,10 @@ def run(
             watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
             grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-            if bad_steps.may_step(progress.step, totals.loss, grad_norm, reduction.bad_clouds):
+            if may_step(progress.step, totals.loss, grad_norm, rate, reduction.bad_clouds):
                 optimizer.step()
+            else:
+                progress.skipped += 1
             sampler.advance(1)
             progress.step += 1
             watchdog.step = progress.step
@@ -283,6 +270,10 @@ def run(
                 lower_budget(sampler, progress, token_budget)
                 batches = None
             is_stopped = end_step(totals.stop)
+        if progress.finished and not config.quick:
+            for command in commands_after_training(config):
+                monitor.print(f"next: {command}")
+    progress.check_trained()
 
 
 def micro_batch_losses(
@@ -291,8 +282,15 @@ def micro_batch_losses(
     """Loss (B,) of each cloud; an empty batch has none, joined to the weights all the same."""
     batch = move(batch, accelerator.device)
     ratio = training_ratio(batch, config.ratio, config.max_ratio)
-    output = model(batch.pos, batch.ptr, ratio)
-    return cloud_losses(output, batch, target_spacing(output.gaps, batch.ptr, ratio), config.loss)
+    try:
+        output = model(batch.pos, batch.ptr, ratio)
+        spacing = target_spacing(output.gaps, batch.ptr, ratio)
+        return cloud_losses(output, batch, spacing, config.loss)
+    except NonFiniteError:
+        if not batch.pos.isfinite().all():
+            raise
+        # It is the model's output, of weights that have diverged.
+        return math.nan * sum(weights.sum() for weights in model.parameters()).expand(len(ratio))
 
 
 if __name__ == "__main__":

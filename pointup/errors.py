@@ -13,6 +13,10 @@ class DataError(PointupError):
     """The content of a cloud or of a dataset can't be used."""
 
 
+class NonFiniteError(DataError, ValueError):
+    """Points that are to be searched have coordinates that are not finite."""
+
+
 class ConfigError(PointupError):
     """An option, or a combination of options, can't be honoured."""
 

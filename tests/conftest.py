@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 # Before torch is imported: small tensors, several processes, two cores.
@@ -31,8 +35,31 @@ settings.load_profile("pointup")
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
 """What the tests of faults note: a fault with its outcome, and seconds from one to the other."""
 
+MOST_PROCESSES = 8
+"""Each holds some 0.5 GB, and launches others."""
+
 ROOT = Path(__file__).parent.parent
 Run = subprocess.CompletedProcess[str]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for the whole suite; a few files are done before those would have started."""
+    if any(argument.partition("::")[0].endswith(".py") for argument in config.args):
+        return 0
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux; a batch job may have fewer cores.
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(MOST_PROCESSES, cores) if cores > 1 else 0
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seconds to outcome"] = SECONDS_TO_OUTCOME
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # A process that crashed tells nothing.
+    SECONDS_TO_OUTCOME.extend(getattr(node, "workeroutput", {}).get("seconds to outcome", []))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -87,13 +114,23 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that disturbed ones are compared with; beside it, how many seconds it took."""
+    """The run that disturbed ones are compared with; beside it, how many seconds it took.
+
+    Made once, for all processes that run tests.
+    """
     from disturbed import ends
 
-    run = tmp_path_factory.mktemp("undisturbed") / "run"
-    began = time.monotonic()
-    ends(pair_directory, run)
-    run.with_name("seconds").write_text(str(time.monotonic() - began))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    run = folder / "undisturbed" / "run"
+    with FileLock(folder / "undisturbed.lock"):
+        seconds = run.with_name("seconds")
+        if not seconds.exists():
+            run.parent.mkdir(exist_ok=True)
+            began = time.monotonic()
+            ends(pair_directory, run)
+            seconds.write_text(str(time.monotonic() - began))
     return run
 
 
@@ -131,6 +168,34 @@ def launch() -> Callable[..., Run]:
         )
 
     return run
+
+
+@pytest.fixture
+def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run train.py for two steps in this process; returns its status and stderr."""
+    from starts import start_in_process
+
+    def run(output_dir: Path, *options: object) -> tuple[int, str]:
+        capfd.readouterr()
+        return start_in_process(pair_directory, output_dir, *options), capfd.readouterr().err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that has saved both, and is over."""
+    from starts import start_in_process
+
+    directory = tmp_path_factory.mktemp("saved") / "run"
+    assert start_in_process(pair_directory, directory) == 0
+    return directory
+
+
+@pytest.fixture
+def run(saved_run: Path, tmp_path: Path) -> Path:
+    """A copy of `saved_run`, to be damaged."""
+    return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
@@ -182,6 +247,18 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def shared_memory() -> set[str]:
+    """What lies in shared memory, without that of other living processes, as other tests have."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        owner = re.match(r"torch_(\d+)_", path.name)
+        is_of_another = owner and int(owner[1]) != os.getpid() and psutil.pid_exists(int(owner[1]))
+        # Semaphores have a name for the moment in which they are made.
+        if not is_of_another and not path.name.startswith("sem."):
+            found.add(path.name)
+    return found
 
 
 def metrics_of(run_directory: Path) -> list[dict[str, Any]]:

@@ -526,6 +526,8 @@ def _answered(wrapper: Callable[..., Any], search: Callable[..., Any]) -> Callab
     """The wrapper of a kernel, for the operations it asks for, with the answer of the CPU."""
 
     def run(*args: Any) -> Any:
+        if not isinstance(args[0], DeviceTensor):
+            return wrapper(*args)
         wrapper(*args)
         with quietly():
             result = search(*tree_map(lambda value: on_host_of(value), args))
@@ -539,8 +541,10 @@ def emulated() -> Iterator[None]:
     """Inside, the device is complete: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
-    from pointup.geometry import kernels, neighbors, thinning
+    from pointup import model
+    from pointup.geometry import insertion, kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
+    from pointup.geometry.kernels import insertion as kernels_of_insertion
     from pointup.training import optimizer
 
     def take(pos: Tensor, k: int) -> bool:
@@ -570,6 +574,9 @@ def emulated() -> Iterator[None]:
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
+        (kernels_of_insertion, "settle", _answered(kernels_of_insertion.settle, insertion.settle)),
+        # Other points are kept on a GPU, as even as those of the CPU; these can be compared.
+        (model, "sample_by_spacing", _answered(model.sample_by_spacing, model.sample_by_spacing)),
     ]
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)

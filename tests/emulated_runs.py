@@ -158,8 +158,7 @@ def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
 
 def test_a_cloud_is_made_denser_as_on_the_cpu() -> None:
     rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((600, 2)), np.zeros(600)])
-    points += np.array([5e5, 4e6, 0])
+    points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
     model = as_if_trained()
     expected = upsample(points, 3.0, model=model, device="cpu")
     made = upsample(points, 3.0, model=as_if_trained().to(DEVICE), device=DEVICE)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.utils import send_to_device
+from conftest import shared_memory
 
 from pointup.data.batch import collate, make_loader
 from pointup.data.pairs import PairDataset, open_pairs
@@ -110,7 +111,7 @@ if sys.argv[2] == "interrupt":
 def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_ctrl_c(
     pair_directory,
 ):
-    before = set(Path("/dev/shm").glob("torch_*"))
+    before = shared_memory()
     endings = {
         ending: subprocess.Popen(
             [sys.executable, "-c", SCRIPT, pair_directory, ending],
@@ -133,7 +134,7 @@ def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_
             _, errors = process.communicate(timeout=60)
             assert process.returncode == expected[ending], errors
             assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-        assert set(Path("/dev/shm").glob("torch_*")) <= before
+        assert shared_memory() <= before
     finally:
         for process in endings.values():
             if process.poll() is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,14 @@ from pointup.data.pairs import PairDataset, open_pairs, write_pairs
 from pointup.errors import TrainingError
 from pointup.training import budget
 from pointup.training.available import PeakMemory, memory_limit, room_in_control_groups
-from pointup.training.budget import heaviest_batches, largest_that_fits, settle_token_budget
+from pointup.training.budget import (
+    describe_budget,
+    heaviest_batches,
+    largest_that_fits,
+    settle_token_budget,
+)
 from pointup.training.config import TrainConfig
+from pointup.training.datasets import TrainingData
 from pointup.training.launch import make_accelerator
 from pointup.training.memory import num_tokens
 
@@ -179,6 +186,72 @@ def test_the_budget_fits_into_the_memory_is_written_down_and_not_looked_for_agai
     assert json.loads((tmp_path / "config.json").read_text()) == {"found_token_budget": found}
     limited(1e9)
     assert settle(dataset, accelerator, tmp_path) == (found, [])
+
+
+def grown(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    validation: PairDataset | None = None,
+    bytes_per_token: int = 4,
+    **changes: Any,
+) -> tuple[int, list[int]]:
+    """The budget where none is given, and the batches tried."""
+    tried = []
+
+    def propagate(batch: Batch) -> Tensor:
+        tried.append(num_tokens(batch))
+        return torch.ones(bytes_per_token // 4, num_tokens(batch)).sum()
+
+    config = TrainConfig(**changes)
+    found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None, validation)
+    return found, tried
+
+
+def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_split(
+    dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller = copy(dataset)
+    smaller.full_sizes = dataset.full_sizes[:1]
+    assert grown(dataset, accelerator) == (budget.DEFAULT_TOKEN_BUDGET, [])
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
+    monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
+    found, tried = grown(dataset, accelerator)
+    assert found == 720
+    # On the CPU the largest was tried, after smaller ones.
+    assert tried[0] <= 100 and 0.98 * 720 <= max(tried) <= 720
+    assert dataset.max_tokens is None
+    # Evaluation keeps no gradients: nothing to try.
+    assert grown(smaller, accelerator, validation=dataset) == (720, [])
+    assert grown(dataset, accelerator, crop=True) == (500, [])
+    assert grown(dataset, accelerator, token_budget=300) == (300, [])
+
+
+def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    limited: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 100)
+    monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    limited(4e8)
+    with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points .* --tile.* --crop") as error:
+        grown(dataset, accelerator, bytes_per_token=1_000_000)
+    assert "\n" not in str(error.value)
+    dataset.max_tokens = None
+
+
+def test_the_plan_tells_that_the_budget_has_grown(
+    dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TrainingData(dataset, dataset, (), (), "", ())
+    largest = str(dataset.names[int(dataset.full_sizes.argmax())])
+    assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
+    text = describe_budget(TrainConfig(), data, 720, 0.5)
+    assert text == f"720, 50.0% used; grown from 500 to the largest pair, {largest}"
+    assert "grown" not in describe_budget(TrainConfig(token_budget=720), data, 720, 0.5)
 
 
 def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(

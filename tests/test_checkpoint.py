@@ -13,10 +13,10 @@ from pointup.model import Upsampler
 from pointup.training.checkpoint import (
     CheckpointError,
     latest_checkpoint,
-    load_checkpoint,
     save_checkpoint,
     save_model,
 )
+from pointup.training.resuming import load_checkpoint
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 

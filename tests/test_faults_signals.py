@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SECONDS_TO_OUTCOME, metrics_of
+from conftest import SECONDS_TO_OUTCOME, metrics_of, shared_memory
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -23,7 +23,6 @@ from disturbed import (
     output_of,
     wait_for_step,
 )
-from test_distributed import shared_memory
 
 from pointup.training.checkpoint import latest_checkpoint
 
@@ -31,6 +30,7 @@ GRACE_SECONDS = 30
 """What the launcher gives its processes. A starved machine takes as long to end the launcher."""
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_later(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
     assert latest_of(run) != f"step_{STEPS}", "the run was over before the signal came"
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -52,8 +53,9 @@ def test_the_contract_is_kept_in_the_interpreter() -> None:
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
     if version < (3, 8) and np.__version__ >= "2.4":
         pytest.skip(f"the interpreter of triton {triton.__version__} doesn't know numpy 2.4")
+    files = __file__, Path(__file__).with_name("test_kernels_trial.py")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
         capture_output=True,
         text=True,
         timeout=600,
@@ -87,14 +89,16 @@ def on_kernels() -> Iterator[None]:
 pytestmark = [needs_triton, pytest.mark.usefixtures("on_kernels")]
 
 
-def ragged(sizes: list[tuple[int, int]], seed: int = 0, offset: float = 0.0) -> Sets:
+def ragged(
+    sizes: list[tuple[int, int]], seed: int = 0, offset: float = 0.0, device: str = DEVICE
+) -> Sets:
     """Two packed sets of clouds of these sizes, on the device, float32."""
     rng = np.random.default_rng(seed)
     sets: list[Tensor] = []
     for side in range(2):
         ptr = ptr_from_sizes(torch.tensor([pair[side] for pair in sizes]))
         pos = rng.normal(size=(int(ptr[-1]), 3)) + offset
-        sets += [torch.tensor(pos, dtype=torch.float32, device=DEVICE), ptr.to(DEVICE)]
+        sets += [torch.tensor(pos, dtype=torch.float32, device=device), ptr.to(device)]
     return sets[0], sets[1], sets[2], sets[3]
 
 

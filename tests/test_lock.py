@@ -104,3 +104,15 @@ def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"lock: can't be written.*--output-dir"):
         RunLock(tmp_path / "file" / "run", ALONE).__enter__()
+
+
+def test_what_another_machine_wrote_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 10.0)
+    writer = threading.Timer(0.5, (tmp_path / "lock").write_text, ["mine"])
+    writer.start()
+    assert lock.is_seen(tmp_path / "lock", "mine")
+    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 0.5)
+    assert not lock.is_seen(tmp_path / "lock", "another")
+    assert not lock.is_seen(tmp_path / "none", "mine")

@@ -125,6 +125,13 @@ def test_f_score_is_the_harmonic_mean_of_precision_and_recall(sets: Sets, thresh
     assert torch.equal(f_score(*sets, thresholds), f_score(*sets, threshold))
 
 
+def test_a_point_just_at_the_threshold_counts_in_the_f_score() -> None:
+    ptr = torch.tensor([0, 1])
+    pos, target = torch.zeros(1, 3), torch.tensor([[0.5, 0.0, 0.0]])
+    assert f_score(pos, ptr, target, ptr, 0.5).item() == 1.0
+    assert f_score(pos, ptr, target, ptr, 0.4999).item() == 0.0
+
+
 @quick
 @given(two_packed_sets())
 def test_a_batch_has_the_metrics_of_its_clouds_one_by_one(sets: Sets) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pointup.geometry import kernels, neighbors
+from pointup.geometry import neighbors
 from pointup.geometry.neighbors import in_threads, knn, nearest
 from pointup.geometry.packed import batch_from_ptr
 
@@ -235,16 +235,3 @@ def test_an_overflow_is_not_a_number_and_no_missing_neighbour() -> None:
     query, pos = torch.tensor([[1e30, 0, 0], [0, 0, 0]]), torch.zeros(3, 3)
     squared, index = nearest(query, torch.tensor([0, 2]), pos, torch.tensor([0, 3]))
     assert squared[0].isnan() and squared[1] == 0 and (index >= 0).all()
-
-
-def test_what_a_missing_triton_means_is_said_once() -> None:
-    kernels.is_available.cache_clear()
-    try:
-        with (
-            mock.patch("importlib.util.find_spec", return_value=None),
-            pytest.warns(UserWarning, match="pip install triton") as warned,
-        ):
-            assert not kernels.is_available() and not kernels.is_available()
-        assert len(warned) == 1
-    finally:
-        kernels.is_available.cache_clear()

@@ -72,7 +72,8 @@ def test_pairs_come_back_as_they_were_written(tmp_path):
     assert second.vertical
 
     assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == ["v0", "v1"]
-    assert json.loads((tmp_path / "pairs" / "pointup.json").read_text()) == {"made_by": "test"}
+    info = json.loads((tmp_path / "pairs" / "pointup.json").read_text())
+    assert info["made_by"] == "test" and info["contents"].keys() == {"train", "validation"}
     assert sorted(datasets.load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
 
 

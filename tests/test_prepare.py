@@ -69,7 +69,8 @@ def surveys(tmp_path: Path) -> Path:
 def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
     files = [surveys / f"{name}_in_one.npy" for name in ("sparse", "dense")]
     out = surveys / "out"
-    assert run("pairs", "--source", files[0], "--target", files[1], "--tile", 16, "-o", out) == 0
+    options = ["--source", files[0], "--target", files[1], "--tile", 16, "--strip", 0]
+    assert run("pairs", *options, "-o", out) == 0
     sparse, dense = (np.load(file) for file in files)
     pairs = both(out)
     assert len(pairs) == 25
@@ -95,7 +96,7 @@ def test_how_a_survey_is_cut_into_files_does_not_matter(surveys: Path) -> None:
 def test_places_with_coordinates_of_their_own_stay_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", ground(2_000, ord(name), width=30))
-    options = ["--tile", 15, "--min-points", 10, "-o"]
+    options = ["--tile", 15, "--min-points", 10, "--strip", 0, "-o"]
     inputs = [tmp_path / "a.npy", tmp_path / "b.npy"]
     assert run("thin", *inputs, *options, tmp_path / "one") == 0
     assert run("thin", *inputs, "--separate", *options, tmp_path / "two") == 0
@@ -106,7 +107,7 @@ def test_places_with_coordinates_of_their_own_stay_apart(tmp_path: Path) -> None
 
 def test_validation_takes_whole_blocks(surveys: Path) -> None:
     dense, out = surveys / "dense_in_one.npy", surveys / "out"
-    options = ["--tile", 5, "--min-points", 2, "--block", 2, "--validation", 0.2]
+    options = ["--tile", 5, "--min-points", 2, "--block", 2, "--validation", 0.2, "--strip", 1]
     assert run("thin", dense, *options, "-o", out) == 0
 
     def blocks(split: str) -> list[tuple[int, ...]]:
@@ -133,7 +134,7 @@ def test_a_bad_file_among_good_ones_is_named_and_left_out(
     assert run("thin", surveys / "dense", "--tile", 20, "-o", surveys / "out") == 1
     captured = capsys.readouterr()
     assert f"left out: {bad}" in captured.err
-    assert "next: accelerate launch train.py --data" in captured.out
+    assert "next: accelerate launch --config_file" in captured.out
     assert len(both(surveys / "out")) == 16
     info = json.loads((surveys / "out" / "pointup.json").read_text())
     assert str(bad) in info["left_out"][0]
@@ -322,18 +323,6 @@ def test_notes_tell_what_looks_wrong(
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
     assert run("pairs", *files, "--tile", 25, "-o", tmp_path / "out") == 0
     assert note in capsys.readouterr().err
-
-
-def test_the_command_to_type_next_has_a_large_enough_budget(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(tmp_path / "a.npy", ground(60_000, 0, width=50))
-    assert run("thin", tmp_path / "a.npy", "--tile", 50, "-o", tmp_path / "out") == 0
-    out = capsys.readouterr().out
-    largest = max(
-        len(p["source"]) + len(p["target"]) for p in read(tmp_path / "out", "train").values()
-    )
-    assert int(out.split("--token-budget ")[1].split()[0]) >= largest
 
 
 def test_joined_datasets_keep_their_pairs_surfaces_and_splits(

@@ -20,7 +20,7 @@ def wait_until_asked(stop: StopRequest) -> None:
     assert stop.asked
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
 def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)

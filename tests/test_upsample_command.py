@@ -112,7 +112,7 @@ def test_the_command_and_python_make_the_same_points(
     assert np.array_equal(read_points(tmp_path / "out.npy").positions, made)
 
 
-@pytest.mark.parametrize("oversampling", ["1", "2"])
+@pytest.mark.parametrize("oversampling", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_tiles_and_processes_give_the_same_file(
     oversampling: str,
     tmp_path: Path,

@@ -57,16 +57,17 @@ class Doctor:
         from pointup.apps.doctor_launch import alone_findings
         from pointup.apps.doctor_run import read_config, run_findings
         from pointup.modelconfig import ModelConfig
-        from pointup.training.config import TrainConfig
+        from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
 
         options = read_config(self.run_dir) if self.run_dir else {}
         num_workers = options.get("num_workers", TrainConfig.num_workers)
         token_budget = options.get("token_budget", TrainConfig.token_budget)
         token_budget = options.get("found_token_budget", token_budget)
+        to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
         if group is None:
-            yield from alone_findings(num_workers, token_budget)
+            yield from alone_findings(num_workers, to_hold)
         else:
-            yield from group_findings(group, num_workers, token_budget)
+            yield from group_findings(group, num_workers, to_hold)
             if not group.is_main_process:
                 return
         if self.data:

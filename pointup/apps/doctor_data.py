@@ -13,8 +13,11 @@ from pointup.errors import DataError
 NUM_NAMED = 3
 
 
-def data_findings(name: str, min_points: int, token_budget: int | str) -> Iterator[Finding]:
-    """Reads every sample; `min_points` is what the model needs, for a run with this budget."""
+def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
+    """Reads every sample; `min_points` is what the model needs, for a run with this budget.
+
+    None is a budget that grows to the largest pair.
+    """
     for split in ("train", "validation"):
         try:
             yield from split_findings(name, split, min_points, token_budget)
@@ -24,11 +27,11 @@ def data_findings(name: str, min_points: int, token_budget: int | str) -> Iterat
 
 
 def split_findings(
-    name: str, split: str, min_points: int, token_budget: int | str
+    name: str, split: str, min_points: int, token_budget: int | str | None
 ) -> Iterator[Finding]:
     subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
     table = open_pairs(name, split)
-    bad = find_bad_samples(table, min_points)
+    bad = find_bad_samples(table, min_points, name)
     arrow = table.with_format("arrow")
     num_source, num_target = (np.asarray(arrow[f"num_{c}"][:]) for c in ("source", "target"))
     tokens = num_source.astype(np.int64) + num_target

@@ -22,6 +22,7 @@ from accelerate.utils import broadcast, broadcast_object_list, gather_object
 
 from pointup.apps.doctor_accelerators import accelerator_findings, compute_finding
 from pointup.apps.doctor_finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
+from pointup.apps.doctor_kernels import kernel_finding
 from pointup.apps.doctor_machine import machine_findings
 from pointup.errors import ConfigError
 from pointup.model import Upsampler
@@ -71,6 +72,8 @@ def group_findings(
     What all machines found alike is told once.
     """
     mine = [compute_finding(accelerator.device)]
+    if accelerator.device.type == "cuda":
+        mine.append(kernel_finding(accelerator.device))
     if accelerator.is_local_main_process:
         mine = [*machine_findings(num_workers, token_budget), *accelerator_findings(), *mine]
     findings = meeting_findings(accelerator, mine)

@@ -17,6 +17,7 @@ import torch
 
 from pointup.apps.doctor_accelerators import accelerator_findings, compute_finding
 from pointup.apps.doctor_finding import Finding, fail, in_time, ok
+from pointup.apps.doctor_kernels import kernel_finding, speed_findings
 from pointup.apps.doctor_machine import machine_findings
 from pointup.errors import ConfigError
 from pointup.training.launch import check_number_of_processes
@@ -44,7 +45,7 @@ def alone_findings(num_workers: int, token_budget: int | str) -> Iterator[Findin
     yield from accelerator_findings()
     kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
     for device in [f"{kind}:{i}" for i in range(number)] or ["cpu"]:
-        yield compute_finding(torch.device(device))
+        yield from device_findings(torch.device(device))
     try:
         check_number_of_processes()
     except ConfigError as error:
@@ -52,6 +53,17 @@ def alone_findings(num_workers: int, token_budget: int | str) -> Iterator[Findin
     yield from launch(2, use_cpu=True)
     if number > 1:
         yield from launch(number, use_cpu=False)
+
+
+def device_findings(device: torch.device) -> Iterator[Finding]:
+    """Whether a device computes; on CUDA also whether the kernels do, and how fast."""
+    compute = compute_finding(device)
+    yield compute
+    if device.type == "cuda" and compute.level == "ok":
+        found = kernel_finding(device)
+        yield found
+        if found.level == "ok":
+            yield from speed_findings(device)
 
 
 def launch(

@@ -14,10 +14,12 @@ from pointup.apps.doctor_finding import Finding, fail, in_bytes, in_time, ok, re
 from pointup.training.checkpoint import (
     FILES,
     LATEST,
+    checkpoint_directories,
     damaged_files,
     fault_of,
+    named_by,
     offer_instead_of,
-    step_of,
+    whole_checkpoints,
 )
 from pointup.training.lock import look_at
 
@@ -29,7 +31,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The options of a run; none where there is no config that can be read."""
     try:
         config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -66,7 +68,7 @@ def life_finding(path: Path, is_training: bool) -> Finding:
     """The last line of the metrics, and how old it is."""
     subject = "last sign of life"
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         age = max(time.time() - path.stat().st_mtime, 0.0)
     except OSError:
         return warn(subject, "no metrics.jsonl yet", "train, or look into logs/rank_0.log")
@@ -90,7 +92,7 @@ def parsed(line: str) -> dict[str, Any]:
     """A line of JSON; nothing for the last one of a killed run, cut short."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -98,23 +100,26 @@ def parsed(line: str) -> dict[str, Any]:
 def checkpoint_findings(directory: Path) -> Iterator[Finding]:
     """Every checkpoint, read whole; a broken one fails where the run would continue from it."""
     marker = directory / LATEST
-    latest = directory / marker.read_text().strip() if marker.is_file() else None
-    found = [path for path in directory.glob("step_*") if path.name[5:].isdigit()]
-    for path in sorted(found, key=step_of):
+    name = named_by(marker)
+    latest = directory / name if name else None
+    found = checkpoint_directories(directory)
+    for path in found:
         yield checkpoint_finding(path, path == latest)
+    whole = whole_checkpoints(directory)
     if latest is None and found:
-        yield fail("checkpoints", f"{marker} is missing", f"write {newest(found)} into it")
+        state = f"{marker} {'names no checkpoint' if marker.exists() else 'is missing'}"
+        if whole:
+            remedy = f"the same command again continues from {whole[-1].name}, the newest whole one"
+            yield warn("checkpoints", state, remedy)
+        else:
+            remedy = f"remove {directory} to start again"
+            yield fail("checkpoints", f"{state}, and none is whole", remedy)
     elif latest is None:
         yield warn("checkpoints", "none yet", "--save-every sets how often one is written")
     elif latest not in found:
         yield fail("checkpoints", f"LATEST names {latest.name}, gone", offer_instead_of(latest))
     for path in directory.glob("step_*.tmp"):
         yield warn("checkpoints", f"{path.name} was left by a kill while saving", "remove it")
-
-
-def newest(found: list[Path]) -> str:
-    whole = [path for path in found if not fault_of(path)]
-    return max(whole, key=step_of).name if whole else "the name of a whole one"
 
 
 def checkpoint_finding(path: Path, is_latest: bool) -> Finding:

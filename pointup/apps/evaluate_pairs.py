@@ -71,7 +71,7 @@ class Pairs:
         device = next(upsampler.parameters()).device if upsampler else "cpu"
         table = open_pairs(self.dataset, self.split)
         config = upsampler.config if upsampler else ModelConfig()
-        bad = find_bad_samples(table, min_points=config.k)
+        bad = find_bad_samples(table, min_points=config.k, folder=self.dataset)
         keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
         if not len(keep):
             raise DataError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pointup.data.checks import BadSample
+    from pointup.data.heldout import HeldOut
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
@@ -43,10 +44,13 @@ class Inspect:
 
     def run(self) -> int:
         splits = inspect_dataset(self.dataset, self.min_points)
+        held_out = _held_out(self.dataset) if len(splits) > 1 else None
         if self.json:
-            print(json.dumps({"dataset": self.dataset, **_as_json(self.dataset, splits)}, indent=2))
+            content = {"dataset": self.dataset, **_as_json(self.dataset, splits)}
+            content["held_out"] = asdict(held_out) if held_out else None
+            print(json.dumps(content, indent=2))
         else:
-            print(report(self.dataset, splits))
+            print(report(self.dataset, splits, held_out))
         if self.picture:
             _draw(splits, self.picture)
         return int(self.strict and any(split.bad for split in splits))
@@ -80,15 +84,18 @@ def inspect_dataset(path_or_hub_id: str | Path, min_points: int = 2) -> list[Spl
     except DataError as error:
         # A single sample can't be split; anything else wrong has shown with the train split.
         print(f"pointup: warning: {error}", file=sys.stderr)
-    return [_inspect_split(name, dataset, min_points) for name, dataset in opened.items()]
+    folder = Path(path_or_hub_id)
+    return [_inspect_split(name, dataset, min_points, folder) for name, dataset in opened.items()]
 
 
-def report(label: str, splits: list[Split]) -> str:
+def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
     """The text that `pointup inspect` prints."""
     lines = [_headline(label, splits)]
     info = {key: value for key, value in _read_info(label).items() if value not in ([], "", False)}
     width = max((len(key) for key in info), default=0)
     lines += [f"  {key.replace('_', ' '):<{width}}  {_shorten(info[key])}" for key in info]
+    if held_out:
+        lines += ["", *held_out.describe(info.get("strip"))]
     for split in splits:
         lines += ["", *_table(split)]
     for split in splits:
@@ -100,12 +107,20 @@ def report(label: str, splits: list[Split]) -> str:
     return "\n".join(lines)
 
 
-def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int) -> Split:
+def _held_out(path_or_hub_id: str) -> HeldOut:
+    from pointup.data.heldout import measure_held_out
+    from pointup.data.pairs import open_pairs
+
+    train, validation = (open_pairs(path_or_hub_id, split) for split in ("train", "validation"))
+    return measure_held_out(train, validation, _read_info(path_or_hub_id))
+
+
+def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int, folder: Path) -> Split:
     import numpy as np
 
     from pointup.data.checks import find_bad_samples
 
-    bad = find_bad_samples(dataset, min_points)
+    bad = find_bad_samples(dataset, min_points, folder)
     table = dataset.with_format("arrow")
     num_source, num_target = (np.asarray(table[f"num_{c}"][:]) for c in ("source", "target"))
     columns: dict[str, np.ndarray] = {

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import active_children
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 import pointup
-from pointup.data.workers import call_each
+from pointup.data.interrupts import interrupts_held_back, stopping_as_interrupts
+from pointup.data.workers import call_each, end_workers_except
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 
 if TYPE_CHECKING:
@@ -61,8 +65,17 @@ class NewDataset:
         # pointup shows its own progress.
         datasets.disable_progress_bars()
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{self.output.name}-", dir=self.output.parent) as scratch:
-            yield Making(self, Path(scratch))
+        others = active_children()
+        with stopping_as_interrupts():
+            with interrupts_held_back():
+                scratch = Path(mkdtemp(prefix=f".{self.output.name}-", dir=self.output.parent))
+            try:
+                yield Making(self, scratch)
+            finally:
+                with interrupts_held_back():
+                    # What they write would come back after it was removed.
+                    end_workers_except(others)
+                    shutil.rmtree(scratch)
 
     def _check_output(self) -> None:
         if not self.output.exists():
@@ -84,6 +97,10 @@ class Making:
     options: NewDataset
     scratch: Path
     left_out: list[str] = field(default_factory=list)
+    strip: str = ""
+    """What to tell about the ground that is left out around held-out pairs."""
+    remedy: str = ""
+    """What to do where no pairs to train on are left."""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -131,9 +148,10 @@ class Making:
     def publish(self) -> int:
         """Put the draft into its place, say so and what was left out; the exit status."""
         output = self.options.output
-        if output.exists():
-            output.rename(self.scratch / "old")
-        self.draft.rename(output)
+        with interrupts_held_back():
+            if output.exists():
+                output.rename(self.scratch / "old")
+            self.draft.rename(output)
         self._tell()
         for reason in self.left_out:
             print(f"pointup: left out: {reason}", file=sys.stderr)
@@ -149,36 +167,49 @@ class Making:
             any_pair = True
             yield pair
         if not any_pair:
-            raise self.nothing_usable("no pairs to train on")
+            remedy = f"; {self.remedy}" if self.remedy else ""
+            raise self.nothing_usable(f"no pairs to train on are left{remedy}")
 
     def _tell(self) -> None:
         import datasets
         import numpy as np
 
-        from pointup.training.config import DEFAULT_TOKEN_BUDGET
+        from pointup.training.commands import training_command
 
         output, seconds = self.options.output, time.monotonic() - self.started
         splits = datasets.load_from_disk(str(output))
-        sizes = np.concatenate(
-            [np.column_stack([s["num_source"][:], s["num_target"][:]]) for s in splits.values()]
-        )
-        numbers = ", ".join(f"{len(dataset):,} {split}" for split, dataset in splits.items())
+        sizes_of = {
+            name: np.column_stack([split["num_source"][:], split["num_target"][:]])
+            for name, split in splits.items()
+        }
+        sizes = np.concatenate(list(sizes_of.values()))
+        numbers = ", ".join(f"{len(split):,} {name}" for name, split in sizes_of.items())
         print(
             f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s"
         )
-        largest = int(sizes.sum(axis=1).max())
-        enough = (
-            ""
-            if largest <= DEFAULT_TOKEN_BUDGET
-            else f" --token-budget {-(-largest // 1024) * 1024}"
+        source, target = np.median(sizes, axis=0)
+        ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
+        print(
+            f"median pair: {source:,.0f} source points, {target:,.0f} target points, {ratio:.2g}x"
         )
-        print(f"next: accelerate launch train.py --data {output}{enough}")
-        if np.median(sizes[:, 0]) < FEW_POINTS:
-            note(f"the median pair has {np.median(sizes[:, 0]):.0f} source points, which is little")
-        if np.median(sizes[:, 1] / sizes[:, 0]) < 1:
+        if "validation" in sizes_of:
+            share = sizes_of["validation"].sum() / sizes.sum()
+            strip = f", {self.strip}" if self.strip else ""
+            print(f"held out to validate on: {share:.0%} of the points{strip}")
+            print(f"details: pointup inspect {shlex.quote(str(output))}")
+        if len(sizes) == 1:
+            print("next: prepare more than this one pair, which can't be split; see the note")
+        else:
+            print(f"next: {training_command(output)}")
+        if source < FEW_POINTS:
+            note(f"the median pair has {source:.0f} source points, which is little")
+        if ratio < 1:
             note("the target is sparser than the source in half of the pairs; are they swapped?")
         if self.options.validation and "validation" not in splits:
-            note("too little to set pairs aside to validate on")
+            note(
+                "too little to set pairs aside to validate on; more pairs, as smaller tiles give, "
+                "can be split"
+            )
 
 
 def note(text: str) -> None:

@@ -29,6 +29,9 @@ class Tiling:
     """Fewest points of a source and of a target; other tiles are left out."""
     block: int = 4
     """Tiles on a side of the squares that are trained or validated on as a whole."""
+    strip: float | None = None
+    """Width of the strip around the tiles to validate on whose points are left out, so that none is
+    nearer to a point of training; half a tile by default."""
     separate: bool = False
     """Each file is a place with coordinates of its own, not a part of one survey."""
 
@@ -38,6 +41,12 @@ class Tiling:
                 f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
                 "each must be greater than 0"
             )
+        if self.strip is not None and not 0 <= self.strip < float("inf"):
+            raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
+
+    @property
+    def strip_width(self) -> float:
+        return self.tile / 2 if self.strip is None else self.strip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +76,8 @@ class Pairs:
 
         sides = [_survey_files(self.source), _survey_files(self.target)]
         info = {"command": "prepare pairs", "source": self.source, "target": self.target}
-        return _cut_surveys(sides, self.tiling, self.dataset, self.tiling.min_points, make, info)
+        tiling = self.tiling
+        return _cut_surveys(sides, tiling, self.dataset, tiling.min_points, 1.0, make, info)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +116,16 @@ class Thin:
                 pattern=self.pattern,
                 disjoint=disjoint,
                 seed=self.dataset.seed,
+                min_points=self.tiling.min_points,
             )
 
         info = {"command": "prepare thin", "inputs": self.inputs, "ratio": self.ratio}
         info |= {"pattern": self.pattern, "target": self.target}
         fewest = fewest_dense_points(self.tiling.min_points, self.ratio, disjoint)
         sides = [_survey_files(self.inputs)]
-        return _cut_surveys(sides, self.tiling, self.dataset, fewest, make, info)
+        # How often each point of the survey comes in the pairs.
+        copies = 1.0 if disjoint else 1 + 1 / self.ratio
+        return _cut_surveys(sides, self.tiling, self.dataset, fewest, copies, make, info)
 
 
 def _survey_files(paths: Sequence[Path]) -> list[Path]:
@@ -126,14 +139,18 @@ def _cut_surveys(
     tiling: Tiling,
     dataset: NewDataset,
     fewest_points: int,
+    copies: float,
     make: Callable[[Place], partial[list[Pair]]],
     info: dict[str, Any],
 ) -> int:
     """Sort the files by place, choose the tiles to train and to validate on, write their pairs.
 
-    `make` gives the function that makes a place's pairs from a block and the names of its tiles.
+    `make` gives the function that makes a place's pairs from a block and the names of its tiles; a
+    point of the surveys comes in them `copies` times on average.
     """
-    from pointup.data.surveys import hold_out
+    import numpy as np
+
+    from pointup.data.surveys import HeldOutTiles, hold_out
 
     with dataset.making() as making:
         places = _sort_places(making, sides, tiling)
@@ -148,21 +165,35 @@ def _cut_surveys(
                 f"{num_filled - num_tiles:,} of {num_filled:,} tiles have fewer than the "
                 f"{fewest_points} points they need: left out (see --tile, --min-points)"
             )
-        held_out = hold_out(tiles, dataset.validation, dataset.seed, tiling.block)
+        weights = [place.num_points(xy) for place, xy in zip(places, tiles, strict=True)]
+        held_out = hold_out(tiles, dataset.validation, dataset.seed, tiling.block, weights)
         calls: dict[bool, list[partial[list[Pair]]]] = {False: [], True: []}
         for place, tile_xy, held in zip(places, tiles, held_out, strict=True):
+            around = HeldOutTiles(tiling.tile, tile_xy[held], tiling.strip_width)
             for split in calls:
                 for block_xy, names in _blocks(place.stem, tile_xy[held == split], tiling.block):
-                    calls[split].append(partial(make(place), block_xy=block_xy, names=names))
+                    near = None if split else around.near_block(block_xy, tiling.block)
+                    call = partial(make(place), block_xy=block_xy, names=names, held_out=near)
+                    calls[split].append(call)
+
+        num_offered = round(copies * sum(int(numbers.sum()) for numbers in weights))
+        num_written = 0
 
         def pairs(split: bool, title: str) -> Iterator[Pair]:
+            nonlocal num_written
             for made in making.each(calls[split], len(calls[split]), title):
+                num_written += sum(len(pair.source) + len(pair.target) for pair in made)
                 yield from made
+            if split and any(map(np.any, held_out)):
+                share = 1 - num_written / num_offered
+                making.strip = (
+                    f"a strip of {tiling.strip_width:g} around them left out ({share:.0%})"
+                )
 
+        info |= {**asdict(tiling), "strip": tiling.strip_width, "points_in_tiles": num_offered}
+        making.remedy = "try a smaller --tile, --strip or --validation"
         return making.write(
-            pairs(False, "blocks to train on"),
-            pairs(True, "blocks to validate on"),
-            info | asdict(tiling),
+            pairs(False, "blocks to train on"), pairs(True, "blocks to validate on"), info
         )
 
 

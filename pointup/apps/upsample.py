@@ -97,6 +97,7 @@ class Upsample:
         from pointup.apps.shares import LaunchedShares
         from pointup.apps.upsample_file import upsample_survey
         from pointup.apps.upsample_plan import plan_jobs
+        from pointup.training.commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
 
@@ -128,6 +129,9 @@ class Upsample:
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         shares.end()
+        following = command_after_upsampling(self.model) if self.model and not complaints else None
+        if following and shares.is_main:
+            print(f"next: {following}")
         if len(complaints) == 1:
             raise complaints[0]
         for complaint in complaints:

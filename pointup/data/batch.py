@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 PINNED_FOR = ("cuda", "xpu")
 MAX_OPEN_FILES = 65536
 SECONDS_TO_END = 5.0
-UNHEARD = (signal.SIGINT, signal.SIGTERM)
+UNHEARD = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 def collate(samples: Sequence[Data]) -> Batch:
@@ -91,7 +93,7 @@ def make_loader(
 ) -> DataLoader[Data]:
     """A loader of collated batches, in the order of the batch sampler.
 
-    Workers persist over the epochs, and are deaf to Ctrl-C and SIGTERM, which a launcher sends to
+    Workers persist over the epochs, and are deaf to Ctrl-C, SIGTERM and SIGHUP, which come to
     the whole process group: the training process decides when they end. `timeout` is how many
     seconds a batch may take before the loader raises RuntimeError; it counts with workers only.
     Batches for a GPU come in pinned memory, from where they are copied without a wait.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from zipfile import is_zipfile
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 
-from pointup.data.columns import unpack_points
+from pointup.data.columns import POINT_COLUMNS, unpack_points
 
 SMALLEST_EXTENT = 1e-6
 LARGEST_EXTENT = 1e5
@@ -22,29 +25,43 @@ class BadSample:
     reason: str
 
 
-def find_bad_samples(dataset: Dataset, min_points: int) -> list[BadSample]:
-    """The samples whose source or target can't be used, in the order of the dataset.
+def find_bad_samples(
+    dataset: Dataset, min_points: int, folder: str | Path | None = None
+) -> list[BadSample]:
+    """The samples that can't be used, in the order of the dataset, each with one reason.
 
-    A cloud is bad when it is empty, has fewer than `min_points` points, holds a coordinate that is
-    not finite, has all its points in one place, or an extent (longest side of its bounding box)
-    beyond 1e-6 to 1e5 units; a sample is bad, too, when `num_source` or `num_target` is not what
-    the columns hold, or when normals don't match the target in number. Each gets one reason.
+    A source or target is bad when it is empty, has fewer than `min_points` points, holds a
+    coordinate that is not finite, has all its points in one place, or an extent (longest side of
+    its bounding box) beyond 1e-6 to 1e5 units; when an entry is missing, or `num_source` or
+    `num_target` is not what the columns hold. Normals must be as many as the target's points, and
+    they and `resample` finite. With the `folder` of the dataset, the surface file that a sample
+    names must be in its `surfaces`.
     """
     bad: dict[int, BadSample] = {}
     start = 0
     for table in dataset.with_format("arrow").iter(batch_size=256):
         names = table["name"].to_pylist()
         reasons = [""] * len(names)
-        for column in ("source", "target"):
-            values, ptr = unpack_points(table[column].combine_chunks())
-            counted = table[f"num_{column}"].to_numpy()
-            for i, reason in _bad_clouds(values, ptr, counted, column, min_points):
+        num_target = np.zeros(len(names), np.int64)
+        for column in POINT_COLUMNS:
+            if column not in table.column_names:
+                continue
+            values, ptr, unreadable = _unpack_each(table[column].combine_chunks())
+            found = list(unreadable)
+            if column in ("source", "target"):
+                counted = table[f"num_{column}"].to_numpy()
+                found += _bad_clouds(values, ptr, counted, column, min_points)
+            else:
+                found += _not_finite(values, ptr, column)
+            if column == "target":
+                num_target = np.diff(ptr)
+            if column == "target_normals":
+                found += _miscounted(np.diff(ptr), num_target)
+            for i, reason in found:
                 reasons[i] = reasons[i] or reason
-        if "target_normals" in table.column_names:
-            _, normals_ptr = unpack_points(table["target_normals"].combine_chunks())
-            num_normals = np.diff(normals_ptr)
-            for i in np.flatnonzero((num_normals > 0) & (num_normals != np.diff(ptr))).tolist():
-                reasons[i] = reasons[i] or f"{num_normals[i]} normals for {np.diff(ptr)[i]} points"
+        if folder is not None and "surface" in table.column_names:
+            for i, file in enumerate(table["surface"].to_pylist()):
+                reasons[i] = reasons[i] or (_bad_surface(Path(folder), file) if file else "")
         for i, reason in enumerate(reasons):
             if reason:
                 bad[start + i] = BadSample(start + i, names[i], reason)
@@ -52,9 +69,53 @@ def find_bad_samples(dataset: Dataset, min_points: int) -> list[BadSample]:
     return list(bad.values())
 
 
+Reasons = list[tuple[int, str]]
+"""Row and reason of bad samples."""
+
+
+def _unpack_each(column: pa.Array) -> tuple[np.ndarray, np.ndarray, Reasons]:
+    """`unpack_points`, with what can't be unpacked taken as empty, and the reason for each."""
+    try:
+        return *unpack_points(column), []
+    except ValueError:
+        clouds, reasons = [], []
+        for row in range(len(column)):
+            try:
+                clouds.append(unpack_points(column[row : row + 1])[0])
+            except ValueError as error:
+                clouds.append(np.empty((0, 3)))
+                reasons.append((row, str(error)))
+        ptr = np.concatenate([[0], np.cumsum([len(cloud) for cloud in clouds])])
+        return np.concatenate(clouds), ptr, reasons
+
+
+def _not_finite(values: np.ndarray, ptr: np.ndarray, column: str) -> Reasons:
+    rows = np.searchsorted(ptr, np.flatnonzero(~np.isfinite(values).all(axis=1)), side="right") - 1
+    numbers = zip(*np.unique(rows, return_counts=True), strict=True)
+    return [
+        (int(row), f"{column} has {number} points that are not finite") for row, number in numbers
+    ]
+
+
+def _miscounted(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
+    wrong = np.flatnonzero((num_normals > 0) & (num_normals != num_target)).tolist()
+    return [(i, f"{num_normals[i]} normals for {num_target[i]} points") for i in wrong]
+
+
+def _bad_surface(folder: Path, file: str) -> str:
+    """What is wrong with the surface that a sample names; empty where nothing is."""
+    surfaces = folder / "surfaces"
+    if not (surfaces / file).resolve().is_relative_to(surfaces.resolve()):
+        return f"surface {file!r} lies outside the dataset's {surfaces}"
+    if not (surfaces / file).is_file():
+        return f"surface {surfaces / file} is missing"
+    # The directory of an archive stands at its end: this sees what was cut off.
+    return "" if is_zipfile(surfaces / file) else f"surface {surfaces / file} is damaged"
+
+
 def _bad_clouds(
     values: np.ndarray, ptr: np.ndarray, counted: np.ndarray, column: str, min_points: int
-) -> list[tuple[int, str]]:
+) -> Reasons:
     sizes = np.diff(ptr)
     filled = np.flatnonzero(sizes)
     # Minimum and maximum see a NaN as well as an infinity, so one pass finds every bad coordinate.

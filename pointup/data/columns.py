@@ -76,8 +76,9 @@ def standardize(dataset: Dataset, label: str) -> Dataset:
 
     `source` and `target` must be there, as lists or arrays of three floating-point coordinates.
     Where they are not float32 they are converted once, relative to the rounded mean of the source,
-    so that survey coordinates keep their digits; the result is cached. Names, origins and sizes
-    are added where they are missing. Raises DataError naming the column and the expected type.
+    so that survey coordinates keep their digits; the result is cached. Names, origins and sizes are
+    added where such a column is missing. Raises DataError naming the column and the expected type,
+    also where single values of one are missing.
     """
     for column in ("source", "target"):
         if column not in dataset.column_names:
@@ -92,6 +93,7 @@ def standardize(dataset: Dataset, label: str) -> Dataset:
             raise DataError(
                 f"{label}: column {column!r} is {dataset.features[column]}; expected {POINTS}"
             )
+    _refuse_missing(dataset, label)
     if not all(is_points(dataset.features[column]) for column in points):
         dataset = _convert(dataset, points, label)
     dataset = _add_missing(dataset)
@@ -105,6 +107,28 @@ def standardize(dataset: Dataset, label: str) -> Dataset:
                     f"expected {FEATURES[column]}"
                 ) from error
     return dataset
+
+
+def _refuse_missing(dataset: Dataset, label: str) -> None:
+    """Raise DataError for a column of one value a sample, or of its origin, that lacks some."""
+    table = dataset.with_format("arrow")
+    for column in ("name", "origin", "num_source", "num_target"):
+        if column not in dataset.column_names:
+            continue
+        num_missing = sum(chunk.null_count for chunk in _chunks(table[column][:]))
+        if column == "origin" and not num_missing:
+            num_missing = sum(map(_num_without_three, _chunks(table[column][:])))
+        if num_missing:
+            raise DataError(
+                f"{label}: column {column!r} lacks values in {num_missing} of {len(dataset)} "
+                "samples: fill them in, or leave the column out"
+            )
+
+
+def _num_without_three(origins: pa.Array) -> int:
+    """Rows of lists of coordinates that are not three, or have a missing one among them."""
+    rows = origins.to_pylist()
+    return sum(not isinstance(row, list) or len(row) != 3 or None in row for row in rows)
 
 
 def _holds_triples(kind: pa.DataType) -> bool:

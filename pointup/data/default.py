@@ -27,7 +27,7 @@ from pointup.data.patterns import PATTERNS
 from pointup.data.procedural.chance import log_uniform
 from pointup.data.scenes import random_scene, scan
 from pointup.data.shapes import random_surface
-from pointup.errors import PointupError
+from pointup.errors import FileError, PointupError
 from pointup.geometry.surfaces import Surface
 
 # To be raised with every change to what is made: a cache of the old recipe is then left alone.
@@ -60,8 +60,15 @@ def default_dataset(
     directory = root / f"default-{RECIPE}-seed{seed}-{num_train}-{num_validation}"
     if directory.is_dir():
         return directory
-    root.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{directory}.lock"):
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{directory}.lock").acquire()
+    except OSError as error:
+        raise FileError(
+            f"{root}: the cache can't be written ({error.strerror}); set POINTUP_CACHE to another "
+            "directory, or give --data"
+        ) from error
+    with lock:
         if not directory.is_dir():
             # A name of its own, because a network disk may not honour the lock.
             draft = root / f"{directory.name}.{uuid.uuid4().hex}"

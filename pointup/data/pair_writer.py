@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +34,8 @@ def write_pairs(
     """Writes a pair dataset that `open_pairs` and `datasets.load_from_disk` read.
 
     Pairs are consumed one by one, so a generator larger than memory will do. `info` says how the
-    pairs were made and becomes `pointup.json`; `surfaces` are written to `surfaces/NAME`. Without
+    pairs were made and becomes `pointup.json`, together with `contents`, a digest of each split, by
+    which a run knows its data again; `surfaces` are written to `surfaces/NAME`. Without
     validation pairs there is no such split. All is written to DIRECTORY.tmp and renamed at the end.
     Raises FileError when the directory is there already, DataError for a pair of a wrong shape.
     """
@@ -44,10 +46,11 @@ def write_pairs(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        splits = {}
+        splits, contents = {}, {}
         for split, pairs in (("train", train), ("validation", validation)):
             path = staging / f"{split}.stream"
-            if _write_stream(pairs, path):
+            if digest := _write_stream(pairs, path):
+                contents[split] = digest
                 splits[split] = datasets.Dataset.from_file(str(path), split=split)
         if "train" not in splits:
             raise DataError(f"{directory}: there are no training pairs to write")
@@ -58,6 +61,7 @@ def write_pairs(
         for name, surface in (surfaces or {}).items():
             (staging / "surfaces").mkdir(exist_ok=True)
             surface.save(staging / "surfaces" / name)
+        info = {**info, "contents": contents}
         (staging / "pointup.json").write_text(json.dumps(info, indent=2) + "\n")
         staging.rename(directory)
     finally:
@@ -76,16 +80,29 @@ def _without_progress_bars() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _write_stream(pairs: Iterable[Pair], path: Path) -> int:
+def _write_stream(pairs: Iterable[Pair], path: Path) -> str:
+    """Writes pairs to an Arrow stream and returns the digest of all; "" where there are none."""
     schema = FEATURES.arrow_schema
-    num_pairs = 0
+    digest, num_pairs = hashlib.blake2b(digest_size=16), 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
         for group in _groups(pairs):
             stream.write_batch(pa.record_batch(_columns(group), schema=schema))
             num_pairs += len(group)
+            for pair in group:
+                _digest_pair(pair, digest)
     if not num_pairs:
         path.unlink()
-    return num_pairs
+        return ""
+    return digest.hexdigest()
+
+
+def _digest_pair(pair: Pair, digest: hashlib.blake2b) -> None:
+    clouds = pair.clouds()
+    texts = [pair.name, pair.surface, bool(pair.vertical), [len(clouds[c]) for c in POINT_COLUMNS]]
+    digest.update(json.dumps(texts).encode())
+    digest.update(np.asarray(pair.origin, np.float64).tobytes())
+    for column in POINT_COLUMNS:
+        digest.update(np.asarray(clouds[column], np.float32).tobytes())
 
 
 def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:

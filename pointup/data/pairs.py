@@ -58,7 +58,8 @@ def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
         raise DataError(f"{path_or_hub_id}: one sample can't be split; add a validation split")
     if split == "validation":
         logger.warning(
-            "%s has no validation split: %d of its %d train samples are held out for it",
+            "%s has no validation split: %d of its %d train samples are held out for it, by "
+            "chance and not by place",
             path_or_hub_id,
             len(held_out),
             len(dataset),

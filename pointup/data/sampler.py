@@ -187,13 +187,15 @@ class TokenBudgetBatchSampler:
         """Goes on where `state` was taken, with its seed.
 
         With the same slots, budget and limit the epoch goes on batch for batch; otherwise the
-        samples that are left are planned anew. Raises ConfigError when the sizes are others.
+        samples that are left are planned anew. Raises ConfigError when the sizes are others,
+        ValueError for a state that no sampler was in.
         """
         if state["checksum"] != zlib.crc32(self.sizes.tobytes()):
             raise ConfigError(
                 "the dataset has changed since the checkpoint (other samples or sizes): "
                 "restore it, or start a new run"
             )
+        _check_position(state)
         self.seed = state["seed"]
         self.epoch = state["epoch"]
         self._past = [list(segment) for segment in state["segments"]]
@@ -201,6 +203,8 @@ class TokenBudgetBatchSampler:
         self._plan = None
         if self._past and self._past[-1][:3] == self._segment()[:3]:
             self._step = self._past.pop()[3] or 0
+        if self._step > self.plan.num_steps:
+            raise ValueError(f"step {self.steps_done} of an epoch of {self.num_steps}")
 
     def statistics(self) -> PlanStatistics:
         """Fill and idle share of `plan`."""
@@ -232,8 +236,21 @@ class TokenBudgetBatchSampler:
                 max_clouds,
                 np.random.default_rng(key) if self.shuffle else None,
             )
+            if num_steps > plan.num_steps:
+                raise ValueError(f"step {num_steps} of a part of an epoch of {plan.num_steps}")
             samples = np.sort(plan.samples[plan.ptr[num_steps * slots] :])
         return plan
+
+
+def _check_position(state: dict[str, Any]) -> None:
+    for name in ("seed", "epoch"):
+        if type(state[name]) is not int or state[name] < 0:
+            raise ValueError(f"{name} is {state[name]!r}")
+    for segment in state["segments"]:
+        slots, budget, max_clouds, num_steps = segment
+        least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
+        if not all(type(value) is int and value >= low for value, low in least):
+            raise ValueError(f"a part of the epoch is {segment}")
 
 
 def _checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -18,7 +18,7 @@ import numpy as np
 from pointup.data.files import iter_points
 from pointup.data.pair import Pair
 from pointup.data.patterns import PATTERNS, thin
-from pointup.data.tiles import split_blocks, split_tiles, survey_pairs
+from pointup.data.tiles import away_from, split_blocks, split_few, split_tiles, survey_pairs
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ class Place:
         assert common is not None
         return common
 
+    def num_points(self, tile_xy: np.ndarray) -> np.ndarray:
+        """(T,) int64, points of all sides together in each of these tiles (T, 2)."""
+        files = [file for side in self.sides for file in side]
+        xy, counts = (array.tolist() for array in _count_tiles(files))
+        number_of = {(x, y): number for (x, y), number in zip(xy, counts, strict=True)}
+        return np.array([number_of.get((x, y), 0) for x, y in tile_xy.tolist()], dtype=np.int64)
+
     def folders(self, side: int) -> list[Path]:
         """Where the points of a side are, for `two_survey_pairs` and `thinned_pairs`."""
         return [file.folder for file in self.sides[side]]
@@ -94,12 +101,43 @@ def sort_file(path: Path, folder: Path, tile: float, block: int) -> SortedFile:
     return SortedFile(folder, np.concatenate(tile_xy), np.concatenate(num_points), low, high)
 
 
+@dataclass(frozen=True)
+class HeldOutTiles:
+    """Tiles of a place to validate on, and the strip around them that nothing is trained on in.
+
+    Attributes:
+        tile: length of a tile's side.
+        xy: (T, 2) int64, numbers of the tiles.
+        strip: width of the strip.
+    """
+
+    tile: float
+    xy: np.ndarray
+    strip: float
+
+    def near_block(self, block_xy: tuple[int, int], block: int) -> HeldOutTiles:
+        """Those whose strip may reach into a block of `block` x `block` tiles."""
+        first = np.array(block_xy) * block
+        reach = math.ceil(self.strip / self.tile)
+        near = ((self.xy >= first - reach) & (self.xy < first + block + reach)).all(axis=1)
+        return replace(self, xy=self.xy[near])
+
+    def without_strip(self, positions: np.ndarray) -> np.ndarray:
+        """The points of (N, 3) that lie neither in the tiles nor in the strip around them."""
+        return positions[away_from(positions[:, :2], self.tile, self.xy, self.strip)]
+
+
 def hold_out(
-    tile_xy: Sequence[np.ndarray], fraction: float, seed: int, block: int
+    tile_xy: Sequence[np.ndarray],
+    fraction: float,
+    seed: int,
+    block: int,
+    weights: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """For each place's tiles (T, 2) which to validate on, (T,) bool; see `split_blocks`.
 
-    Where there are too few blocks to hold out about the fraction, they shrink.
+    Where there are too few blocks to hold out about the fraction, they shrink. Once they are single
+    tiles, a survey with `weights`, (T,) for each place, is split by `split_few`.
     """
     if not fraction or not tile_xy:
         return [np.zeros(len(xy), bool) for xy in tile_xy]
@@ -110,9 +148,14 @@ def hold_out(
         shifted.append(local + np.array([right, 0]))
         right += (local[:, 0].max(initial=0) // block + 2) * block
     everything = np.concatenate(shifted)
+    largest_block = block
     while block > 1 and len(np.unique(everything // block, axis=0)) < 1 / fraction:
         block //= 2
-    held_out = split_blocks(everything, fraction, seed, block)
+    are_few = block == 1 and (largest_block > 1 or len(everything) < 1 / fraction)
+    if are_few and weights is not None:
+        held_out = split_few(everything, np.concatenate(weights), fraction, seed)
+    else:
+        held_out = split_blocks(everything, fraction, seed, block)
     return np.split(held_out, np.cumsum([len(xy) for xy in tile_xy])[:-1])
 
 
@@ -132,10 +175,21 @@ def two_survey_pairs(
     tile: float,
     min_points: int,
     stem: str,
+    held_out: HeldOutTiles | None = None,
 ) -> list[Pair]:
-    """The pairs of a block's tiles that are among `names` (STEM_X_Y)."""
-    clouds = read_block(source, block_xy), read_block(target, block_xy)
-    return [pair for pair in survey_pairs(*clouds, tile, min_points, stem) if pair.name in names]
+    """The pairs of a block's tiles that are among `names` (STEM_X_Y).
+
+    Without the points in `held_out` and its strip; a tile is left out where fewer than `min_points`
+    remain on a side.
+    """
+    clouds = [read_block(side, block_xy) for side in (source, target)]
+    if held_out is not None:
+        clouds = [held_out.without_strip(points) for points in clouds]
+    return [
+        pair
+        for pair in survey_pairs(clouds[0], clouds[1], tile, min_points, stem)
+        if pair.name in names
+    ]
 
 
 def thinned_pairs(
@@ -149,14 +203,21 @@ def thinned_pairs(
     pattern: str,
     disjoint: bool,
     seed: int,
+    min_points: int = 1,
+    held_out: HeldOutTiles | None = None,
 ) -> list[Pair]:
     """The pairs of a block's tiles that are among `names`, each from one dense cloud.
 
     The source is a subset by `pattern` (`pointup.data.patterns.thin`; "mixed": a tile by this one,
     a tile by that one), the target is `ratio` times as large: the other points if `disjoint`, all
-    points if not. A tile's thinning depends on its points, its name and the seed alone.
+    points if not. A tile's thinning depends on its points, its name and the seed alone. Without the
+    points in `held_out` and its strip; a tile is left out where too few remain for `min_points` on
+    either side.
     """
     points = read_block(folders, block_xy)
+    if held_out is not None:
+        points = held_out.without_strip(points)
+    fewest = fewest_dense_points(min_points, ratio, disjoint)
     tiles = split_tiles(points[:, :2], tile)
     pairs = []
     for row, (x, y) in enumerate(tiles.xy.tolist()):
@@ -164,6 +225,8 @@ def thinned_pairs(
         if name not in names:
             continue
         dense = points[tiles.points(row)]
+        if len(dense) < fewest:
+            continue
         rng = np.random.default_rng([seed, crc32(name.encode())])
         kind = str(rng.choice(PATTERNS)) if pattern == "mixed" else pattern
         kept = thin(dense, thinning_ratio(ratio, disjoint), kind, rng)

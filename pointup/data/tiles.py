@@ -139,3 +139,46 @@ def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) ->
             held_out[candidate] = True
             taken += sizes[candidate]
     return held_out[block_of.reshape(-1)]
+
+
+def split_few(tile_xy: np.ndarray, weights: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Which of a few tiles to validate on: (T,) bool, True for about `fraction` of the weights.
+
+    `tile_xy` (T, 2) are different tiles, `weights` (T,) positive, as their numbers of points. The
+    tiles lie together, since each place apart would cost a strip around it. From two tiles on,
+    neither side is empty: the heaviest is trained on, and the lightest is held out where all are
+    too heavy. Depends on the set of tiles and the seed, not on their order.
+    """
+    held_out = np.zeros(len(tile_xy), dtype=bool)
+    if len(tile_xy) < 2:
+        return held_out
+    order = np.lexsort(tile_xy.T)
+    tile_xy, weights = tile_xy[order], np.asarray(weights, dtype=np.float64)[order]
+    shuffled = np.random.default_rng(seed).permutation(len(order))
+    shuffled = shuffled[shuffled != np.argmax(weights)]
+    wanted = fraction * weights.sum()
+    light = shuffled[weights[shuffled] < 2 * wanted]
+    first = light[0] if len(light) else shuffled[np.argmin(weights[shuffled])]
+    gaps = np.square(tile_xy[shuffled] - tile_xy[first]).sum(axis=1)
+    taken = 0.0
+    for candidate in shuffled[np.argsort(gaps, kind="stable")]:
+        brings_closer = abs(taken + weights[candidate] - wanted) < abs(taken - wanted)
+        if candidate == first or brings_closer:
+            held_out[order[candidate]] = True
+            taken += weights[candidate]
+    return held_out
+
+
+def away_from(
+    positions_xy: np.ndarray, tile: float, tile_xy: np.ndarray, distance: float
+) -> np.ndarray:
+    """Which points (N, 2) lie `distance` or more from all of these tiles (T, 2): (N,) bool.
+
+    Tiles are squares with sides of `tile` that begin at multiples of it; the points in them are at
+    distance 0.
+    """
+    kept = np.ones(len(positions_xy), dtype=bool)
+    for corner in np.asarray(tile_xy).reshape(-1, 2) * tile:
+        beside = np.maximum(corner - positions_xy, positions_xy - (corner + tile)).clip(min=0)
+        kept &= np.hypot(beside[:, 0], beside[:, 1]) >= distance
+    return kept

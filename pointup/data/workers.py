@@ -5,16 +5,17 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing import active_children, forkserver, get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from threading import current_thread, main_thread
 from typing import TypeVar
 
+from pointup.data.interrupts import STOP_SIGNALS, interrupts_held_back
 from pointup.errors import PointupError
 
 Result = TypeVar("Result")
@@ -22,6 +23,8 @@ Result = TypeVar("Result")
 SECONDS_ALONE = 2.0
 # What the fork server imports once, so that workers start with it.
 PRELOADED = ["pointup.data.meshes", "pointup.data.surveys"]
+# What workers ignore, since this process tells them when to end.
+INHERITED = tuple(number for number in STOP_SIGNALS if number != signal.SIGTERM)
 
 
 def call_each(
@@ -42,10 +45,11 @@ def call_each(
         else:
             return
     context = _context()
+    others = active_children()
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
     running: deque[Future[Result | PointupError]] = deque()
     try:
-        with _interrupts_held_back():
+        with interrupts_held_back():
             running.extend(pool.submit(_attempt, call) for call in islice(todo, 3 * num_workers))
         while running:
             result = running.popleft().result()
@@ -55,8 +59,21 @@ def call_each(
         raise PointupError(
             "a worker process died, perhaps for lack of memory: try fewer --num-workers"
         ) from error
+    except BaseException:
+        # Nobody waits for what they are at, which may take minutes.
+        end_workers_except(others)
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def end_workers_except(others: Sequence[BaseProcess]) -> None:
+    """End the processes that this one has started, but for the `others`, and wait for their end."""
+    workers = [worker for worker in active_children() if worker not in others]
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join()
 
 
 def _context() -> BaseContext:
@@ -65,29 +82,15 @@ def _context() -> BaseContext:
         return get_context("spawn")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    # Ctrl-C reaches the whole process group; what the server inherits keeps it and its workers
-    # from answering with a traceback each.
+    # Ctrl-C and a closed terminal reach the whole process group; what the server inherits keeps it
+    # and its workers from answering with a traceback each.
     if current_thread() is main_thread():
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        forkserver.ensure_running()
-        signal.signal(signal.SIGINT, handler)
+        with interrupts_held_back():
+            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in INHERITED}
+            forkserver.ensure_running()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     return context
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C is answered at the end: processes that are half started can't be stopped in peace."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    interrupts: list[int] = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if interrupts:
-        raise KeyboardInterrupt
 
 
 def _attempt(call: Callable[[], Result]) -> Result | PointupError:
@@ -100,5 +103,6 @@ def _attempt(call: Callable[[], Result]) -> Result | PointupError:
 def _start_worker() -> None:
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in INHERITED:
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

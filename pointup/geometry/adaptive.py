@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pointup.geometry.insertion import insertion_radii
 from pointup.geometry.local import LocalGeometry
 from pointup.geometry.packed import (
     at_least_float32,
@@ -38,9 +39,13 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     Farthest-point sampling orders all points; whatever its start, those picked before it has come
     down to some distance are that far apart, in every place. Kept are the points whose distance at
     their pick is largest in units of their spacing. With equal spacings that is
-    `farthest_point_sample`. On the CPU a cloud of more than `LARGEST_PIECE` points is put in order
-    piece by piece, as one order of all takes more than its share of time; across the border of two
-    pieces points may be kept that are closer than others.
+    `farthest_point_sample`.
+
+    On the CPU points are picked one after the other; a cloud of more than `LARGEST_PIECE` points is
+    put in order piece by piece, as one order of all takes more than its share of time; across the
+    border of two pieces points may be kept that are closer than others. Other devices find all
+    distances at once (`insertion_radii`), as of a sampling with another start: the points differ
+    from the CPU's, and are as even.
 
     Shapes: pos (N, 3), num_samples (B,) int64, log_spacing (N,) natural logarithm of the spacing,
     in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
@@ -51,21 +56,34 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
     is_even = pos.device.type == "cpu" and not log_spacing.any()
     if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
         return farthest_point_sample(pos, ptr, num_samples)
-    if pos.device.type == "cpu" and int(sizes.max()) > LARGEST_PIECE:
-        together, piece_ptr = _in_pieces(pos, on_host(ptr))
-        order = together[farthest_point_sample(pos[together], piece_ptr, sizes_from_ptr(piece_ptr))]
-    else:
-        piece_ptr = ptr
-        order = farthest_point_sample(pos, ptr, to_device(sizes, ptr.device))
-    log_distance = log_pick_distances(at_least_float32(pos)[order], piece_ptr)
-    score = log_distance - log_spacing[order]
+    if pos.device.type == "cpu":
+        order, log_distance = _pick_distances(pos, ptr)
+        return order[_best_of_each(log_distance - log_spacing[order], ptr, counts)]
+    log_radius = insertion_radii(pos, ptr, counts).log()
+    return _best_of_each(log_radius - log_spacing, ptr, counts)
+
+
+def _best_of_each(score: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
+    """Index of the `counts` points of each cloud with the highest score, best first."""
     # By cloud, and within it by score; both sorts keep the order of equals.
     best = torch.argsort(score, descending=True, stable=True)
-    best = best[torch.argsort(batch_from_ptr(ptr, len(pos))[best], stable=True)]
+    best = best[torch.argsort(batch_from_ptr(ptr, len(score))[best], stable=True)]
     kept_ptr = to_device(ptr_from_sizes(counts), ptr.device)
     num_kept = int(counts.sum())
     skipped = (ptr - kept_ptr)[batch_from_ptr(kept_ptr, num_kept)]
-    return order[best[torch.arange(num_kept, device=ptr.device) + skipped]]
+    return best[torch.arange(num_kept, device=ptr.device) + skipped]
+
+
+def _pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """The points (N,) in the order of farthest-point sampling, and the logarithm of the distance
+    of each at its pick, on the CPU."""
+    sizes, piece_ptr = sizes_from_ptr(ptr), ptr
+    if len(sizes) and int(sizes.max()) > LARGEST_PIECE:
+        together, piece_ptr = _in_pieces(pos, ptr)
+        order = together[farthest_point_sample(pos[together], piece_ptr, sizes_from_ptr(piece_ptr))]
+    else:
+        order = farthest_point_sample(pos, ptr, sizes)
+    return order, log_pick_distances(at_least_float32(pos)[order], piece_ptr)
 
 
 def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:

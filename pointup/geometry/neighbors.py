@@ -1,9 +1,10 @@
 """Nearest neighbours within packed clouds: one interface, one search function per kind of device.
 
-CPU: a scipy k-d tree per cloud, in threads. CUDA: Triton kernels. Other devices, and what the
-kernels don't take: exact differences in chunks. A search takes (query, query_ptr, pos, ptr, k) and
-returns squared distances and flat indices (Q, k), nearest first, filled up with inf and -1; a
-further backend is one more such function and one more line in `_search`.
+CPU: a scipy k-d tree per cloud, in threads. CUDA: Triton kernels, for up to `kernels.MAX_K`
+neighbours. Other devices, and what the kernels don't take: exact differences in chunks. A search
+takes (query, query_ptr, pos, ptr, k) and returns squared distances and flat indices (Q, k), nearest
+first, filled up with inf and -1; a further backend is one more such function and one more line in
+`_search`.
 """
 
 from __future__ import annotations
@@ -119,10 +120,7 @@ def _search(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     check_clouds((query, query_ptr), (pos, ptr))
-    if pos.device.type == "cpu":
-        search = _search_trees
-    else:
-        search = _search_kernels if kernels.take(pos, k) else _search_chunks
+    search = _search_trees if pos.device.type == "cpu" else _search_accelerator
     query, pos = _of_one_dtype(query, pos)
     return search(query, query_ptr, pos, ptr, k)
 
@@ -199,6 +197,13 @@ def has_copies(points: np.ndarray, num_copies: int) -> bool:
     x, y, z = points.T.astype(np.float64)
     key = np.sort(x + np.sqrt(2) * y + np.sqrt(3) * z)
     return bool((key[num_copies:] == key[:-num_copies]).any())
+
+
+def _search_accelerator(
+    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    search = _search_kernels if kernels.take(pos, k) else _search_chunks
+    return search(query, query_ptr, pos, ptr, k)
 
 
 def _search_kernels(

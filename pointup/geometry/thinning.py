@@ -41,6 +41,11 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
             raise ValueError(f"cannot pick {count} distinct points of cloud {cloud}, it has {size}")
     if pos.device.type == "cpu":
         return _sample_buckets(pos, bounds, counts)
+    return _sample_elsewhere(pos, ptr, bounds, counts)
+
+
+def _sample_elsewhere(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
+    """Devices other than the CPU: the kernels where they serve."""
     if kernels.take(pos, 1):
         from pointup.geometry.kernels.farthest import farthest_points
 

@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from pointup.errors import NonFiniteError
 from pointup.geometry.packed import batch_from_ptr
 
 _is_assumed = ContextVar("validity is assumed", default=False)
@@ -32,8 +33,8 @@ def assume_valid() -> Iterator[None]:
 def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
     """Check each pair of points (N, 3) and ptr (B + 1,); one read from the device for all.
 
-    Raises ValueError for points that are not finite (naming the cloud), for bounds that do not
-    fit the points, and for sets of different numbers of clouds.
+    Raises NonFiniteError for points that are not finite (naming the cloud), ValueError for bounds
+    that do not fit the points and for sets of different numbers of clouds.
     """
     (_, query_ptr), (pos, ptr) = clouds[0], clouds[-1]
     if len(query_ptr) != len(ptr):
@@ -60,6 +61,6 @@ def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
         if not is_finite:
             bad = ~torch.isfinite(pos).all(1)
             cloud = int(batch_from_ptr(ptr, len(pos))[bad][0])
-            raise ValueError(
+            raise NonFiniteError(
                 f"cloud {cloud} has coordinates that are not finite; drop those points"
             )

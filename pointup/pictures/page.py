@@ -44,7 +44,10 @@ class Page:
     ) -> float:
         """Write one line, `size` pixels high, and return where it ends."""
         place = (left / self.width, bottom / self.height)
-        line = self.figure.text(*place, text, fontsize=0.72 * size, color=color, **font)
+        # A name with two dollar signs is a name, not mathematics.
+        line = self.figure.text(
+            *place, text, fontsize=0.72 * size, color=color, parse_math=False, **font
+        )
         return float(line.get_window_extent(self.canvas.get_renderer()).x1)
 
     def heading(self, left: float, bottom: float, name: str, note: str) -> None:
@@ -126,7 +129,7 @@ class Page:
         axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
         axes.grid(axis="y", color="#e4e6e9", linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK)
+        axes.set_xlabel(label, fontsize=0.72 * 18, color=INK, parse_math=False)
         if len(values) > 1:
             axes.legend(fontsize=0.72 * 17, frameon=False, loc="best")
 

@@ -7,12 +7,10 @@ import platform
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from copy import copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -22,14 +20,13 @@ from pointup.data.pairs import PairDataset
 from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.fingerprint import sampled
 
 MAY_DIFFER = frozenset(
     {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
 )
 """Options that may differ from one process to another. Of data it is the samples that count."""
 PACKAGES = ("torch", "accelerate", "torch-geometric", "numpy", "datasets")
-NUM_LOOKED_INTO = 32
-"""Samples of a dataset whose points are compared; of the others, name and size."""
 
 
 def check_agreement(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
@@ -93,25 +90,9 @@ def facts_of_epoch(
 ) -> dict[str, Any]:
     """What must be the same before the first step of an epoch."""
     return {
-        "dataset": {"train": describe(train), "validation": describe(validation)},
+        "dataset": {"train": sampled(train), "validation": sampled(validation)},
         "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
         "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
-    }
-
-
-def describe(dataset: PairDataset) -> dict[str, int]:
-    # As stored: augmented ones may differ in a last bit between kinds of processor.
-    stored = copy(dataset)
-    stored.augment, stored.max_tokens = False, None
-    points = 0
-    for index in np.linspace(0, len(dataset) - 1, NUM_LOOKED_INTO).astype(int):
-        sample = stored[int(index)]
-        points = zlib.crc32(sample.target.numpy().tobytes(), points)
-    return {
-        "samples": len(dataset),
-        "names": zlib.crc32("\n".join(map(str, dataset.names)).encode()),
-        "sizes": zlib.crc32(dataset.full_sizes.tobytes()),
-        "points": points,
     }
 
 

@@ -17,20 +17,31 @@ MAX_BAD_STEPS = 10
 """Bad steps in a row after which a run ends."""
 
 
+MAX_NAMED = 8
+
+
 class BadSteps:
     """Judges each step by its loss and gradient, which are the same on every process."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.in_a_row = 0
+        self.suspects: set[str] = set()
+        """Clouds that all of the bad steps in a row have in common."""
 
     def may_step(
-        self, step: int, loss: float, grad_norm: float, bad_clouds: Callable[[], list[str]]
+        self,
+        step: int,
+        loss: float,
+        grad_norm: float,
+        learning_rate: float,
+        bad_clouds: Callable[[], list[str]],
     ) -> bool:
         """Whether the optimizer may take this step; every process must ask.
 
         `bad_clouds()` names those of this process that a non-finite number came from. All of them
-        are named in the log. Raises TrainingError after `MAX_BAD_STEPS` in a row.
+        are named in the log. Raises TrainingError after `MAX_BAD_STEPS` in a row, naming step and
+        learning rate.
         """
         scaler = self.accelerator.scaler
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -42,16 +53,30 @@ class BadSteps:
             return True
         self.in_a_row += 1
         everyones = sorted(set(gather_object(bad_clouds())))
+        self.suspects = set(everyones) & (self.suspects if self.in_a_row > 1 else set(everyones))
         if self.accelerator.is_main_process:
             logger.warning(
-                "step %d skipped: loss %.4g, gradient %.4g, from %s",
-                step, loss, grad_norm, ", ".join(everyones) or "no cloud in particular",
+                "step %d skipped: loss %.4g, gradient %.4g, at learning rate %.3g, from %s",
+                step, loss, grad_norm, learning_rate, named(everyones),
             )  # fmt: skip
         if self.in_a_row == MAX_BAD_STEPS:
+            if self.suspects:
+                remedy = f"all of them from {named(sorted(self.suspects))}: look at these clouds"
+            else:
+                remedy = (
+                    "from other clouds each time: training has diverged; lower --learning-rate, in "
+                    "another --output-dir"
+                )
             raise TrainingError(
-                f"{MAX_BAD_STEPS} steps in a row had a non-finite loss or gradient, the last from "
-                f"{', '.join(everyones[:5])}; look at these clouds, or lower --learning-rate; the "
-                "last checkpoint is as it was"
+                f"{MAX_BAD_STEPS} steps in a row, the last one step {step} at learning rate "
+                f"{learning_rate:.3g} from {named(everyones)}, had a non-finite loss or gradient, "
+                f"{remedy}; the last checkpoint is as it was"
             )
         # The scaler must see a bad step too, to be ready for the next one.
         return scaler is not None
+
+
+def named(clouds: list[str]) -> str:
+    """The names of clouds for a message, of many of them the first ones."""
+    more = f" and {len(clouds) - MAX_NAMED} more" if len(clouds) > MAX_NAMED else ""
+    return ", ".join(clouds[:MAX_NAMED]) + more or "no cloud in particular"

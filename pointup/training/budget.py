@@ -1,10 +1,12 @@
-"""The token budget: the largest that fits, found before training, lowered where it did not."""
+"""The token budget: by default large enough for every pair, or the largest that fits into memory;
+lowered where it did not."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,8 @@ from pointup.data.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.training.available import PeakMemory, in_gb, memory_limit, num_local_processes
-from pointup.training.config import TrainConfig, write_config
+from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig, write_config
+from pointup.training.datasets import TrainingData
 from pointup.training.memory import attempt
 from pointup.training.progress import Progress
 
@@ -32,6 +35,8 @@ ENOUGH = 0.9
 MOST_PROBES = 8
 MOST_GROWTH = 4
 SMALLEST_PROBE = 4096
+SURE_TO_FIT = 0.98
+"""Share of the largest cloud that must have been tried: the search ends that near to its goal."""
 EVENTS_BEFORE_LOWERING = 3
 """Times out of memory, of all processes together, after which the budget is lowered for all."""
 LOWERED_TO = 0.8
@@ -43,34 +48,30 @@ def settle_token_budget(
     accelerator: Accelerator,
     propagate: Callable[[Batch], Tensor],
     forget: Callable[[], None],
+    validation: PairDataset | None = None,
 ) -> int:
-    """The token budget of a run: as given, or for "auto" the largest that fits on every process.
+    """The token budget of a run, the same on every process, all of which must call this.
 
-    Found once a run: `config.json` keeps it, and a continued run takes it from there. `propagate`
-    works forward and backward on a batch, `forget` drops the gradients. Every process must call
-    this. Raises TrainingError where the largest cloud doesn't fit by itself.
+    A number is taken as given. Where there is none, the budget is DEFAULT_TOKEN_BUDGET, or the size
+    of the largest pair of `dataset` and `validation` where that is more. "auto" is the largest that
+    fits on every process, found once a run: `config.json` keeps it, and a continued run takes it
+    from there. `propagate` works forward and backward on a batch, `forget` drops the gradients.
+    Raises TrainingError where the largest cloud doesn't fit into memory by itself.
     """
-    if config.token_budget != "auto":
+    if isinstance(config.token_budget, int):
         return config.token_budget
+    if config.token_budget is None:
+        return _default_budget(config, dataset, accelerator, propagate, forget, validation)
     recorded = recorded_budget(config.output_dir)
     if recorded is not None:
         return recorded
-    limit = memory_limit(accelerator.device, num_local_processes(accelerator.num_processes))
-    limit = int(SHARE_TO_USE * limit)
-    # Everyone has read what is left before anyone takes some of it.
-    accelerator.wait_for_everyone()
     slots = accelerator.num_processes * config.accumulation_steps
-    probe = Probe(config, dataset, accelerator.device, propagate, forget)
     largest = max(int(dataset.full_sizes.max()), -(-int(dataset.full_sizes.sum()) // slots))
     smallest = int(dataset.full_sizes.max())
     if config.crop:
         smallest = min(smallest, SMALLEST_PROBE)
-    if accelerator.is_main_process:
-        logger.info("Looking for the largest token budget that fits into %s ...", in_gb(limit))
-    found = largest_that_fits(probe.peak_bytes, probe.bytes_before, smallest, largest, limit)
-    # 0 where nothing fits: then all of them end, rather than wait for the one that does.
-    everyones = accelerator.gather(torch.tensor([found], device=accelerator.device))
-    found = int(everyones.min())
+    probe = Probe(config, dataset, accelerator.device, propagate, forget)
+    found, limit = _fits_everywhere(probe, accelerator, smallest, largest)
     if not found:
         name = dataset.names[int(dataset.full_sizes.argmax())]
         raise TrainingError(
@@ -81,6 +82,67 @@ def settle_token_budget(
         path = config.output_dir / "config.json"
         write_config(path, {**json.loads(path.read_text()), "found_token_budget": found})
     return found
+
+
+def _default_budget(
+    config: TrainConfig,
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    propagate: Callable[[Batch], Tensor],
+    forget: Callable[[], None],
+    validation: PairDataset | None,
+) -> int:
+    largest = int(dataset.full_sizes.max())
+    if config.crop:
+        return DEFAULT_TOKEN_BUDGET
+    # A GPU that runs out of memory raises an error, which names the cloud; a CPU's process is
+    # killed. Evaluation keeps no gradients, and so needs less.
+    if largest > DEFAULT_TOKEN_BUDGET and accelerator.device.type == "cpu":
+        cropped = replace(config, crop=True)
+        probe = Probe(cropped, dataset, accelerator.device, propagate, forget)
+        found, limit = _fits_everywhere(probe, accelerator, SMALLEST_PROBE, largest)
+        dataset.max_tokens = None
+        if found < SURE_TO_FIT * largest:
+            raise TrainingError(
+                f"{dataset.names[int(dataset.full_sizes.argmax())]}: {largest:,} points do not "
+                f"fit into the {in_gb(limit)} that a process may use here, about {found:,} do; "
+                "prepare the data with a smaller --tile, start fewer processes, or give --crop"
+            )
+    if validation is not None:
+        largest = max(largest, int(validation.full_sizes.max()))
+    return max(largest, DEFAULT_TOKEN_BUDGET)
+
+
+def _fits_everywhere(
+    probe: Probe, accelerator: Accelerator, smallest: int, largest: int
+) -> tuple[int, int]:
+    """Most tokens, from `smallest` to `largest`, that fit on every process, 0 where none do, and
+    the bytes that this one may use."""
+    limit = memory_limit(accelerator.device, num_local_processes(accelerator.num_processes))
+    limit = int(SHARE_TO_USE * limit)
+    # Everyone has read what is left before anyone takes some of it.
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        logger.info("Looking for the largest token budget that fits into %s ...", in_gb(limit))
+    found = largest_that_fits(probe.peak_bytes, probe.bytes_before, smallest, largest, limit)
+    # 0 where nothing fits: then all of them end, rather than wait for the one that does.
+    everyones = accelerator.gather(torch.tensor([found], device=accelerator.device))
+    return int(everyones.min()), limit
+
+
+def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
+    """The budget as the plan of a run tells it; `fill` is the share of it that batches use."""
+    text = f"{token_budget:,}, {fill:.1%} used"
+    if config.token_budget is None and token_budget > DEFAULT_TOKEN_BUDGET:
+        parts = (data.train, data.validation)
+        names = [
+            str(part.names[int(part.full_sizes.argmax())])
+            for part in parts
+            if int(part.full_sizes.max()) == token_budget
+        ]
+        text += f"; grown from {DEFAULT_TOKEN_BUDGET:,} to the largest pair"
+        text += f", {names[0]}" if names else ""
+    return text
 
 
 class Probe:

@@ -8,8 +8,9 @@ micro-batch from (seed, step, slot), so there is no generator state to keep, on 
 from __future__ import annotations
 
 import json
+import logging
 import os
-import pickle
+import re
 import shutil
 import zlib
 from pathlib import Path
@@ -17,28 +18,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from pointup.errors import PointupError
 from pointup.model import Upsampler
-from pointup.training.optimizer import load_optimizer
+
+logger = logging.getLogger("pointup")
 
 LATEST = "LATEST"
+NAME = re.compile(r"step_([0-9]{1,18})")
 FORMAT = 1
 """Version of the layout of checkpoints; one of another version is refused."""
-PREFIXES = ("module.", "_orig_mod.")
 DATA_FILES = ("model.safetensors", "optimizer.pt")
 FILES = ("state.json", *DATA_FILES)
-LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
 
 
 class CheckpointError(PointupError):
@@ -63,12 +56,11 @@ def save_checkpoint(
     temporary = final.with_suffix(".tmp")
     marker = directory / LATEST
     try:
-        if marker.exists() and directory / marker.read_text().strip() == final:
+        if named_by(marker) == final.name and not fault_of(final):
             # The same weights; what else is known may have grown, by an evaluation.
             write_whole(final / "state.json", with_checksums(state, final))
             return final
-        if temporary.exists():
-            shutil.rmtree(temporary)
+        remove(temporary)
         temporary.mkdir(parents=True)
         weights = {name: value.contiguous() for name, value in model.state_dict().items()}
         save_file(weights, temporary / "model.safetensors")
@@ -82,8 +74,7 @@ def save_checkpoint(
         (temporary / "state.json").write_text(with_checksums(state, temporary))
         for path in [*temporary.iterdir(), temporary]:
             flush_to_disk(path)
-        if final.exists():
-            shutil.rmtree(final)
+        remove(final)
         temporary.rename(final)
         write_whole(marker, final.name)
         # Those of later steps were left behind by going back to an earlier one.
@@ -118,12 +109,12 @@ def save_model(model: Upsampler, directory: Path) -> None:
     written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
     try:
         for leftover in (written, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
         model.save_pretrained(written)
         if directory.exists():
             directory.rename(replaced)
         written.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(written, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -155,46 +146,104 @@ def checksum(path: Path) -> int:
     return crc
 
 
+def remove(path: Path) -> None:
+    """Remove what bears a name that a checkpoint needs, be it a folder or a stray file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def step_of(path: Path) -> int:
-    return int(path.name[5:])
+    return int(path.name.removeprefix("step_"))
+
+
+def checkpoint_directories(directory: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, whole or not, oldest step first."""
+    found = [path for path in directory.glob("step_*") if NAME.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether a run has saved something there, be it whole or not."""
+    return bool(checkpoint_directories(directory)) or named_by(directory / LATEST) is not None
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
     """Checkpoints whose files are all there at full length, oldest step first."""
-    found = [path for path in directory.glob("step_*") if path.name[5:].isdigit()]
-    return sorted((path for path in found if not fault_of(path)), key=step_of)
+    return [path for path in checkpoint_directories(directory) if not fault_of(path)]
 
 
 def fault_of(path: Path) -> str:
     """What keeps a checkpoint from being whole, seen without reading all of it; "" for nothing."""
+    if not path.is_dir():
+        return "is not there"
     missing = [name for name in FILES if not (path / name).is_file()]
     if missing:
         return f"lacks {', '.join(missing)}"
     try:
         state = json.loads((path / "state.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return "has a state.json that can't be read"
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         return "was written by another version of pointup"
-    for name, known in state["files"].items():
-        if (path / name).stat().st_size != known["bytes"]:
+    if state.get("step") != step_of(path):
+        return f"has a state.json of step {state.get('step')}"
+    try:
+        lengths = {name: state["files"][name]["bytes"] for name in DATA_FILES}
+        checksums = [state["files"][name]["crc32"] for name in DATA_FILES]
+    except (LookupError, TypeError):
+        return "has a state.json without the checksums of its files"
+    if not all(isinstance(value, int) for value in (*lengths.values(), *checksums)):
+        return "has a state.json without the checksums of its files"
+    for name, length in lengths.items():
+        if (path / name).stat().st_size != length:
             return f"has a {name} that was cut short"
     return ""
 
 
-def latest_checkpoint(directory: Path) -> Path | None:
-    """The checkpoint that LATEST names, or None where no run has saved one.
-
-    Raises CheckpointError when LATEST names one that is gone or not whole.
-    """
-    marker = directory / LATEST
-    if not marker.exists():
+def named_by(marker: Path) -> str | None:
+    """The checkpoint that LATEST names; None where it isn't there or names none."""
+    try:
+        text = marker.read_text().strip()
+    except (OSError, ValueError):
         return None
-    path = directory / marker.read_text().strip()
-    fault = fault_of(path)
-    if fault:
-        raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
-    return path
+    return text if NAME.fullmatch(text) else None
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The checkpoint to continue from, or None where no run has saved one.
+
+    LATEST names it. Where LATEST is missing, empty or damaged it is the newest whole one, and the
+    log says so. Raises CheckpointError when LATEST names one that is gone or not whole, and when
+    there are checkpoints but none is whole.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(f"{directory}: is a file; move it away, checkpoints belong there")
+    marker = directory / LATEST
+    name = named_by(marker)
+    if name is not None:
+        path = directory / name
+        if fault := fault_of(path):
+            raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
+        return path
+    found = checkpoint_directories(directory)
+    if not found:
+        if marker.exists():
+            raise CheckpointError(
+                f"{marker}: names no checkpoint, and there is none beside it; remove {directory} "
+                "to start again from the first step"
+            )
+        return None
+    whole = whole_checkpoints(directory)
+    if not whole:
+        raise CheckpointError(
+            f"{found[-1]}: the checkpoint {fault_of(found[-1])}, and no other one is whole; "
+            f"remove {directory} to start again from the first step"
+        )
+    state = "names no checkpoint" if marker.exists() else "is missing"
+    logger.warning("%s %s: continuing from %s, the newest whole one", marker, state, whole[-1].name)
+    return whole[-1]
 
 
 def offer_instead_of(path: Path) -> str:
@@ -205,42 +254,6 @@ def offer_instead_of(path: Path) -> str:
     return f"write {whole[-1].name} into {marker} to continue from the newest whole one"
 
 
-def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any | None
-) -> dict[str, Any]:
-    """Put model, optimizer and scaler into the state of `path`; return the rest of the state.
-
-    Weights saved from a wrapped model (prefix `module.` or `_orig_mod.`) load as well.
-    Raises CheckpointError, naming the file, when one is truncated or of another model.
-    """
-    try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text())
-        damaged = damaged_files(path, state.pop("files"))
-        if damaged:
-            raise ValueError(f"{', '.join(damaged)} is damaged")
-        del state["format"]
-        weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
-        model.load_state_dict(weights)
-        saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
-        load_optimizer(optimizer, saved["optimizer"])
-        if scaler is not None and saved["scaler"] is not None:
-            scaler.load_state_dict(saved["scaler"])
-    except LOAD_ERRORS as error:
-        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
-        reason = " ".join(lines[:2])[:200]
-        raise CheckpointError(
-            f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}"
-        ) from error
-    return state
-
-
 def damaged_files(path: Path, files: dict[str, dict[str, int]]) -> list[str]:
     """Names of a checkpoint's files that aren't what its state.json says, by reading them all."""
     return [name for name, known in files.items() if checksum(path / name) != known["crc32"]]
-
-
-def unwrapped(name: str) -> str:
-    """A weight's name without the prefixes that wrappers of a model give it."""
-    while name.startswith(PREFIXES):
-        name = name.split(".", 1)[1]
-    return name

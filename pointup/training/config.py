@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
 from pointup.modelconfig import ModelConfig
+from pointup.training.checkpoint import has_checkpoints
 from pointup.training.objective import LossConfig
 from pointup.training.saving import OnSaveError
 from pointup.training.schedule import LrScaling
@@ -22,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
+"""Where the user gives none, unless a single pair is larger."""
 
 MAY_CHANGE = frozenset(
     {
@@ -35,9 +39,18 @@ MAY_CHANGE = frozenset(
 
 Accumulation steps count as slots, their product with the number of processes.
 """
-MAY_CHANGE_SAID = frozenset({"slots", "token_budget", "max_clouds", "mixed_precision"})
+MAY_CHANGE_SAID = frozenset(
+    {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
+)
 """Fields that a continued run may change, with a warning: hardware may change under a run. The
-clouds that remain of the epoch are planned anew, each still seen exactly once."""
+clouds that remain of the epoch are planned anew, each still seen exactly once. Sums depend in their
+last digits on the number of threads."""
+AT_MOST = {
+    "token_budget": 2**31 - 1, "max_clouds": 2**31 - 1, "accumulation_steps": 10_000,
+    "ratio": 1000, "max_ratio": 1000, "seed": 2**63 - 1, "num_workers": 1024, "num_pictures": 1000,
+    "worker_timeout": 1e7, "hang_timeout": 1e7, "collective_timeout": 1e5,
+}  # fmt: skip
+"""Values beyond which an option can't be honoured: by integers, timers, or any machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +73,10 @@ class TrainConfig:
     """Length of the run in passes over the data."""
     hours: float | None = None
     """Length of the run in hours of training."""
-    token_budget: int | Literal["auto"] = DEFAULT_TOKEN_BUDGET
-    """Most points (source and target) that a process holds at a time; "auto" tries out, before the
-    first step, how many fit into the memory, and keeps that number for the run."""
+    token_budget: int | Literal["auto"] | None = None
+    """Most points (source and target) that a process holds at a time. By default 20,480, or the
+    largest pair where that has more; "auto" tries out, before the first step, how many fit into the
+    memory, and keeps that number for the run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
@@ -115,7 +129,8 @@ class TrainConfig:
     collective_timeout: float = 20.0
     """Minutes after which a process that doesn't hear from the others gives up."""
     hang_timeout: float = 300.0
-    """Seconds without progress of a process after which the run ends, telling where all stood."""
+    """Seconds without progress of a process after which the run ends, telling where all stood;
+    10000000 is never."""
     on_save_error: OnSaveError = "go-on"
     """What to do when the disk is full or read-only while saving."""
     debug: bool = False
@@ -127,9 +142,21 @@ class TrainConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
     def __post_init__(self) -> None:
+        try:
+            str(self.output_dir).encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"--output-dir {self.output_dir}: this locale can't tell the letters of its name; "
+                "set LC_ALL to C.UTF-8"
+            ) from error
         lengths = [n for n in ("steps", "epochs", "hours") if getattr(self, n) is not None]
         if len(lengths) > 1:
             raise ConfigError(f"--{' and --'.join(lengths)} exclude each other; give one")
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{option(name)} is {value}; it must be a finite number")
+            if name in AT_MOST and value not in (None, "auto") and value > AT_MOST[name]:
+                raise ConfigError(f"{option(name)} is {value}; it can be at most {AT_MOST[name]:g}")
         positive = (
             "steps", "epochs", "hours", "token_budget", "max_clouds", "accumulation_steps",
             "learning_rate", "reference_clouds", "clip_norm", "worker_timeout", "log_every",
@@ -143,6 +170,13 @@ class TrainConfig:
         for name in ("warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{option(name)} is {getattr(self, name)}; it can't be negative")
+        least = 2 * self.model.k
+        budget = self.token_budget
+        if self.crop and budget is not None and budget != "auto" and budget < least:
+            raise ConfigError(
+                f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
+                "for --model.k neighbours in source and target"
+            )
         for name in ("ratio", "max_ratio"):
             value = getattr(self, name)
             if value is not None and not value >= 1:
@@ -175,27 +209,53 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
     """Save the config in the run's directory, or check that the run there has the same one.
 
+    A run is what has saved a checkpoint: options that a start without one left there are replaced.
     Raises ConfigError, on every process, naming the first field that differs.
     """
     path = config.output_dir / "config.json"
     slots = accelerator.num_processes * config.accumulation_steps
     now = {**as_dict(config), "slots": slots, "mixed_precision": accelerator.mixed_precision}
-    if path.exists():
-        try:
-            saved = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not valid JSON ({error}); remove it") from error
-        check_same_run(saved, now, path)
-        if config.token_budget == "auto" and "found_token_budget" in saved:
-            now["found_token_budget"] = saved["found_token_budget"]
-    elif config.output_dir.exists() and any(config.output_dir.glob("checkpoints/*")):
-        raise ConfigError(
-            f"{config.output_dir}: has checkpoints but no config.json; give another --output-dir"
-        )
+    if accelerator.device.type == "cpu":
+        now["cpu_threads"] = torch.get_num_threads()
+    is_run = has_checkpoints(config.output_dir / "checkpoints")
+    try:
+        saved = read_config(path)
+        if saved is not None:
+            check_same_run(saved, now, path)
+        elif is_run:
+            logger.warning("%s is missing: options are not compared with the run's", path)
+    except ConfigError as error:
+        if is_run or path.is_dir():
+            raise
+        saved = None
+        logger.warning("%s; no checkpoint was saved with these options: replaced", error)
+    if saved is not None and config.token_budget == "auto" and "found_token_budget" in saved:
+        now["found_token_budget"] = saved["found_token_budget"]
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         write_config(path, now)
     accelerator.wait_for_everyone()
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The options that a run was started with; None where there is no such file.
+
+    Raises ConfigError, naming it, for a file that holds something else.
+    """
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+    else:
+        if isinstance(saved, dict):
+            return saved
+        reason = f"it holds {json.dumps(saved):.40}"
+    raise ConfigError(
+        f"{path}: holds no options of a run ({reason}); remove it to go on with those of this "
+        "command"
+    )
 
 
 def write_config(path: Path, values: Mapping[str, Any]) -> None:
@@ -216,15 +276,28 @@ def write_config(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue a run with other options, naming the first that differs."""
+    """Refuse to continue a run with other options, naming the first that differs.
+
+    A run of another version of pointup may lack an option, and then had its default, or have one
+    that is not known here, which the log says.
+    """
     before, after = flattened(saved), flattened(now)
+    defaults = flattened(as_dict(TrainConfig()))
     for name in sorted(before.keys() | after.keys()):
-        if name in MAY_CHANGE or before.get(name) == after.get(name):
+        if name in MAY_CHANGE:
+            continue
+        if name not in after:
+            if name not in MAY_CHANGE_SAID:
+                logger.warning("%s: %s is no option of this version: left out", path, name)
+            continue
+        was = before.get(name, defaults.get(name, after[name]))
+        if was == after[name]:
             continue
         if name in MAY_CHANGE_SAID:
-            logger.warning("%s changed from %s to %s", name, before.get(name), after.get(name))
+            logger.warning("%s changed from %s to %s", name, was, after[name])
         else:
+            default = "" if name in before else " by default"
             raise ConfigError(
-                f"{path}: the run there has {name} {before.get(name)}, not {after.get(name)}; "
+                f"{path}: the run there has {name} {was}{default}, not {after[name]}; "
                 "give the same to continue it, or another --output-dir"
             )

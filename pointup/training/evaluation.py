@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +16,17 @@ from torch_geometric.data import Batch
 
 from pointup.data.batch import make_loader, move
 from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.measures import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.surfaces import Surface
 from pointup.pictures import evaluation_picture
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
+from pointup.training.memory import clouds
 from pointup.training.objective import training_ratio
+
+logger = logging.getLogger("pointup")
 
 GIVEN_UP = -1
 """Index of a record that says that a process has stopped evaluating."""
@@ -34,11 +41,16 @@ class EvaluationResult:
     """For each cloud the model's Chamfer distance as a share of the midpoints'."""
     pictures: dict[str, np.ndarray]
     """Drawn samples by name, on the main process only."""
+    is_complete: bool
+    """Whether the model's output could be measured wherever the baseline's could."""
 
     @property
     def score(self) -> float:
-        """Mean of `shares`: lower is better, and comparable over clouds of any scale."""
-        return float(np.mean(self.shares))
+        """Mean of `shares`: lower is better, and comparable over clouds of any scale.
+
+        Infinite where the model failed on a cloud: such a model is never the best.
+        """
+        return float(np.mean(self.shares)) if self.shares and self.is_complete else math.inf
 
 
 class Evaluation:
@@ -47,6 +59,8 @@ class Evaluation:
     Batches are planned as for one process and dealt in turn, and the records of single clouds are
     gathered once, so that each cloud is computed in the same batch and counted once whatever the
     number of processes. What doesn't depend on the model is computed the first time only.
+    A cloud that can't be measured, and a picture that can't be drawn, is left out with a warning:
+    no figure is worth a run.
     """
 
     def __init__(
@@ -72,6 +86,7 @@ class Evaluation:
         self.batches = make_loader(dataset, mine, device=accelerator.device)
         self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
         self.references: dict[int, dict[str, Figures]] = {}
+        self.unread: set[Path] = set()
 
     @torch.no_grad()
     def run(
@@ -100,21 +115,46 @@ class Evaluation:
         if GIVEN_UP in seen:
             return None
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
-        measured = [record["rows"] for record in gathered]
+        faults = [record for record in gathered if "fault" in record]
+        if faults:
+            names = [str(self.data.validation.names[record["index"]]) for record in faults]
+            logger.warning(
+                "%d of %d validation samples can't be measured, the first one %s: %s",
+                len(faults), len(seen), names[0], faults[0]["fault"],
+            )  # fmt: skip
+            logger.debug("can't be measured: %s", ", ".join(names))
+        measured = [record["rows"] for record in gathered if "rows" in record]
         return EvaluationResult(
             rows=mean_rows(measured),
-            shares=[one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in measured],
+            shares=[share for share in map(share_of_midpoints, measured) if share is not None],
             pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
+            is_complete=not any(record["of_model"] for record in faults),
         )
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+        """A record of each cloud: its figures, or what kept it from having any."""
+        try:
+            return self.measured(batch, weights)
+        except Exception as error:
+            logger.debug("an evaluation failed", exc_info=True)
+            fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            index, of_model = int(batch.index[0]), int(batch.index[0]) in self.references
+            if isinstance(error, NonFiniteError):
+                fault = f"{'the model' if of_model else 'the sample'} has points that aren't finite"
+        if batch.num_graphs == 1:
+            return [{"index": index, "fault": fault, "of_model": of_model}]
+        # Whichever cloud it was, and where memory ran out: one by one.
+        ones = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
+        return [record for one in ones for record in self.records_of(one, weights)]
+
+    def measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
         ratio = training_ratio(batch, self.config.ratio, self.config.max_ratio)
-        with self.accelerator.autocast():
-            output = weights(batch.pos, batch.ptr, ratio)
         indices = batch.index.tolist()
         if any(index not in self.references for index in indices):
             references = measure_pairs(batch, ratio, surfaces=self.surfaces_of(batch))
             self.references.update(zip(indices, references, strict=True))
+        with self.accelerator.autocast():
+            output = weights(batch.pos, batch.ptr, ratio)
         measured = measure(
             output.pos.float(),
             output.ptr,
@@ -140,7 +180,17 @@ class Evaluation:
 
     def surfaces_of(self, batch: Batch) -> list[Surface | None]:
         files = [self.data.surfaces[index] for index in batch.index.tolist()]
-        return [Surface.load(file) if file else None for file in files]
+        return [self.surface_in(file) if file else None for file in files]
+
+    def surface_in(self, file: Path) -> Surface | None:
+        """A surface; None, with a warning the first time, where the file can't be read."""
+        try:
+            return Surface.load(file)
+        except FileError as error:
+            if file not in self.unread:
+                logger.warning("%s; its sample has no P2F", error)
+            self.unread.add(file)
+            return None
 
     def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
         pictures = {}
@@ -150,12 +200,22 @@ class Evaluation:
             source, prediction, target = record["clouds"]
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
-            pictures[name] = evaluation_picture(
-                source,
-                prediction,
-                target,
-                title=name,
-                unit="m" if vertical else "",
-                vertical=vertical,
-            )
+            try:
+                pictures[name] = evaluation_picture(
+                    source,
+                    prediction,
+                    target,
+                    title=name,
+                    unit="m" if vertical else "",
+                    vertical=vertical,
+                )
+            except Exception as error:
+                logger.warning("no picture of %s: %s", name, error)
+                logger.debug("drawing failed", exc_info=True)
         return pictures
+
+
+def share_of_midpoints(rows: dict[str, Figures]) -> float | None:
+    """The model's Chamfer distance as a share of the midpoints'; None where one has none, or 0."""
+    model, midpoints = (rows.get(row, {}).get("chamfer") for row in ("model", "midpoints"))
+    return None if model is None or not midpoints else model / midpoints

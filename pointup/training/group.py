@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import os
-import sys
+import platform
 import zlib
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from pointup.errors import ConfigError
+from pointup.training.interface import choose_interface
+from pointup.training.terminal import print_error
+
+LAUNCHED_WITH = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells each of several processes, beside their number."""
 STORE_SECONDS = 30.0
 """Time within which the store answers, or is taken for dead."""
+
+
+def world_size() -> int:
+    """How many processes were launched; ConfigError where the environment tells no number."""
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"WORLD_SIZE is {text!r}; unset it, or start by `accelerate launch`")
+    return int(text)
 
 
 def join_group(collective_timeout_minutes: float) -> None:
@@ -21,20 +35,35 @@ def join_group(collective_timeout_minutes: float) -> None:
     the new processes read the addresses of the dead ones from it (pytorch #135712). Here every
     attempt has keys of its own.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.is_initialized():
+    if world_size() == 1 or dist.is_initialized():
         return
+    lacking = [name for name in LAUNCHED_WITH if name not in os.environ]
+    if lacking:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(lacking)} is not set: start "
+            "several processes by `accelerate launch`, or unset WORLD_SIZE for one"
+        )
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("true", "1", "yes")
     device = None if on_cpu else torch.accelerator.current_accelerator(check_available=True)
     timeout = timedelta(minutes=collective_timeout_minutes)
-    store = connect_store(timeout, may_serve=True)
-    assert store is not None
-    dist.init_process_group(
-        backend="gloo" if device is None else dist.get_default_backend_for_device(device),
-        store=dist.PrefixStore("group", store),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timeout,
-    )
+    try:
+        store = connect_store(timeout, may_serve=True)
+        assert store is not None
+        if device is None:
+            choose_interface(store)
+        dist.init_process_group(
+            backend="gloo" if device is None else dist.get_default_backend_for_device(device),
+            store=dist.PrefixStore("group", store),
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timeout,
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"process {os.environ['RANK']} on {platform.node()} does not meet the others "
+            f"({str(error).splitlines()[0]}); start the command on every machine, and see to the "
+            "network between them: `-m pointup doctor` under the same launcher checks it"
+        ) from error
 
 
 def connect_store(
@@ -46,7 +75,7 @@ def connect_store(
     than the collectives. With `may_serve` the first process keeps the store where the launcher
     doesn't.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if world_size() == 1:
         return None
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if launcher_serves:
@@ -69,7 +98,7 @@ def tell_error(message: str) -> None:
     try:
         store = connect_store(timedelta(seconds=2))
         said = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False
-    except (RuntimeError, KeyError):
+    except (RuntimeError, KeyError, ValueError, ConfigError):
         said = False
     if not said:
-        print(message, file=sys.stderr, flush=True)
+        print_error(message)

@@ -16,11 +16,11 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from accelerate.utils import DistributedType, DynamoBackend, ProjectConfiguration
+from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
 from pointup.training.devices import device_module, prepare_devices
-from pointup.training.group import join_group
+from pointup.training.group import join_group, world_size
 from pointup.training.stopping import ending_with_launcher
 
 # What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
@@ -42,9 +42,13 @@ def make_accelerator(
 
     Raises ConfigError when fewer processes were started than asked for, or more than there are
     devices, for a kind of parallelism other than plain data parallelism, for accumulation steps of
-    the launcher, and for a dynamo backend.
+    the launcher, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
+    unknown = [name for name in log_with if name not in LoggerType.list()]
+    if unknown:
+        known = ", ".join(LoggerType.list())
+        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
     check_accumulation()
     prepare_devices()
     # Accelerate always passes it; nothing here depends on it.
@@ -69,7 +73,7 @@ def make_accelerator(
             f"dynamo_backend {backend.value} is not supported: torch.compile gains nothing here; "
             "leave out dynamo_config, or answer no to it in `accelerate config`"
         )
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = world_size()
     if accelerator.num_processes != world:
         raise ConfigError(
             f"{world} processes were launched but they form groups of {accelerator.num_processes}; "

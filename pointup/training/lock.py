@@ -17,12 +17,14 @@ from typing import IO, Any
 
 import psutil
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 
 from pointup.errors import ConfigError
 
 SECONDS_BETWEEN_SIGNS = 5.0
 """How often the holder touches the lock, as a sign of life for other machines."""
+SECONDS_TO_BE_SEEN = 65.0
+"""A little more than NFS keeps what it knows of a directory (acdirmax)."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -43,18 +45,30 @@ class RunLock:
         self.released = threading.Event()
 
     def __enter__(self) -> RunLock:
-        refusal: list[str | None] = [None]
+        # A refusal, or what the main process wrote, and where.
+        told: list[str | None] = [None, None, platform.node()]
         if self.is_main_process:
             try:
-                self.take()
+                told[1] = self.take()
             except ConfigError as error:
-                refusal = [str(error)]
-        broadcast_object_list(refusal)
-        if refusal[0] is not None:
-            raise ConfigError(refusal[0])
+                told[0] = str(error)
+        broadcast_object_list(told)
+        refusal, text, writer = told
+        if refusal is not None:
+            raise ConfigError(refusal)
+        # The holder doesn't look: to close the file a second time would free the lock.
+        sees = self.is_main_process or is_seen(self.path, text)
+        unseen = gather_object(["" if sees else platform.node()])
+        if any(unseen):
+            self.__exit__(None, None, None)
+            raise ConfigError(
+                f"{self.path.parent}: {' and '.join(sorted(set(unseen) - {''}))} can't see what "
+                f"{writer} writes there; give an --output-dir on a file system of all machines"
+            )
         return self
 
-    def take(self) -> None:
+    def take(self) -> str:
+        """Write the lock and return what it says; ConfigError where that can't be done."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a+")
@@ -82,7 +96,8 @@ class RunLock:
             "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
         try:
-            file.write(json.dumps(mine))
+            text = json.dumps(mine)
+            file.write(text)
             file.flush()
         except OSError as error:
             raise ConfigError(
@@ -91,6 +106,7 @@ class RunLock:
             ) from error
         self.file = file
         threading.Thread(target=self.show_life, name="lock", daemon=True).start()
+        return text
 
     def __exit__(
         self,
@@ -115,6 +131,19 @@ class RunLock:
         while not self.released.wait(SECONDS_BETWEEN_SIGNS):
             with contextlib.suppress(FileNotFoundError):  # Of a directory deleted under the run.
                 os.utime(self.path)
+
+
+def is_seen(path: Path, text: str | None) -> bool:
+    """Whether a file that another machine has just written says so here, at the latest after the
+    time for which a network file system may tell of the past."""
+    deadline = time.monotonic() + SECONDS_TO_BE_SEEN
+    while True:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if path.read_text() == text:
+                return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
 
 
 def shows_life(path: Path) -> bool:
@@ -150,9 +179,11 @@ def read_holder(file: IO[str]) -> dict[str, Any]:
     file.seek(0)
     try:
         holder = json.loads(file.read())
-        return holder if {"pid", "host", "since"} <= holder.keys() else {}
-    except (json.JSONDecodeError, AttributeError):
+    except (ValueError, RecursionError):
         return {}
+    if not isinstance(holder, dict) or not isinstance(holder.get("pid"), int):
+        return {}
+    return holder if {"host", "since"} <= holder.keys() and 0 < holder["pid"] < 2**31 else {}
 
 
 def is_running_here(holder: dict[str, Any]) -> bool:

@@ -14,6 +14,9 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from pointup.errors import ConfigError
+from pointup.training.terminal import literal, print_error
+
 logger = logging.getLogger("pointup")
 
 
@@ -45,8 +48,14 @@ class RankLog:
         root = logging.getLogger()
         if any(getattr(handler, "baseFilename", "") == str(self.path) for handler in root.handlers):
             return self
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = LogFile(self.path, encoding="utf-8")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = LogFile(self.path, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: can't be written ({error.strerror}); move away what is there, or "
+                "give another --output-dir"
+            ) from error
         file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         self.handlers = [file]
         if self.is_verbose:
@@ -105,7 +114,7 @@ class LogFile(logging.FileHandler):
             super().handleError(record)
         elif not self.has_said:
             self.has_said = True
-            print(f"warning: {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
+            print_error(f"warning: {self.baseFilename}: {error.strerror}")
 
     def close(self) -> None:
         # What a full disk left in the buffer is lost anyway.
@@ -114,9 +123,10 @@ class LogFile(logging.FileHandler):
 
 
 class FileFormatter(logging.Formatter):
-    """Begins a message of several lines, a table, on a line of its own."""
+    """Begins a message of several lines, a table, on a line of its own, and shows all of it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = literal(record.message)
         if "\n" in record.message.rstrip():
             record.message = "\n" + record.message
         return super().formatMessage(record)
@@ -127,7 +137,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            text = self.format(record).rstrip()
+            text = literal(self.format(record).rstrip())
             if record.name == "py.warnings":
                 text = text.partition("\n")[0]
             if record.levelno >= logging.WARNING:

@@ -18,6 +18,7 @@ from pointup.training.logs import RankLog
 from pointup.training.metricsfile import MetricsFile
 from pointup.training.progressbar import ProgressBar
 from pointup.training.tables import evaluation_table, plan_table
+from pointup.training.terminal import literal
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
@@ -52,13 +53,21 @@ class Monitor:
 
     All of it is done by the main process; the others only keep their log file. `resume_step` is the
     step that the run continues from, 0 for a new one: what an interrupted attempt wrote about later
-    steps is taken back, from metrics.jsonl and from TensorBoard's curves.
+    steps is taken back, from metrics.jsonl and from TensorBoard's curves, and with
+    `evaluation_due` the evaluation of that step, which will be made again.
 
     Raises ConfigError, on every process, for a tracker that isn't installed.
     """
 
-    def __init__(self, accelerator: Accelerator, config: TrainConfig, resume_step: int = 0) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        config: TrainConfig,
+        resume_step: int = 0,
+        evaluation_due: bool = False,
+    ) -> None:
         self.accelerator, self.config, self.resume_step = accelerator, config, resume_step
+        self.evaluation_due = evaluation_due
         self.is_main = accelerator.is_main_process
         self.log = RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes)
         self.metrics: MetricsFile | None = None
@@ -78,9 +87,12 @@ class Monitor:
         self.log.__enter__()
         if self.is_main:
             self.config.output_dir.mkdir(parents=True, exist_ok=True)
-            self.metrics = MetricsFile(self.config.output_dir / "metrics.jsonl", self.resume_step)
+            path = self.config.output_dir / "metrics.jsonl"
+            self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
             self.bar = ProgressBar()
-            self._start_trackers()
+            self._unless_it_fails(self._start_trackers)
+            if self.trackers_failed:
+                self.accelerator.trackers = []
         return self
 
     def __exit__(
@@ -94,7 +106,7 @@ class Monitor:
         if self.metrics is not None:
             self.metrics.close()
         for tracker in self.accelerator.trackers:
-            self._unless_disk_is_full(tracker.finish)
+            self._unless_it_fails(tracker.finish)
         # A second run of this process starts trackers of its own.
         self.accelerator.trackers = []
         self.log.__exit__(kind, error, traceback)
@@ -159,8 +171,9 @@ class Monitor:
 
         `rows` are figures by metric for "model", "midpoints" (the no-network baseline), "source"
         and "floor"; `shares` is, for each cloud, the model's Chamfer as a share of the midpoints'.
+        Nothing is recorded where no cloud could be measured.
         """
-        if self.metrics is None or self.bar is None:
+        if self.metrics is None or self.bar is None or not shares:
             return
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
@@ -181,13 +194,18 @@ class Monitor:
         self.num_evaluations += 1
         self.bar.pause()
 
+    def flush(self) -> None:
+        """Try again to write what a full disk kept from metrics.jsonl: before a checkpoint is."""
+        if self.metrics is not None:
+            self.metrics.flush()
+
     def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
         """Send a picture (height, width, 3) uint8 to the trackers that take pictures."""
         for tracker in self.accelerator.trackers:
             if hasattr(tracker, "log_images"):
                 layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-                images = {f"pictures/{tag}": picture[None]}
-                self._unless_disk_is_full(tracker.log_images, images, step=step, **layout)
+                images = {f"pictures/{literal(tag)}": picture[None]}
+                self._unless_it_fails(tracker.log_images, images, step=step, **layout)
 
     def progress(
         self,
@@ -212,9 +230,9 @@ class Monitor:
             logger.info(text)
 
     def _track(self, values: Mapping[str, float], step: int) -> None:
-        self._unless_disk_is_full(self.accelerator.log, values, step=step)
+        self._unless_it_fails(self.accelerator.log, values, step=step)
 
-    def _unless_disk_is_full(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
+    def _unless_it_fails(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
         """Curves are not worth a run: once a tracker can't write, this process does without."""
         if self.trackers_failed:
             return
@@ -223,6 +241,11 @@ class Monitor:
         except OSError as error:
             self.trackers_failed = True
             logger.warning("trackers can't write (%s): no more curves", error.strerror or error)
+        except Exception as error:
+            # Whatever a tracker does with its values; a picture may fail where curves do not.
+            what = ", ".join(str(name) for value in values for name in value)
+            logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
+            logger.debug("a tracker failed", exc_info=True)
 
     def _start_trackers(self) -> None:
         # A quick run has a directory of its own, below the one that the Accelerator was made with.
@@ -256,9 +279,7 @@ class Monitor:
                 chart[1].append(f"{SECTIONS.get(row, row)}/{metric}")
         for tracker in self.accelerator.trackers:
             if tracker.name == "tensorboard":
-                self._unless_disk_is_full(
-                    tracker.tracker.add_custom_scalars, {"validation": charts}
-                )
+                self._unless_it_fails(tracker.tracker.add_custom_scalars, {"validation": charts})
 
 
 def write_hyperparameters(tracker: GeneralTracker, values: dict[str, Any]) -> None:

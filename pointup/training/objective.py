@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -55,8 +56,8 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name not in ("chamfer", "trim") and not value >= 0:
-                raise ConfigError(f"--loss.{name} is {value}; it can't be negative")
+            if name not in ("chamfer", "trim") and not 0 <= value < math.inf:
+                raise ConfigError(f"--loss.{name} is {value}; it must be at least 0, and finite")
         if not 0 <= self.trim < 1:
             raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
 

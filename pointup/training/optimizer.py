@@ -23,15 +23,3 @@ def make_optimizer(
 def set_learning_rate(optimizer: Any, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-def load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
-    """Load the state of an optimizer that may have run on other hardware.
-
-    The state says how updates were computed; they go on being computed as suits this device.
-    """
-    groups = [
-        {**saved, "fused": now["fused"], "foreach": now["foreach"]}
-        for saved, now in zip(state["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    optimizer.load_state_dict({**state, "param_groups": groups})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
 
 from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig
 
 DEFAULT_STEPS = 200
@@ -28,11 +31,39 @@ class Progress:
     evaluation_due: bool = False
     """Whether this step's evaluation is still to be made: a stop came before its end."""
     finished: bool = False
+    skipped: int = 0
+    """Steps without an update, for a non-finite loss or gradient."""
     out_of_memory: int = 0
     """Times out of memory since the token budget was last changed."""
     budget_at_start: int | None = None
     """The token budget that the run was started with last, where it has been lowered since."""
     lowered_budget: int | None = None
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        """The position that a checkpoint keeps; fields that it doesn't know take their defaults.
+
+        Raises ValueError, naming the field, for values that no run has.
+        """
+        hints = get_type_hints(cls)
+        values = {field.name: state[field.name] for field in fields(cls) if field.name in state}
+        for name, value in values.items():
+            # A float is written as a whole number where it is one.
+            kinds = (int, float) if hints[name] is float else hints[name]
+            is_flag = isinstance(value, bool)
+            if not isinstance(value, kinds) or is_flag != (hints[name] is bool):
+                raise ValueError(f"{name} is {value!r}")
+            if not is_flag and value is not None and not value >= 0:
+                raise ValueError(f"{name} is {value}")
+        return cls(**values)
+
+    def check_trained(self) -> None:
+        """Raise TrainingError for a run that is over and never changed a weight."""
+        if self.finished and self.skipped == self.step:
+            raise TrainingError(
+                f"all {self.step} steps were skipped for a non-finite loss or gradient: nothing "
+                "was trained; the log names the clouds"
+            )
 
     def share_done(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> float:
         """Share of the run that is done, from 0 to 1, by time, by passes over the data or steps.

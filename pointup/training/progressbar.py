@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -72,12 +73,17 @@ class ProgressBar:
             self._log(now)
         self._draw(now)
         if self.bar is not None:
-            self.bar.close()
+            with contextlib.suppress(OSError):
+                self.bar.close()
 
     def _draw(self, now: float) -> None:
         if self.bar is not None:
-            self.bar.n = self.share_done
-            self.bar.set_description_str(self.line)
+            try:
+                self.bar.n = self.share_done
+                self.bar.set_description_str(self.line)
+            except OSError:
+                # The terminal is gone; what is training stays.
+                self.bar = None
         self.drawn_at = now
 
     def _log(self, now: float) -> None:

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,9 @@ from types import FrameType, TracebackType
 
 import psutil
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1")
+from pointup.training.terminal import print_error
+
+SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 ECHO_SECONDS = 0.7
 """Time within which a second SIGINT is the first one again: a Ctrl-C reaches a process both from
 its terminal and from its launcher."""
@@ -29,7 +30,7 @@ LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 
 
 class StopRequest:
-    """Whether this process was asked to stop by SIGTERM, SIGINT, SIGUSR1, or its launcher's death.
+    """Whether this process was asked to stop by a signal of `SIGNALS`, or its launcher's death.
 
     As a context manager it takes these signals over and gives them back at the end. The request
     is only noted: the processes agree on it in the reduction of their next step, save, and end
@@ -61,8 +62,9 @@ class StopRequest:
             self.previous_wakeup = signal.set_wakeup_fd(self.sockets[1].fileno())
             start_thread("signals", self.listen)
             for name in SIGNALS:
-                if hasattr(signal, name):
-                    number = getattr(signal, name)
+                number = getattr(signal, name, None)
+                # What was started by nohup is to outlive its terminal.
+                if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
                     self.previous[number] = signal.signal(number, ignore_here)
         if any(name in os.environ for name in LAUNCHERS):
             start_thread("launcher", self.watch_launcher)
@@ -159,7 +161,7 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
 def end_at_once(status: int, message: str) -> None:
     """End this process and its data workers now, whatever its main thread is doing."""
     if message:
-        print(message, file=sys.stderr, flush=True)
+        print_error(message)
     for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(status)

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import json
 import logging
+import math
 import os
 import platform
 import signal
@@ -60,12 +61,13 @@ class Watchdog:
     """Ends a run in which some process has not moved for `hang_timeout` seconds.
 
     The training tells it what it does: `step`, and `at(phase)`. A thread posts this to the store
-    that the launcher keeps, beside the training, and watches what the others post. When a process
+    that the launcher keeps, beside the training, and hears what the others post. When a process
     falls behind, each writes the stacks of its threads to the log and to the store, the first one
     alive says on the terminal which stopped, at which step and phase, with the stacks of all, and
     all end. A process that gives no sign of life is killed by those on its own machine, so that no
     launcher waits for it; should it only hold Python's lock, its log gets the stacks all the same.
-    A process alone watches itself.
+    Where the store is out of reach, each machine tells what it knows. A process alone watches
+    itself.
     """
 
     def __init__(self, accelerator: Accelerator, hang_timeout: float) -> None:
@@ -76,6 +78,10 @@ class Watchdog:
         self.interval = min(1.0, hang_timeout / 8)
         self.num_beats = 0
         self.step, self.moves, self.phase = 0, 0, "start"
+        self.heard: dict[int, Beat] = {}
+        self.hang_is_told = False
+        self.answered = -math.inf
+        """When the store last answered."""
         self.over = threading.Event()
         self.log_file: IO[str] = next(
             (
@@ -91,6 +97,7 @@ class Watchdog:
         if self.store is not None:
             self.store.set(self.key("beat"), json.dumps(asdict(self.beat())))
             self.accelerator.wait_for_everyone()
+            start_thread("beats", self.exchange)
         self.thread = start_thread("watchdog", self.watch)
         return self
 
@@ -118,7 +125,7 @@ class Watchdog:
         return Beat(self.num_beats, *where, os.getpid(), platform.node())
 
     def watch(self) -> None:
-        """Post and watch, until the training is over or has to be ended."""
+        """Watch all beats, until the training is over or has to be ended."""
         seen: dict[int, Sighting] = {}
         woke = time.monotonic()
         while not self.over.wait(self.interval):
@@ -129,7 +136,7 @@ class Watchdog:
                 # This process or its machine was halted for a while: nobody else is to blame.
                 seen = {}
             woke = time.monotonic()
-            for rank, beat in self.exchange().items():
+            for rank, beat in (self.heard | {self.rank: self.beat()}).items():
                 before = seen.get(rank)
                 seen[rank] = Sighting(
                     beat,
@@ -139,24 +146,30 @@ class Watchdog:
             if self.is_hung(seen, woke):
                 self.end(seen, woke)
 
-    def exchange(self) -> dict[int, Beat]:
-        """Post this process's beat and get everyone's; its own alone without a store."""
-        mine = self.beat()
-        if self.store is None:
-            return {self.rank: mine}
-        try:
-            self.store.set(self.key("beat"), json.dumps(asdict(mine)))
-            texts = self.store.multi_get([self.key("beat", rank) for rank in self.ranks])
-            return {r: Beat(**json.loads(text)) for r, text in zip(self.ranks, texts, strict=True)}
-        except RuntimeError as error:
-            logger.warning("the launcher's store is gone (%s)", str(error).splitlines()[0])
-            self.store = None
-            return {self.rank: mine}
+    def exchange(self) -> None:
+        """Post this process's beat and hear everyone's, until the store is gone.
+
+        In a thread of its own: where the host of the store is gone without a word, no call to it
+        ever returns, whatever its timeout.
+        """
+        assert self.store is not None
+        while not self.over.wait(self.interval):
+            try:
+                self.store.set(self.key("beat"), json.dumps(asdict(self.beat())))
+                texts = self.store.multi_get([self.key("beat", rank) for rank in self.ranks])
+                self.hang_is_told = self.store.check(["hang"])
+            except RuntimeError as error:
+                logger.warning("the launcher's store is gone (%s)", str(error).splitlines()[0])
+                self.answered = -math.inf
+                return
+            beats = [Beat(**json.loads(text)) for text in texts]
+            self.heard = dict(zip(self.ranks, beats, strict=True))
+            self.answered = time.monotonic()
 
     def is_hung(self, seen: dict[int, Sighting], now: float) -> bool:
         if any(now - sighting.moved > self.hang_timeout for sighting in seen.values()):
             return True
-        return self.store is not None and self.store.check(["hang"])
+        return self.hang_is_told
 
     def end(self, seen: dict[int, Sighting], now: float) -> None:
         """Say what is known about the hang and end this process."""
@@ -164,15 +177,18 @@ class Watchdog:
         patience = threading.Timer(4 * SECONDS_FOR_STACKS, os._exit, [EXIT_HUNG])
         patience.daemon = True
         patience.start()
-        stacks = self.gather_stacks()
+        store_answers = now - self.answered < max(3 * self.interval, SECONDS_FOR_STACKS)
+        stacks = self.gather_stacks() if store_answers else {self.rank: stacks_of_threads()}
         text = report(seen, stacks, now, self.hang_timeout)
         print(f"\n{text}", file=self.log_file, flush=True)
-        for sighting in seen.values():
-            beat = sighting.beat
-            if is_dead(sighting, now, self.interval) and beat.host == platform.node():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(beat.pid, signal.SIGKILL)
-        alive = [r for r, s in seen.items() if not is_dead(s, now, self.interval)]
+        # Without the store nothing is known of the others; those of this host end like this one.
+        here = {rank for rank, sighting in seen.items() if sighting.beat.host == platform.node()}
+        alive = here
+        if store_answers:
+            alive = {r for r, s in seen.items() if not is_dead(s, now, self.interval)}
+        for rank in here - alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(seen[rank].beat.pid, signal.SIGKILL)
         end_at_once(EXIT_HUNG, text if self.rank == min(alive) else "")
 
     def gather_stacks(self) -> dict[int, str]:
@@ -182,7 +198,7 @@ class Watchdog:
             return stacks
         self.store.set(self.key("stacks"), stacks[self.rank])
         self.store.set("hang", "1")
-        deadline = time.monotonic() + self.interval + SECONDS_FOR_STACKS
+        deadline = time.monotonic() + 2 * self.interval + SECONDS_FOR_STACKS
         while len(stacks) < len(self.ranks) and time.monotonic() < deadline:
             for rank in set(self.ranks) - stacks.keys():
                 if self.store.check([self.key("stacks", rank)]):
@@ -209,6 +225,9 @@ def report(
     guilty = [r for r, beat in late.items() if beat.phase not in MEETINGS or r not in stacks]
     who = " and ".join(f"process {rank}" for rank in guilty)
     cause = f"{who} stopped" if who else "all wait for each other; see to the network between them"
+    silent = {seen[rank].beat.host for rank in guilty if rank not in stacks}
+    if elsewhere := sorted(silent - {seen[rank].beat.host for rank in stacks}):
+        cause += f"; see to {' and '.join(elsewhere)}, and to the network between the hosts"
     lines.insert(0, f"train.py: error: the training hangs: {cause}")
     for rank, text in sorted(stacks.items()):
         lines.append(f"Stacks of process {rank}, innermost call last:\n{text}")

@@ -30,7 +30,7 @@ NUM_WARPS = 8
 NONE = tl.constexpr(2**31 - 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def farthest_kernel(
     axes: tl.tensor,
     ptr: tl.tensor,
@@ -65,7 +65,7 @@ def farthest_kernel(
         pick = tl.argmax(distance, axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def farthest_tiles_kernel(
     axes: tl.tensor,
     sorted_axes: tl.tensor,

@@ -28,7 +28,7 @@ def gap(
     return tl.maximum(tl.maximum(tile_low - high, low - tile_high), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_points", "num_tiles", "k"])
 def knn_kernel(
     query_axes: tl.tensor,
     query_cloud: tl.tensor,
@@ -43,7 +43,7 @@ def knn_kernel(
     num_tiles: tl.tensor,
     found_squared: tl.tensor,
     found_index: tl.tensor,
-    k: tl.constexpr,
+    k: tl.tensor,
     K: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     TILE: tl.constexpr,
@@ -177,8 +177,8 @@ def knn_search(
     with torch.cuda.device_of(pos):
         knn_kernel[(triton.cdiv(len(query), BLOCK_Q),)](
             queries.axes, queries.cloud, queries.order, home, len(query),
-            points.axes, points.order, tiles, ptr, len(pos), tiles.shape[1], squared, index,
-            k=k, K=max(2, triton.next_power_of_2(k)), BLOCK_Q=BLOCK_Q, TILE=TILE, CHUNK=CHUNK,
+            points.axes, points.order, tiles, ptr, len(pos), tiles.shape[1], squared, index, k,
+            K=max(2, triton.next_power_of_2(k)), BLOCK_Q=BLOCK_Q, TILE=TILE, CHUNK=CHUNK,
             num_warps=NUM_WARPS,
         )  # fmt: skip
     return squared, index

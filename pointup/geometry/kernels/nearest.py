@@ -37,7 +37,13 @@ def squared_distance(
     return tl.fma(z, z, tl.fma(y, y, x * x))
 
 
-@triton.jit
+# One compiled kernel a dtype, whatever the numbers and wherever a row of coordinates begins.
+@triton.jit(
+    do_not_specialize=["num_queries"],
+    do_not_specialize_on_alignment=[
+        "query_x", "query_y", "query_z", "query_cloud", "x", "y", "z", "cloud_start", "cloud_stop",
+    ],
+)  # fmt: skip
 def nearest_kernel(
     query_x: tl.tensor,
     query_y: tl.tensor,
@@ -143,10 +149,12 @@ def _search(query: Tensor, query_ptr: Tensor, pos: Tensor, start: Tensor, stop: 
     axes = pos.T.contiguous()
     query_axes = axes if query is pos else query.T.contiguous()
     query_cloud = batch_from_ptr(query_ptr, len(query)).int()
+    # Triton's AMD backend has no such option.
+    is_limited = pos.dtype == torch.float32 and torch.version.hip is None
+    limit = {"maxnreg": MAX_REGISTERS} if is_limited else {}
     with torch.cuda.device_of(pos):
         nearest_kernel[(triton.cdiv(len(query), BLOCK_Q),)](
             *query_axes, query_cloud, len(query), *axes, start, stop, index,
-            BLOCK_Q=BLOCK_Q, BLOCK_K=BLOCK_K, GROUP=GROUP, num_warps=NUM_WARPS,
-            maxnreg=MAX_REGISTERS if pos.dtype == torch.float32 else None,
+            BLOCK_Q=BLOCK_Q, BLOCK_K=BLOCK_K, GROUP=GROUP, num_warps=NUM_WARPS, **limit,
         )  # fmt: skip
     return index

@@ -36,7 +36,7 @@ class Curve:
     """Place of each point on the curves of all clouds one after another, (N,) int64, ascending."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def cloud_boxes_kernel(
     axes: tl.tensor, ptr: tl.tensor, boxes: tl.tensor, num_points: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
@@ -68,6 +68,14 @@ def spread(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def cell(offset: tl.tensor, side: tl.tensor) -> tl.tensor:
+    """Number of the cell, 0 to 65535, whatever the extent: more would be another cloud's."""
+    # Not by the inverse of the side, which overflows for clouds smaller than 2e-34.
+    share = offset / side
+    return tl.where(share >= 0, tl.minimum(share, 1.0) * 65535, 0.0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_points"])
 def curve_kernel(
     axes: tl.tensor,
     cloud: tl.tensor,
@@ -87,19 +95,17 @@ def curve_kernel(
     side = tl.load(box + 3, mask=is_point, other=0.0) - low_x
     side = tl.maximum(side, tl.load(box + 4, mask=is_point, other=0.0) - low_y)
     side = tl.maximum(side, tl.load(box + 5, mask=is_point, other=0.0) - low_z)
-    cells = 65535.0 / tl.where(side > 0, side, 1.0)
+    side = tl.where(side > 0, side, 1.0)
     # Pointers in steps: three times the number of points may exceed 32 bits.
     y = axes + num_points
     z = y + num_points
-    x_cell = (tl.load(axes + point, mask=is_point, other=0.0) - low_x) * cells
-    y_cell = (tl.load(y + point, mask=is_point, other=0.0) - low_y) * cells
-    z_cell = (tl.load(z + point, mask=is_point, other=0.0) - low_z) * cells
-    place = spread(x_cell.to(tl.int32)) | (spread(y_cell.to(tl.int32)) << 1)
-    place = place | (spread(z_cell.to(tl.int32)) << 2)
+    place = spread(cell(tl.load(axes + point, mask=is_point, other=0.0) - low_x, side))
+    place = place | (spread(cell(tl.load(y + point, mask=is_point, other=0.0) - low_y, side)) << 1)
+    place = place | (spread(cell(tl.load(z + point, mask=is_point, other=0.0) - low_z, side)) << 2)
     tl.store(code + point, (number.to(tl.int64) << 48) | place, mask=is_point)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points", "num_tiles"])
 def tile_boxes_kernel(
     axes: tl.tensor,
     boxes: tl.tensor,

@@ -1,0 +1,149 @@
+"""Continuing a run: model, optimizer, sampler and position as a checkpoint has them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.errors import ConfigError
+from pointup.training.checkpoint import (
+    CheckpointError,
+    damaged_files,
+    latest_checkpoint,
+    offer_instead_of,
+)
+from pointup.training.fingerprint import Fingerprint, check_same_data
+from pointup.training.progress import Progress
+
+PREFIXES = ("module.", "_orig_mod.")
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+OF_THIS_RUN = frozenset({"lr", "fused", "foreach"})
+"""Settings of an optimizer that a run does not take over from a checkpoint."""
+
+
+def continue_run(
+    output_dir: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any | None,
+    sampler: TokenBudgetBatchSampler,
+    fingerprint: Fingerprint,
+) -> tuple[Progress, Path | None]:
+    """Put all of these into the state of the run's latest checkpoint, if it has saved one.
+
+    Returns how far the run has come, and the checkpoint. Raises CheckpointError, naming the file,
+    for one that is damaged or of another run; ConfigError where the data are others now.
+    """
+    path = latest_checkpoint(output_dir / "checkpoints")
+    if path is None:
+        return Progress(), None
+    state = load_checkpoint(path, model, optimizer, scaler)
+    check_same_data(state.pop("data", None), fingerprint)
+    settled = sampler.token_budget
+    try:
+        sampler_state = state.pop("sampler")
+        progress = Progress.from_state(state)
+        sampler.change_budget(progress.budget(settled))
+        sampler.load_state_dict(sampler_state)
+    except ConfigError:
+        raise
+    except LOAD_ERRORS as error:
+        raise refusal(path, error) from error
+    return progress, path
+
+
+def state_of_run(
+    progress: Progress, sampler: TokenBudgetBatchSampler, fingerprint: Fingerprint
+) -> dict[str, Any]:
+    """What a checkpoint keeps for `continue_run` beside model, optimizer and scaler."""
+    return {"sampler": sampler.state_dict(), "data": fingerprint, **asdict(progress)}
+
+
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any | None
+) -> dict[str, Any]:
+    """Put model, optimizer and scaler into the state of `path`; return the rest of the state.
+
+    Weights saved from a wrapped model (prefix `module.` or `_orig_mod.`) load as well.
+    Raises CheckpointError, naming the file, when one is truncated or of another model.
+    """
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        damaged = damaged_files(path, state.pop("files"))
+        if damaged:
+            raise ValueError(f"{', '.join(damaged)} is damaged")
+        del state["format"]
+        weights = {unwrapped(k): v for k, v in load_file(path / "model.safetensors").items()}
+        model.load_state_dict(weights)
+        saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        load_optimizer(optimizer, saved["optimizer"])
+        if scaler is not None and saved["scaler"] is not None:
+            scaler.load_state_dict(saved["scaler"])
+    except LOAD_ERRORS as error:
+        raise refusal(path, error) from error
+    return state
+
+
+def refusal(path: Path, error: Exception) -> CheckpointError:
+    """The error for a checkpoint that can't be continued from, for the reason of another one."""
+    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    reason = (kind + " ".join(lines[:2]))[:200]
+    return CheckpointError(f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}")
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Put an optimizer into a saved state, which must fit its weights and its settings.
+
+    Torch itself takes in states of any shape, and the first step fails. How updates are computed
+    suits this device, not the one that the state was saved on. Raises ValueError, naming what does
+    not fit.
+    """
+    groups = []
+    for mine, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        settings = {name: value for name, value in mine.items() if name != "params"}
+        for name in settings.keys() & theirs.keys() - OF_THIS_RUN:
+            if theirs[name] != settings[name]:
+                raise ValueError(f"optimizer.pt has {name} {theirs[name]}, not {settings[name]}")
+        groups.append({**settings, "params": theirs["params"]})
+    optimizer.load_state_dict({**saved, "param_groups": groups})
+    parameters = [weights for group in optimizer.param_groups for weights in group["params"]]
+    known = [set(optimizer.state[weights]) for weights in parameters if weights in optimizer.state]
+    names = set().union(*known)
+    for weights in parameters:
+        values = optimizer.state.get(weights, {})
+        if values and values.keys() != names:
+            lacking = ", ".join(sorted(names - values.keys()))
+            raise ValueError(f"optimizer.pt lacks {lacking} of a weight")
+        for name, value in values.items():
+            if not isinstance(value, torch.Tensor) or value.shape not in ((), weights.shape):
+                raise ValueError(f"optimizer.pt has a {name} that does not fit its weight")
+            if not value.isfinite().all():
+                raise ValueError(f"optimizer.pt has a {name} that is not finite")
+
+
+def unwrapped(name: str) -> str:
+    """A weight's name without the prefixes that wrappers of a model give it."""
+    while name.startswith(PREFIXES):
+        name = name.split(".", 1)[1]
+    return name

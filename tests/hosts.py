@@ -1,0 +1,188 @@
+"""Hosts made of namespaces on this machine: each with a name, an address and a network card.
+
+They see each other and nothing else, share this machine's files unless told otherwise, and are
+gone with the process that made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SECONDS_TO_MAKE = 30
+NEEDED = ("ip", "unshare", "nsenter", "mount", "hostname")
+
+
+def why_not() -> str | None:
+    """What keeps this machine from making hosts; None where it can."""
+    missing = [name for name in NEEDED if shutil.which(name) is None]
+    if missing:
+        return f"no {' and no '.join(missing)} to make hosts with"
+    if not Path("/dev/net/tun").exists():
+        return "no /dev/net/tun to make hosts with"
+    made = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "ip", "tuntap", "add", "eth0", "mode", "tap"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return f"namespaces are not allowed: {made.stderr.strip()}" if made.returncode else None
+
+
+@dataclass(eq=False)
+class Host:
+    """One host: its namespaces are kept by a process of its own, which does nothing else."""
+
+    number: int
+    keeper: subprocess.Popen[str]
+    outputs: Path
+    """Directory of what its programs say."""
+    num_started: int = 0
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return f"10.0.0.{self.number + 1}"
+
+    @property
+    def network(self) -> Path:
+        return Path(f"/proc/{self.keeper.pid}/ns/net")
+
+    def words(self, *words: object) -> list[str]:
+        enter = ["nsenter", "--target", self.keeper.pid, "--net", "--uts", "--mount"]
+        return [str(word) for word in (*enter, "--", *words)]
+
+    def run(self, *words: object) -> str:
+        done = subprocess.run(
+            self.words(*words), capture_output=True, text=True, timeout=SECONDS_TO_MAKE
+        )
+        assert done.returncode == 0, f"{words}: {done.stderr}"
+        return done.stdout
+
+    def start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
+        """Start a program in the root directory of the repository; `output` is what it says."""
+        self.num_started += 1
+        with self.output_file.open("w") as file:
+            program = subprocess.Popen(
+                self.words("env", f"--chdir={ROOT}", *words),
+                stdout=file, stderr=file, text=True, env={**os.environ, **environment},
+            )  # fmt: skip
+        self.started.append(program)
+        return program
+
+    @property
+    def output_file(self) -> Path:
+        return self.outputs / f"host{self.number}_{self.num_started}.txt"
+
+    @property
+    def output(self) -> str:
+        return self.output_file.read_text()
+
+    def mount(self, what: Path, where: Path) -> None:
+        """Show this host, and no other, a directory or file in place of another one."""
+        self.run("mount", "--bind", what, where)
+
+    def pids(self) -> list[int]:
+        """Processes on this host, without the one that keeps it."""
+        mine = self.network.stat().st_ino
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != self.keeper.pid:
+                # What can't be looked at is no program of these tests, or gone by now.
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                    if (entry / "ns" / "net").stat().st_ino == mine:
+                        found.append(int(entry.name))
+        return found
+
+    def kill_all(self) -> None:
+        """Every program of this host ends as if its power failed."""
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for program in self.started:
+                program.poll()  # What has ended is no process any more.
+            time.sleep(0.01)
+
+
+class Network:
+    """Hosts joined by a switch, which can be slow, lose frames, or be cut from a host."""
+
+    def __init__(self, hosts: list[Host], switch: subprocess.Popen[str]) -> None:
+        self.hosts, self.switch = hosts, switch
+
+    def tell_switch(self, *words: object) -> None:
+        assert self.switch.stdin is not None
+        self.switch.stdin.write(" ".join(map(str, words)) + "\n")
+        self.switch.stdin.flush()
+        assert self.answer() == "done"
+
+    def answer(self) -> str:
+        assert self.switch.stdout is not None
+        return self.switch.stdout.readline().strip()
+
+    def slow_down(self, delay: float, loss: float) -> None:
+        """From now on every frame takes `delay` seconds, and a share `loss` of them is lost."""
+        self.tell_switch("delay", delay)
+        self.tell_switch("loss", loss)
+
+    def cut(self, host: Host) -> None:
+        """Nothing goes to or from this host, and no one is told."""
+        self.tell_switch("cut", host.number)
+
+    def join(self, host: Host) -> None:
+        self.tell_switch("join", host.number)
+
+    def lose_power(self, host: Host) -> None:
+        """A host ends without a word to the others."""
+        self.cut(host)
+        host.kill_all()
+
+
+@contextlib.contextmanager
+def made_hosts(number: int, directory: Path) -> Iterator[Network]:
+    """Some hosts, `host0` at 10.0.0.1 and so on, whose programs write to files in `directory`."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        hosts = []
+        for i in range(number):
+            # It ends with its input, which ends with this process, however that ends.
+            keeper = subprocess.Popen(
+                ["unshare", "--net", "--uts", "--mount", "sh", "-c",
+                 f"hostname host{i} && ip link set lo up && echo ready && read end"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            stack.callback(end, keeper)
+            assert keeper.stdout is not None and keeper.stdout.readline() == "ready\n"
+            hosts.append(Host(i, keeper, directory))
+            stack.callback(hosts[-1].kill_all)
+        switch = subprocess.Popen(
+            [sys.executable, ROOT / "tests" / "switch.py", *(str(host.network) for host in hosts)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        stack.callback(end, switch)
+        network = Network(hosts, switch)
+        assert network.answer() == "ready"
+        names = directory / "hosts"
+        lines = [f"{host.address} host{host.number}" for host in hosts]
+        names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+        for host in hosts:
+            host.mount(names, Path("/etc/hosts"))
+            host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+            host.run("ip", "link", "set", "eth0", "up")
+        yield network
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()

@@ -1,0 +1,40 @@
+"""Starting train.py by its command line, in this process, and judging what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import metrics_of
+from runs import training
+from test_distributed import SMALL
+
+Start = Callable[..., tuple[int, str]]
+"""Takes an output directory and options; returns the status and what was written to stderr."""
+
+
+def start_in_process(data: Path, output_dir: Path, *options: object) -> int:
+    words = ("train.py", "--data", data, "--output-dir", output_dir, *SMALL,
+             "--num-workers", 0, "--save-every", 1, "--eval-every", 9, "--steps", 2,
+             "--log-with", "all", *options)  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(word) for word in words])
+        return training.main()
+
+
+def refused_in_a_line(outcome: tuple[int, str], *words: str) -> None:
+    status, told = outcome
+    assert status == 1, told
+    errors = [line for line in told.splitlines() if "train.py: error:" in line]
+    assert len(errors) == 1 and "Traceback" not in told, told
+    assert all(word in errors[0] for word in words), errors[0]
+
+
+def continues(outcome: tuple[int, str], run: Path) -> str:
+    status, told = outcome
+    assert status == 0 and "Traceback" not in told, told
+    assert "Continuing from" in told and "step_2" in told
+    assert [line["step"] for line in metrics_of(run) if "loss" in line] == [1, 2]
+    return told

@@ -1,0 +1,121 @@
+"""The job script of README.md under a real SLURM of two hosts: it ends like an undisturbed run.
+
+Skipped where SLURM isn't installed or hosts can't be made; see slurm.py and hosts.py.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SECONDS_TO_OUTCOME, metrics_of
+from disturbed import arguments, assert_ends_like, ends, wait_for_step
+from slurm import Cluster, made_cluster
+from test_hosts import on_cpus
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 900
+NO_FAULT = {"FAULT": "none none 0 none"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with made_cluster(tmp_path) as made:
+        yield made
+
+
+def job_script(data: Path, run: str, **changes: str) -> str:
+    """The script of README.md, for CPUs, small data and a short time."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", README, re.DOTALL)
+    words = [word for word in arguments(data, Path("RUN"), "--num-workers", 0) if word != "RUN"]
+    words.remove("--output-dir")
+    for before, after in {
+        "accelerate_configs/2x8gpu.yaml": str(data.parent / "hosts.yaml"),
+        "train.py --data pairs/ --output-dir runs/long --epochs 200": (
+            f"tests/faulty.py {shlex.join(words)} --output-dir {run}"
+        ),
+        **changes,
+    }.items():
+        assert before in script, f"{before} is not in\n{script}"
+        script = script.replace(before, after)
+    return script
+
+
+README = (ROOT / "README.md").read_text()
+
+
+def has_ended(shown: dict[str, str]) -> bool:
+    return shown["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+
+
+def assert_completes(cluster: Cluster, job: int, restarts: int) -> None:
+    cluster.wait(job, has_ended, PATIENCE)
+    shown = cluster.show(job)
+    assert shown["JobState"] == "COMPLETED", cluster.output(job)
+    assert int(shown["Restarts"]) == restarts, cluster.output(job)
+
+
+@pytest.fixture
+def data(pair_directory: Path, tmp_path: Path) -> Path:
+    """The pairs, beside a configuration for two hosts of one process each."""
+    on_cpus(tmp_path, 2, 2)
+    (tmp_path / "pairs").symlink_to(pair_directory)
+    return tmp_path / "pairs"
+
+
+def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends_like_an_undisturbed_run(
+    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
+) -> None:
+    # SLURM counts in minutes: the signal comes one to two of them after the start.
+    times = {"--time=08:00:00": "--time=00:03:00", "B:TERM@120": "B:TERM@60"}
+    script = job_script(data, str(tmp_path / "run"), **times)
+    began = time.time()
+    job = cluster.submit(script, STEP_SECONDS="10", **NO_FAULT)
+    cluster.wait(job, lambda shown: int(shown["Restarts"]) > 0, PATIENCE)
+    SECONDS_TO_OUTCOME.append(("SLURM: time up, until queued again", time.time() - began))
+    saved = (tmp_path / "run" / "checkpoints" / "LATEST").read_text()
+    assert 0 < int(saved.removeprefix("step_")) < 12
+    assert_completes(cluster, job, restarts=1)
+    assert_ends_like(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("partition", ["usual", "graceful"])
+def test_a_preempted_job_saves_and_goes_on_when_the_other_has_ended(
+    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path, partition: str
+) -> None:
+    run = tmp_path / "run"
+    job = cluster.submit(
+        job_script(data, str(run)), f"--partition={partition}", STEP_SECONDS="1", **NO_FAULT
+    )
+    wait_for_step(run, 2)
+    began = time.time()
+    urgent = cluster.submit(
+        "#!/bin/bash\nsleep 2\n", "--partition=urgent", "--nodes=2", "--exclusive"
+    )
+    cluster.wait(urgent, lambda shown: shown["JobState"] in ("RUNNING", "COMPLETED"), PATIENCE)
+    outcome = f"SLURM: preempted in partition {partition}, until the other job runs"
+    SECONDS_TO_OUTCOME.append((outcome, time.time() - began))
+    assert_completes(cluster, urgent, restarts=0)
+    assert_completes(cluster, job, restarts=1)
+    assert_ends_like(run, undisturbed)
+    # It went on; it did not begin anew.
+    assert len(metrics_of(run)) == 14
+
+
+def test_jobs_of_an_array_train_side_by_side_on_the_same_hosts(
+    data: Path, tmp_path: Path, cluster: Cluster
+) -> None:
+    run = str(tmp_path / "run_$SLURM_ARRAY_TASK_ID")
+    script = job_script(data, f"{run} --seed $SLURM_ARRAY_TASK_ID")
+    job = cluster.submit(script, "--array=0-1", **NO_FAULT)
+    for task in (0, 1):
+        cluster.wait(f"{job}_{task}", has_ended, PATIENCE)
+        shown = cluster.show(f"{job}_{task}")
+        assert shown["JobState"] == "COMPLETED", cluster.output(shown["JobId"])
+        ends(data, tmp_path / f"alone_{task}", "--seed", task)
+        assert_ends_like(tmp_path / f"run_{task}", tmp_path / f"alone_{task}")
