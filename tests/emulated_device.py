@@ -508,6 +508,15 @@ def _clear_casts() -> None:
     _casts.clear()
 
 
+def _from_host(save: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that writes, given what tensors of the device wrap."""
+
+    def run(values: Any, *rest: Any, **options: Any) -> Any:
+        return save(tree_map(lambda value: on_host_of(value), values), *rest, **options)
+
+    return run
+
+
 def _launch_nothing(kernel: Any, grid: Any) -> Callable[..., None]:
     """In place of `kernel[grid]`: checks what the kernel is given, and counts."""
 
@@ -545,7 +554,8 @@ def emulated() -> Iterator[None]:
     from pointup.geometry import insertion, kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.geometry.kernels import insertion as kernels_of_insertion
-    from pointup.training import optimizer
+    from pointup.training import checkpoint, optimizer
+    from pointup.upsampling import candidates
 
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K
@@ -566,6 +576,11 @@ def emulated() -> Iterator[None]:
     patches = [
         (accelerator, "synchronize", module.synchronize),
         (torch, "clear_autocast_cache", _clear_casts),
+        # Files are written from what tensors wrap, which a device's own serialisation would do.
+        (checkpoint, "save_file", _from_host(checkpoint.save_file)),
+        (torch, "save", _from_host(torch.save)),
+        # Wrapped tensors can't be those of inference.
+        (candidates, "_run", torch.no_grad()(candidates._run.__wrapped__)),
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
         (optimizer, "FUSED", {"gpu"}),
