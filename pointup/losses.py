@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pointup.geometry.neighbors import knn, nearest, nearest_both
+from pointup.geometry.neighbors import knn, nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
@@ -123,8 +123,7 @@ def point_to_plane_distance(
     |(p - q) . n| with q nearest to p and n its unit normal, either way round; plain, in the unit
     of the data. `target_normals`: (M, 3). Chen and Medioni 1992.
     """
-    with torch.no_grad():
-        _, index = nearest(pos, ptr, target, target_ptr)
+    index = nearest_point(pos, ptr, target, target_ptr)
     if len(target) == 0:
         return segment_mean(0.0 * at_least_float32(pos).sum(1), ptr)
     neighbor = index.clamp(min=0)

@@ -128,7 +128,6 @@ class Upsampler(
     def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
         """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
-        # On the CPU, so that nothing waits for the device.
         sizes = sizes_from_ptr(on_host(ptr))
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
@@ -261,24 +260,24 @@ class Upsampler(
             linear = cast(nn.Linear, self.child_position[0])
             arch = arches(to_slot, own_normal, normal_of_slot)
             fitted = whole.normal[local.index]
-            offset = torch.zeros_like(to_slot)
+            offsets: list[Tensor] = []
             for _ in range(self.config.num_refinements):
-                from_parent = 0.5 * to_slot + offset
+                from_parent = 0.5 * to_slot + offsets[-1] if offsets else 0.5 * to_slot
                 described = describe_neighbors_of_children(local, from_parent, to_slot, fitted)
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)
                 pulls = pull_along(self.pull(x_normed_NRC), child_g)
                 to_points, to_planes = pulls.masked_fill(local.missing.unsqueeze(1), 0.0).float()
-                offset = (
-                    offset
-                    + mean_pull(to_points, local.relative, from_parent)
+                moved = (
+                    mean_pull(to_points, local.relative, from_parent)
                     + mean_pull_to_planes(
                         to_planes, local.relative, from_parent, normal_of_neighbor
                     )
                     + self.arch(x_normed_NRC).float() * arch
                 )
-            return (own + others) * 0.5 + shortened(offset) * spacing
+                offsets.append(offsets[-1] + moved if offsets else moved)
+            return (own + others) * 0.5 + shortened(offsets[-1]) * spacing
 
         modules = (
             self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,

@@ -508,6 +508,15 @@ def _clear_casts() -> None:
     _casts.clear()
 
 
+def _from_host(save: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that writes, given what tensors of the device wrap."""
+
+    def run(values: Any, *rest: Any, **options: Any) -> Any:
+        return save(tree_map(lambda value: on_host_of(value), values), *rest, **options)
+
+    return run
+
+
 def _launch_nothing(kernel: Any, grid: Any) -> Callable[..., None]:
     """In place of `kernel[grid]`: checks what the kernel is given, and counts."""
 
@@ -526,6 +535,8 @@ def _answered(wrapper: Callable[..., Any], search: Callable[..., Any]) -> Callab
     """The wrapper of a kernel, for the operations it asks for, with the answer of the CPU."""
 
     def run(*args: Any) -> Any:
+        if not isinstance(args[0], DeviceTensor):
+            return wrapper(*args)
         wrapper(*args)
         with quietly():
             result = search(*tree_map(lambda value: on_host_of(value), args))
@@ -539,9 +550,12 @@ def emulated() -> Iterator[None]:
     """Inside, the device is complete: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
-    from pointup.geometry import adaptive, kernels, neighbors, thinning
+    from pointup import model
+    from pointup.geometry import insertion, kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
-    from pointup.training import optimizer
+    from pointup.geometry.kernels import insertion as kernels_of_insertion
+    from pointup.training import checkpoint, optimizer
+    from pointup.upsampling import candidates
 
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K
@@ -567,6 +581,11 @@ def emulated() -> Iterator[None]:
     patches = [
         (accelerator, "synchronize", module.synchronize),
         (torch, "clear_autocast_cache", _clear_casts),
+        # Files are written from what tensors wrap, which a device's own serialisation would do.
+        (checkpoint, "save_file", _from_host(checkpoint.save_file)),
+        (torch, "save", _from_host(torch.save)),
+        # Wrapped tensors can't be those of inference.
+        (candidates, "_run", torch.no_grad()(candidates._run.__wrapped__)),
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
         (optimizer, "FUSED", {"gpu"}),
@@ -575,7 +594,9 @@ def emulated() -> Iterator[None]:
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
-        (adaptive, "insertion_radii", _answered(adaptive.insertion_radii, radii)),
+        (kernels_of_insertion, "settle", _answered(kernels_of_insertion.settle, insertion.settle)),
+        # Other points are kept on a GPU, as even as those of the CPU; these can be compared.
+        (model, "sample_by_spacing", _answered(model.sample_by_spacing, model.sample_by_spacing)),
     ]
     swaps = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -72,9 +72,21 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
     float32 (float64 for float64 points) whatever the autocast, and differentiable in `query` and
     `pos`; the choice of the neighbour is not. Raises ValueError as `knn` does.
     """
-    with torch.no_grad():
-        index = _nearest_index(query, query_ptr, pos, ptr)
+    index = nearest_point(query, query_ptr, pos, ptr)
     return _squared_distance(query, pos, index), index
+
+
+@torch.no_grad()
+def nearest_point(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
+    """The index (Q,) that `nearest` returns, without the work for a distance that is not needed."""
+    if kernels.take(pos, 1):
+        from pointup.geometry.kernels.nearest import is_small, nearest_index
+
+        if is_small(query, pos, ptr):
+            check_clouds((query, query_ptr), (pos, ptr))
+            queries, points = _of_one_dtype(query, pos)
+            return nearest_index(queries, query_ptr, points, ptr)
+    return _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
 
 
 def nearest_both(
@@ -102,18 +114,6 @@ def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
     # An overflow must not pass for a point without neighbour.
     squared_distance = squared_distance.masked_fill(squared_distance == torch.inf, torch.nan)
     return squared_distance.masked_fill(index < 0, torch.inf)
-
-
-def _nearest_index(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
-    """Index (Q,) of the nearest point; without its distance where that is work of its own."""
-    if kernels.take(pos, 1):
-        from pointup.geometry.kernels.nearest import is_small, nearest_index
-
-        if is_small(query, pos, ptr):
-            check_clouds((query, query_ptr), (pos, ptr))
-            queries, points = _of_one_dtype(query, pos)
-            return nearest_index(queries, query_ptr, points, ptr)
-    return _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
 
 
 def _search(

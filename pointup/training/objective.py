@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import ConfigError
-from pointup.geometry.neighbors import nearest, nearest_both
+from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
@@ -146,7 +146,7 @@ def density_loss(output: Upsampled, batch: Batch) -> Tensor:
     no weight can change; so that equal shares of a target twice as dense cost the same.
     """
     with torch.no_grad():
-        _, index = nearest(batch.target, batch.target_ptr, batch.pos, batch.ptr)
+        index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)
         found = index >= 0
         uniform = (
             -sizes_from_ptr(batch.ptr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -65,8 +66,7 @@ def run_upsampling(
     """
     store = upsampling.store
     with one_thread_an_operation() as num_threads:
-        if upsampling.device.type != "cpu":
-            num_threads = min(num_threads, _MAX_HOST_THREADS)
+        num_threads = host_threads(upsampling.device, num_threads)
         workers = num_threads * shares.num_processes
         size = min(max(len(store) // (4 * workers), BLOCK_SIZE), TILE_SIZE)
         with shares.together():
@@ -88,6 +88,7 @@ def choose_from_draft(
     with one_thread_an_operation() as num_threads:
         with shares.together():
             upsampling.take_draft(draft)
+        num_threads = host_threads(upsampling.device, num_threads)
         with shares.together():
             blocks = shares.mine(range(len(upsampling)))
             for _ in _in_threads(upsampling.candidates_from_draft, blocks, num_threads):
@@ -127,6 +128,20 @@ def _return_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def host_threads(device: torch.device, num_threads: int) -> int:
+    """Threads of this process: those of torch, or beside an accelerator its part of the machine.
+
+    A launcher for GPUs sets OMP_NUM_THREADS to 1, which is meant for operations; half of the work
+    is the CPU's, and would be done on one core.
+    """
+    if device.type == "cpu":
+        return num_threads
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return max(1, min(_MAX_HOST_THREADS, cores // processes))
 
 
 @contextmanager
