@@ -572,11 +572,6 @@ def emulated() -> Iterator[None]:
     def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
         return thinning._sample_buckets(pos, bounds, counts)
 
-    def radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
-        # Those of the CPU's picks, so that both thin alike.
-        order, log_distance = adaptive._pick_distances(pos, ptr)
-        return torch.empty_like(log_distance).index_copy(0, order, log_distance.exp())
-
     accelerator = torch.accelerator
     patches = [
         (accelerator, "synchronize", module.synchronize),
