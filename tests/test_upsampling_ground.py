@@ -118,3 +118,16 @@ def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
     assert np.array_equal(
         by_path.positions, upsample(cloud, 2.0, model=model, above_ground=True).positions
     )
+
+
+def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 3000)) * 20
+    is_ground = np.arange(3000) < 60
+    height = np.where(is_ground, 0.0, 0.3 + 4 * rng.random(3000))
+    classes = np.where(is_ground, 2, 5).astype(np.uint8)
+    cloud = PointCloud(np.stack([x, y, height], axis=1), {"classification": classes})
+    new = upsample(cloud, 4.0, model="lidar", only_new=True, above_ground=True)
+    on_ground = new.attributes["classification"] == 2
+    assert on_ground.any()
+    assert new.positions[on_ground, 2].max() < 0.5

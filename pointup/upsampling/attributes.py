@@ -17,6 +17,8 @@ NUM_NEIGHBORS = 3
 UNCLASSIFIED = 1
 # Never classified, unclassified, and low, medium and high vegetation.
 _MAY_BE_GROUND = (0, 1, 3, 4, 5)
+# A way is steep that rises by more than so many sides of a cell, and so much of its length.
+_FLAT, _STEEP = 0.2, 0.5
 
 INTERPOLATED = frozenset(
     {"intensity", "red", "green", "blue", "nir", "r", "g", "b", "rgb", "rgba", "color", "colors"}
@@ -50,14 +52,18 @@ def classify_ground(
 ) -> None:
     """Correct the classes of new points (Q, 3), whose attributes `made` (Q,) are their nearest's.
 
-    On the ground a point gets class 2 in place of vegetation or no class. Above it, it loses class
-    2 for that of the nearest of another class among the measured points `nearest` (Q, k), or 1,
-    unclassified. Where too few points of class 2 are near to know, it keeps its class.
+    On the ground a point gets class 2 in place of vegetation or no class. Off it, it loses class 2
+    for that of the nearest of another class among the measured points `nearest`, rows (Q, k) of a
+    store, or 1, unclassified. Where too few points of class 2 are near to know the ground, it loses
+    class 2 when the way to it from its nearest point is steep.
     """
     if CLASSIFICATION not in (made.dtype.names or ()):
         return
-    own, around = made[CLASSIFICATION], nearest[CLASSIFICATION]
+    own, around = made[CLASSIFICATION], nearest["attributes"][CLASSIFICATION]
     is_ground, is_known = ground.is_on_surface(points)
+    x, y, z = np.abs(points - nearest["position"][:, 0]).T
+    is_steep = z > _FLAT * ground.side + _STEEP * np.hypot(x, y)
+    is_off = np.where(is_known, ~is_ground, is_steep)
     others = around != GROUND_CLASS
     first = others.argmax(axis=1)
     other = np.where(
@@ -66,7 +72,7 @@ def classify_ground(
     made[CLASSIFICATION] = np.where(
         is_ground & np.isin(own, _MAY_BE_GROUND),
         GROUND_CLASS,
-        np.where((own == GROUND_CLASS) & is_known & ~is_ground, other, own),
+        np.where((own == GROUND_CLASS) & is_off, other, own),
     )
 
 

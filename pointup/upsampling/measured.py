@@ -71,7 +71,7 @@ class Measured:
             there = points + self._shift
             ground = self._ground(there)
             num_below = int(ground.is_below_returns(there).sum())
-            classify_ground(attributes, around.rows["attributes"][nearest], ground, there)
+            classify_ground(attributes, around.rows[nearest], ground, there)
         return {
             "position": points,
             "distance": gaps[:, 0].astype(np.float32),
