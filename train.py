@@ -37,6 +37,7 @@ from pointup.training.group import tell_error
 from pointup.training.initial import initial_model
 from pointup.training.launch import (
     check_closely,
+    fix_order_of_sums,
     make_accelerator,
     peak_memory_bytes,
     seed_micro_batch,
@@ -63,6 +64,7 @@ logger = logging.getLogger("pointup")
 def main() -> int:
     """Read the options and train; what a user can mend becomes one line and an exit status."""
     open_closed_streams()
+    fix_order_of_sums()
     try:
         config = tyro.cli(TrainConfig, description=__doc__)
         if config.debug:

@@ -24,6 +24,8 @@ from hypothesis import settings
 # Before torch is imported: small tensors, several processes, two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# As train.py does: what runs in this process is compared with launched runs.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # A shell starts background jobs deaf to Ctrl-C, and their children inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

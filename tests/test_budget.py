@@ -245,7 +245,7 @@ def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
 def test_the_plan_tells_that_the_budget_has_grown(
     dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = TrainingData(dataset, dataset, (), (), "", ())
+    data = TrainingData("", dataset, dataset, (), (), "", ())
     largest = str(dataset.names[int(dataset.full_sizes.argmax())])
     assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
     monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)

@@ -97,7 +97,7 @@ def test_a_changed_byte_in_the_latest_checkpoint_fails_and_a_whole_one_is_offere
     assert f"damaged {name}" in third.text and "write step_2 into" in third.remedy
 
 
-def test_a_checkpoint_that_is_cut_short_gone_or_not_named_fails(run: Path) -> None:
+def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns(run: Path) -> None:
     latest = run / "checkpoints" / "step_3"
     os.truncate(latest / "optimizer.pt", 100)
     (third,) = (f for f in run_findings(run) if "LATEST" in f.text)
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_is_cut_short_gone_or_not_named_fails(run: Path) -> No
     assert level_of(list(run_findings(run)), "checkpoints") == "fail"
     (run / "checkpoints" / "LATEST").unlink()
     (missing,) = (f for f in run_findings(run) if f.subject == "checkpoints")
-    assert missing.level == "fail" and "step_2" in missing.remedy
+    assert missing.level == "warn" and "step_2" in missing.remedy
     shutil.rmtree(run / "checkpoints")
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 

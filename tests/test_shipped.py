@@ -121,7 +121,9 @@ def test_the_command_takes_the_model_for_each_file(
         "lidar": laspy.read(tmp_path / "out" / "b.las").xyz,
     }
     for name, model in two_models.items():
-        assert np.allclose(made[name], upsample(points, 2, model=model), atol=6e-4)
+        assert np.allclose(
+            made[name], upsample(points, 2, model=model, above_ground=name == "lidar"), atol=6e-4
+        )
     assert not np.allclose(made["shapes"], made["lidar"], atol=6e-4)
 
 

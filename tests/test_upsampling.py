@@ -186,7 +186,7 @@ def test_attributes_follow_the_nearest_point_and_intensity_is_between() -> None:
         points,
         {
             "intensity": np.arange(400, dtype=np.uint16) * 100,
-            "classification": np.arange(400, dtype=np.uint16),
+            "classification": 19 + np.arange(400, dtype=np.uint16),
             "colors": np.random.default_rng(0).random((400, 3)),
         },
     )
@@ -200,7 +200,7 @@ def test_attributes_follow_the_nearest_point_and_intensity_is_between() -> None:
     assert np.allclose(made.attributes["distance_to_measured"][400:], distance[:, 0], atol=1e-4)
     is_clear = distance[:, 0] < distance[:, 1] - 1e-3
     new_class = made.attributes["classification"][400:]
-    assert np.array_equal(new_class[is_clear], nearest[is_clear, 0])
+    assert np.array_equal(new_class[is_clear], 19 + nearest[is_clear, 0])
     intensity = made.attributes["intensity"][400:].astype(np.float64)
     among = cloud.attributes["intensity"][nearest]
     assert (intensity >= among.min(1)).all() and (intensity <= among.max(1)).all()

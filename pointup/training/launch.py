@@ -35,6 +35,14 @@ DATA_PARALLEL = (
 )
 
 
+def fix_order_of_sums() -> None:
+    """Make products of matrices the same on any number of threads, where MKL computes them.
+
+    To be called before the first product, when MKL reads it.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
+
 def make_accelerator(
     output_dir: Path, log_with: tuple[str, ...] = (), collective_timeout_minutes: float = 20.0
 ) -> Accelerator:
@@ -51,8 +59,6 @@ def make_accelerator(
         raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
     check_accumulation()
     prepare_devices()
-    # Read at the first product of matrices: on several threads it is then the same as on one.
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     # Accelerate always passes it; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
