@@ -39,7 +39,8 @@ def test_gradients_are_the_same_computed_again_or_kept(dropout: float) -> None:
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
     assert len(again) == len(kept) > 10
     for one, other in zip(again, kept, strict=True):
-        torch.testing.assert_close(one, other, rtol=3e-5, atol=3e-6)
+        # Up to rounding, which is that of the largest terms.
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * max(1, other.abs().max()))
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers())
