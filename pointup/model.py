@@ -19,6 +19,7 @@ from pointup.calibration import calibrate
 from pointup.encoder import ChildTables, PointEncoder, attention_block
 from pointup.errors import ModelError
 from pointup.geometry.adaptive import sample_by_spacing, spacing_by_power
+from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local import (
     LocalGeometry,
     arches,
@@ -27,7 +28,6 @@ from pointup.geometry.local import (
     local_geometry,
     mean_gaps,
     shortened,
-    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, same_number_of_slots, slots_for_ratio
 from pointup.geometry.neighbors import knn

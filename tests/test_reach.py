@@ -11,13 +11,11 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, sheet, small_model
 
 from pointup import Upsampler, upsample
+from pointup.geometry.gaps import BRIDGE, GAP, without_bridges
 from pointup.geometry.local import (
-    BRIDGE,
-    GAP,
     REACH,
     LocalGeometry,
     local_geometry,
-    without_bridges,
 )
 from pointup.geometry.neighbors import knn
 from pointup.upsampling.reach import Reach

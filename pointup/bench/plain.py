@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pointup.attention import AttentionBlock
 from pointup.bench.clouds import one_cloud
+from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local import (
     LocalGeometry,
     arches,
@@ -24,7 +25,6 @@ from pointup.geometry.local import (
     directions,
     local_geometry,
     shortened,
-    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.thinning import farthest_point_sample

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pointup.errors import ConfigError, ModelError
-from pointup.geometry.local import REACH, LocalGeometry, local_geometry, without_bridges
+from pointup.geometry.gaps import without_bridges
+from pointup.geometry.local import REACH, LocalGeometry, local_geometry
 from pointup.model import Upsampler
 from pointup.upsampling.reach import SLACK
 from pointup.upsampling.region import Region
