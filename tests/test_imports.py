@@ -110,3 +110,11 @@ def test_help_answers_at_once() -> None:
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     # Processor seconds, which other programs hardly change; torch alone takes more than 1.
     assert min(seconds) < 0.7, seconds
+
+
+def test_upsampling_loads_nothing_that_only_training_needs() -> None:
+    code = (
+        "import sys, pointup.apps.upsample_file, pointup.training.commands\n"
+        "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -6,14 +6,17 @@ import json
 import shlex
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.commands.config.config_args import default_config_file
 
 import pointup
 from pointup.data.files import writable_extensions
-from pointup.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    # What a run needs takes seconds to import, and 200 MB; upsampling names commands, too.
+    from pointup.training.config import TrainConfig
 
 PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
 """Which entry of pointup.json names the files that are like those to upsample."""
