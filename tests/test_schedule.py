@@ -85,3 +85,11 @@ def test_a_run_ends_when_the_target_is_reached() -> None:
     assert not progress.finished
     progress.judge(0.64, patience=None, target=0.65)
     assert progress.finished
+
+
+def test_an_evaluation_as_good_as_the_best_is_no_better() -> None:
+    progress = Progress()
+    assert progress.judge(0.8, patience=2, target=None)
+    assert not progress.judge(0.8, patience=2, target=None)
+    assert not progress.judge(0.8, patience=2, target=None)
+    assert progress.finished
