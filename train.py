@@ -21,42 +21,46 @@ import tyro
 from accelerate import Accelerator
 from torch_geometric.data import Batch
 
-from pointup.data.batch import make_loader, move
+from pointup.datasets.batch import make_loader, move
 from pointup.errors import NonFiniteError, PointupError
 from pointup.geometry.validity import assume_valid
-from pointup.model import Upsampler
-from pointup.training.agreement import check_agreement, facts_of_epoch, facts_of_start
-from pointup.training.badsteps import BadSteps
-from pointup.training.budget import EVENTS_BEFORE_LOWERING, lower_budget, settle_token_budget
-from pointup.training.commands import commands_after_training
+from pointup.model.upsampler import Upsampler
+from pointup.terminal import open_closed_streams
 from pointup.training.config import TrainConfig, claim_output_dir
 from pointup.training.datasets import open_training_data, training_sampler
-from pointup.training.evaluation import Evaluation
-from pointup.training.fingerprint import fingerprint_of
-from pointup.training.group import tell_error
-from pointup.training.initial import initial_model
-from pointup.training.launch import (
+from pointup.training.distributed.accelerator import (
     check_closely,
     fix_order_of_sums,
     make_accelerator,
     peak_memory_bytes,
     seed_micro_batch,
 )
-from pointup.training.lock import RunLock
-from pointup.training.logs import RankLog
-from pointup.training.memory import in_pieces, num_tokens
-from pointup.training.monitor import Monitor
+from pointup.training.distributed.preemption import EXIT_INTERRUPTED, StopRequest
+from pointup.training.distributed.process_group import tell_error
+from pointup.training.distributed.reduction import StepReduction
+from pointup.training.evaluation import Evaluation
+from pointup.training.faults.consistency import check_agreement, facts_of_epoch, facts_of_start
+from pointup.training.faults.non_finite_steps import BadSteps
+from pointup.training.faults.out_of_memory import in_pieces, num_tokens
+from pointup.training.faults.token_budget import (
+    EVENTS_BEFORE_LOWERING,
+    lower_budget,
+    settle_token_budget,
+)
+from pointup.training.faults.watchdog import Watchdog
+from pointup.training.fingerprint import fingerprint_of
+from pointup.training.initialization import initial_model
+from pointup.training.next_commands import commands_after_training
 from pointup.training.objective import cloud_losses, target_spacing, training_ratio
 from pointup.training.optimizer import make_optimizer, set_learning_rate
-from pointup.training.plan import plan_of_run
 from pointup.training.progress import length_in_steps
-from pointup.training.reduction import StepReduction
 from pointup.training.resuming import continue_run, state_of_run
-from pointup.training.saving import Saver
+from pointup.training.run_directory.checkpointing import Saver
+from pointup.training.run_directory.lock import RunLock
+from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
-from pointup.training.stopping import EXIT_INTERRUPTED, StopRequest
-from pointup.training.terminal import open_closed_streams
-from pointup.training.watchdog import Watchdog
+from pointup.training.tracking.monitor import Monitor
+from pointup.training.tracking.run_plan import plan_of_run
 
 logger = logging.getLogger("pointup")
 

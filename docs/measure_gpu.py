@@ -11,11 +11,11 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pointup.bench.clouds import training_batch
-from pointup.bench.machine import describe_machine, machine_lines
-from pointup.bench.timing import now
-from pointup.bench.work import Alone, TrainingWork
-from pointup.training.memory import num_tokens
+from pointup.benchmark.clouds import training_batch
+from pointup.benchmark.machine import describe_machine, machine_lines
+from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.timing import now
+from pointup.training.faults.out_of_memory import num_tokens
 
 SIZES = (500, 2000, 20_000, 200_000)
 BUDGETS = (20_480, 200_000, 1_000_000)

@@ -6,17 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pointup.data.sampler import TokenBudgetBatchSampler
+    from pointup.datasets.sampler import TokenBudgetBatchSampler
     from pointup.losses import chamfer_distance
-    from pointup.model import Upsampler
+    from pointup.model.upsampler import Upsampler
     from pointup.upsampling import upsample
 
 __version__ = "0.1.0"
 __all__ = ["TokenBudgetBatchSampler", "Upsampler", "chamfer_distance", "upsample"]
 
 _HOME = {
-    "TokenBudgetBatchSampler": "pointup.data.sampler",
-    "Upsampler": "pointup.model",
+    "TokenBudgetBatchSampler": "pointup.datasets.sampler",
+    "Upsampler": "pointup.model.upsampler",
     "chamfer_distance": "pointup.losses",
     "upsample": "pointup.upsampling",
 }

@@ -2,6 +2,6 @@
 
 import sys
 
-from pointup.apps.cli import main
+from pointup.cli.main import main
 
 sys.exit(main())

@@ -73,7 +73,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
     """Two independent samplings of a wavy sheet with normals."""
-    from pointup.data.pair import Pair
+    from pointup.datasets.pair import Pair
 
     frequency, phase = rng.uniform(1, 4), rng.uniform(0, 6)
 
@@ -100,7 +100,7 @@ def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator
 @pytest.fixture(scope="session")
 def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 40 + 6 small pairs, of sizes from 20 to 120 and ratios from 2 to 4."""
-    from pointup.data.pair_writer import write_pairs
+    from pointup.datasets.pair_writer import write_pairs
 
     rng = np.random.default_rng(0)
 
@@ -138,7 +138,7 @@ def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def accelerator(tmp_path: Path) -> Any:
-    from pointup.training.launch import make_accelerator
+    from pointup.training.distributed.accelerator import make_accelerator
 
     return make_accelerator(tmp_path, ("tensorboard",))
 
@@ -215,7 +215,7 @@ def command(model_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callabl
     """Run `pointup upsample` with the small model, in this process."""
     from typed import Result
 
-    from pointup.apps import cli
+    from pointup.cli import main as cli
 
     def run(*arguments: str | Path, model: str | Path = model_directory) -> Result:
         words = ["upsample", *map(str, arguments), "--model", str(model)]
@@ -229,8 +229,8 @@ def make_store(tmp_path: Path) -> Callable[..., Any]:
     """Makes a store of positions, read in chunks and cut into small blocks."""
     from sheets import in_chunks
 
-    from pointup.data.clouds import PointCloud
-    from pointup.upsampling.store import build_store
+    from pointup.io.cloud import PointCloud
+    from pointup.upsampling.store.point_store import build_store
 
     count = iter(range(100))
 

@@ -25,15 +25,15 @@ import numpy as np
 import pyarrow.csv  # noqa: F401
 import trimesh
 
-from pointup.data.clouds import PointCloud
-from pointup.data.fieldfiles import open_patches, patch_pairs
-from pointup.data.files import iter_points, read_mesh, read_points, write_points
-from pointup.data.pcd import PcdHeader
-from pointup.data.ply import PlyHeader
+from pointup.datasets.hdf5_patches import open_patches, patch_pairs
 from pointup.errors import PointupError
 from pointup.geometry.surfaces import Surface
-from pointup.hub import check_options, read_config
-from pointup.modelconfig import ModelConfig
+from pointup.io.cloud import PointCloud
+from pointup.io.files import iter_points, read_mesh, read_points, write_points
+from pointup.io.pcd import PcdHeader
+from pointup.io.ply import PlyHeader
+from pointup.model.config import ModelConfig
+from pointup.model.hub import check_options, read_config
 
 # A case takes milliseconds, and a busy machine a hundred times as long.
 SECONDS_PER_CASE = 60
@@ -135,7 +135,7 @@ def config(directory: Path) -> Path:
 def pairs(directory: Path) -> Path:
     from conftest import wavy_pair
 
-    from pointup.data.pairs import write_pairs
+    from pointup.datasets.pair_dataset import write_pairs
 
     rng = np.random.default_rng(0)
     train, validation = ((wavy_pair(f"{i}", 20, 2, rng) for i in range(n)) for n in (4, 2))
@@ -144,7 +144,7 @@ def pairs(directory: Path) -> Path:
 
 
 def read_pairs(path: Path) -> None:
-    from pointup.data.pairs import find_bad_samples, open_pairs, read_pair
+    from pointup.datasets.pair_dataset import find_bad_samples, open_pairs, read_pair
 
     table = open_pairs(path.parent.parent, "train")
     find_bad_samples(table, min_points=5)
@@ -196,7 +196,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "config.json": (config, read_options),
     "pairs": (pairs, read_pairs),
 }
-NEEDED = {"pcd compressed": "lzf", "e57": "pye57", "pairs": "pointup.data.pairs"}
+NEEDED = {"pcd compressed": "lzf", "e57": "pye57", "pairs": "pointup.datasets.pair_dataset"}
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:

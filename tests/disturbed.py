@@ -22,8 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 import train as training
 from pointup.training.config import TrainConfig
-from pointup.training.launch import make_accelerator
-from pointup.training.lock import RunLock
+from pointup.training.distributed.accelerator import make_accelerator
+from pointup.training.run_directory.lock import RunLock
 
 FAULTY = ROOT / "tests" / "faulty.py"
 STEPS = 12

@@ -550,12 +550,14 @@ def emulated() -> Iterator[None]:
     """Inside, the device is complete: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
-    from pointup import model
-    from pointup.geometry import insertion, kernels, neighbors, thinning
+    from pointup.geometry import insertion_radii as insertion
+    from pointup.geometry import kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.geometry.kernels import insertion as kernels_of_insertion
-    from pointup.training import checkpoint, optimizer
-    from pointup.upsampling import candidates
+    from pointup.model import upsampler as model
+    from pointup.training import optimizer
+    from pointup.training.run_directory import checkpoint
+    from pointup.upsampling.single_pass import candidates
 
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K

@@ -20,16 +20,16 @@ from conftest import ROOT, metrics_of
 from emulated_device import DEVICE, memory, memory_limit, recorded
 from emulated_training import as_if_trained, batch_of, waits_of
 
-from pointup.bench.sections import ALL
-from pointup.bench.timing import Effort
-from pointup.bench.work import Alone
-from pointup.data.batch import move
-from pointup.modelconfig import ModelConfig
+from pointup.benchmark.optimizer_steps import Alone
+from pointup.benchmark.sections import ALL
+from pointup.benchmark.timing import Effort
+from pointup.datasets.batch import move
+from pointup.model.config import ModelConfig
 from pointup.training.config import TrainConfig
-from pointup.training.launch import make_accelerator
-from pointup.training.memory import in_pieces, num_tokens
+from pointup.training.distributed.accelerator import make_accelerator
+from pointup.training.distributed.reduction import StepReduction
+from pointup.training.faults.out_of_memory import in_pieces, num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
-from pointup.training.reduction import StepReduction
 from pointup.upsampling import upsample
 
 sys.path.insert(0, str(ROOT))
@@ -150,7 +150,7 @@ def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
         accelerator = make()
         with memory_limit(limit), caplog.at_level(logging.INFO, "pointup"):
             train(config, accelerator)
-        from pointup.training.budget import recorded_budget
+        from pointup.training.faults.token_budget import recorded_budget
 
         budgets.append(recorded_budget(config.output_dir))
     assert 0 < budgets[0] < budgets[1]
@@ -177,7 +177,7 @@ def test_a_cloud_is_made_denser_as_on_the_cpu() -> None:
 def test_every_section_of_the_bench_runs(section: Any) -> None:
     effort = Effort(quick=True, device=torch.device("gpu"), seconds=1000.0)
     patches = [
-        mock.patch(f"pointup.bench.{name}", value)
+        mock.patch(f"pointup.benchmark.{name}", value)
         for name, value in (
             ("steps.QUICK_SIZES", (60,)),
             ("steps.token_budget", lambda device: 1200),
@@ -201,7 +201,7 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
     assert all(section.line(row) for row in rows)
     if section.name == "step":
         assert waits_of(log) <= {
-            ("synchronize", "pointup/bench/timing.py:now"),
-            ("synchronize", "pointup/training/reduction.py:finish"),
-            ("copy to the CPU", "pointup/training/reduction.py:finish"),
+            ("synchronize", "pointup/benchmark/timing.py:now"),
+            ("synchronize", "pointup/training/distributed/reduction.py:finish"),
+            ("copy to the CPU", "pointup/training/distributed/reduction.py:finish"),
         }

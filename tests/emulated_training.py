@@ -18,24 +18,27 @@ from emulated_device import DEVICE, Log, recorded
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.bench.work import Alone, TrainingWork
-from pointup.data.batch import collate, move
-from pointup.data.pairs import PairDataset, open_pairs, write_pairs
+from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.datasets.batch import collate, move
+from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
 from pointup.geometry.packed import on_host, to_device
 from pointup.geometry.validity import assume_valid
-from pointup.model import Upsampler
-from pointup.training.memory import num_tokens
+from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.reduction import StepReduction
+from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
-from pointup.training.reduction import StepReduction
 
 MOST_OPERATIONS = 1420
 """Of a step of the default model in bf16, ratios mixed, with normals: one process launches some
 100,000 to 200,000 a second on a GPU."""
 
 WAITS = {
-    ("synchronize", "pointup/training/reduction.py:finish"): "the step's work is timed",
-    ("copy to the CPU", "pointup/training/reduction.py:finish"): "totals of the step, one read",
-    ("synchronize", "pointup/bench/timing.py:now"): "what is timed is over",
+    ("synchronize", "pointup/training/distributed/reduction.py:finish"): "the step's work is timed",
+    (
+        "copy to the CPU",
+        "pointup/training/distributed/reduction.py:finish",
+    ): "totals of the step, one read",
+    ("synchronize", "pointup/benchmark/timing.py:now"): "what is timed is over",
 }
 """All that the host may wait for in a step, with the reason."""
 

@@ -22,12 +22,13 @@ import torch
 from accelerate import Accelerator
 
 import train
-from pointup.data.pairs import PairDataset
-from pointup.training import budget, checkpoint
-from pointup.training.available import PeakMemory
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.training.distributed.reduction import StepReduction
 from pointup.training.evaluation import Evaluation
-from pointup.training.reduction import StepReduction
-from pointup.training.saving import Saver
+from pointup.training.faults import token_budget as budget
+from pointup.training.faults.available_memory import PeakMemory
+from pointup.training.run_directory import checkpoint
+from pointup.training.run_directory.checkpointing import Saver
 
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (train, "open_training_data"),

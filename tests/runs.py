@@ -13,7 +13,7 @@ from torch import Tensor
 sys.path.insert(0, str(ROOT))
 
 import train as training
-from pointup.modelconfig import ModelConfig
+from pointup.model.config import ModelConfig
 from pointup.training.config import TrainConfig
 
 __all__ = ["SMALL", "final_weights", "options", "training"]

@@ -9,12 +9,12 @@ import torch
 from scipy.spatial import cKDTree
 
 from pointup import upsample
-from pointup.data.clouds import PointCloud
-from pointup.model import Upsampler
+from pointup.io.cloud import PointCloud
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.executor import Alone
+from pointup.upsampling.options import Wishes
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.running import Alone
-from pointup.upsampling.store import Store
-from pointup.upsampling.wishes import Wishes
+from pointup.upsampling.store.point_store import Store
 
 CPU = torch.device("cpu")
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])

@@ -87,7 +87,7 @@ def test_the_package_and_its_help_load_nothing_heavy() -> None:
     code = """
 import sys
 import pointup
-from pointup.apps.cli import main
+from pointup.cli.main import main
 for args in (["--help"], ["prepare", "--help"], ["prepare", "thin", "--help"]):
     try:
         main(args)
@@ -104,7 +104,7 @@ def test_help_answers_at_once() -> None:
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            [sys.executable, "-m", "pointup.apps.cli", "--help"], capture_output=True, check=True
+            [sys.executable, "-m", "pointup.cli.main", "--help"], capture_output=True, check=True
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
@@ -114,7 +114,7 @@ def test_help_answers_at_once() -> None:
 
 def test_upsampling_loads_nothing_that_only_training_needs() -> None:
     code = (
-        "import sys, pointup.apps.upsample_file, pointup.training.commands\n"
+        "import sys, pointup.cli.upsample.files, pointup.training.next_commands\n"
         "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

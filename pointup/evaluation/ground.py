@@ -9,8 +9,8 @@ from scipy import ndimage
 from scipy.interpolate import LinearNDInterpolator
 from scipy.spatial import QhullError, cKDTree
 
-from pointup.data.lengthunit import METRE, LengthUnit
-from pointup.evaluation.extent import Extent, filled, height_grids
+from pointup.evaluation.common_extent import Extent, filled, height_grids
+from pointup.io.length_unit import METRE, LengthUnit
 
 GROUND_CLASSES = (2, 9)
 """ASPRS classes of the ground's surface: ground, and water."""

@@ -8,7 +8,8 @@ from scipy import ndimage
 from scipy.spatial import cKDTree
 
 from pointup.errors import DataError
-from pointup.evaluation.extent import Extent, height_grids
+from pointup.evaluation.cloud_metrics import Figures
+from pointup.evaluation.common_extent import Extent, height_grids
 from pointup.evaluation.ground import Ground
 from pointup.evaluation.lidar_metrics import (
     BELOW_GROUND,
@@ -20,7 +21,6 @@ from pointup.evaluation.lidar_metrics import (
     Scale,
     height_bands,
 )
-from pointup.evaluation.measures import Figures
 from pointup.geometry.neighbors import nearest
 
 _SMALLEST_BAND = 0.005

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pointup.data.lengthunit import METRE, LengthUnit
-from pointup.evaluation.measures import Metric
+from pointup.evaluation.cloud_metrics import Metric
+from pointup.io.length_unit import METRE, LengthUnit
 
 THRESHOLDS = (0.1, 0.25, 0.5)
 FAR = (0.5, 1.0)

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.data.lengthunit import UNKNOWN, LengthUnit
 from pointup.evaluation.baselines import BASELINES, baseline_clouds
-from pointup.evaluation.extent import whole_extent
+from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
+from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
-from pointup.evaluation.measures import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample, output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
-from pointup.model import Upsampler
+from pointup.io.length_unit import UNKNOWN, LengthUnit
+from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
 ROWS = ("model", "midpoints", *BASELINES, "source", "floor")

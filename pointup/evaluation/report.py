@@ -11,7 +11,7 @@ from textwrap import TextWrapper
 from typing import Any
 
 from pointup.errors import FileError
-from pointup.evaluation.measures import Metric
+from pointup.evaluation.cloud_metrics import Metric
 
 WIDTH = 98
 DIGITS = 4

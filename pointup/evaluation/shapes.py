@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from pointup.errors import DataError
-from pointup.evaluation.measures import METRICS, Figures, Metric, measure
+from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
-from pointup.model import Upsampler
-from pointup.upsampling.arrays import upsample
-from pointup.upsampling.wishes import pass_ratios
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.in_memory import upsample
+from pointup.upsampling.options import pass_ratios
 
 Protocol = Literal["field", "half"]
 

@@ -11,7 +11,7 @@ from zlib import error as ZlibError
 import numpy as np
 
 from pointup.errors import DataError, FileError
-from pointup.geometry.arrayfiles import check_expansion, read_npz_headers
+from pointup.geometry.array_files import check_expansion, read_npz_headers
 
 # Random candidates a kept point. More of them leave fewer uneven gaps and cost more time.
 OVERSAMPLING = 5

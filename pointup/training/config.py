@@ -15,10 +15,10 @@ import torch
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
-from pointup.modelconfig import ModelConfig
-from pointup.training.checkpoint import has_checkpoints
+from pointup.model.config import ModelConfig
 from pointup.training.objective import LossConfig
-from pointup.training.saving import OnSaveError
+from pointup.training.run_directory.checkpoint import has_checkpoints
+from pointup.training.run_directory.checkpointing import OnSaveError
 from pointup.training.schedule import LrScaling
 
 logger = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
-from pointup.data.default import default_dataset
-from pointup.data.pairs import PairDataset, find_bad_samples, open_pairs, surface_path
-from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs, surface_path
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import DataError, TrainingError
+from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import TrainConfig
 
 

@@ -14,17 +14,17 @@ import torch
 from accelerate import Accelerator
 from torch_geometric.data import Batch
 
-from pointup.data.batch import make_loader, move
-from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.datasets.batch import make_loader, move
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
-from pointup.evaluation.measures import Figures, mean_rows, measure
+from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.surfaces import Surface
-from pointup.pictures import evaluation_picture
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
-from pointup.training.memory import clouds
+from pointup.training.faults.out_of_memory import clouds
 from pointup.training.objective import training_ratio
+from pointup.visualization import evaluation_picture
 
 logger = logging.getLogger("pointup")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pointup.data.pairs import PairDataset
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import ConfigError
 
 logger = logging.getLogger("pointup")

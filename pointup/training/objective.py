@@ -25,7 +25,7 @@ from pointup.losses import (
     repulsion_loss,
     safe_sqrt,
 )
-from pointup.upsampled import Upsampled
+from pointup.model.output import Upsampled
 
 # In spacings of the target; a hole that no candidate can reach would outweigh all else.
 LARGEST_GAP = 2.0

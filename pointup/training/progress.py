@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
-from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig
 

@@ -13,16 +13,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from pointup.data.sampler import TokenBudgetBatchSampler
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
-from pointup.training.checkpoint import (
+from pointup.training.fingerprint import Fingerprint, check_same_data
+from pointup.training.progress import Progress
+from pointup.training.run_directory.checkpoint import (
     CheckpointError,
     damaged_files,
     latest_checkpoint,
     offer_instead_of,
 )
-from pointup.training.fingerprint import Fingerprint, check_same_data
-from pointup.training.progress import Progress
 
 PREFIXES = ("module.", "_orig_mod.")
 LOAD_ERRORS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.data.clouds import ExtraDimension, PointCloud
+from pointup.io.cloud import ExtraDimension, PointCloud
 from pointup.upsampling.ground import CLASSIFICATION, GROUND_CLASS, Ground
 
 SYNTHETIC, PARENT, DISTANCE = "synthetic", "parent_index", "distance_to_measured"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.data.clouds import PointCloud
 from pointup.errors import ConfigError, DataError
+from pointup.io.cloud import PointCloud
 
 NOISE_CLASSES = (7, 18)
 """Low and high noise, as ASPRS numbers them."""

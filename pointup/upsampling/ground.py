@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.upsampling.store import Store
+from pointup.upsampling.store.point_store import Store
 
 GROUND_CLASS = 2
 CLASSIFICATION = "classification"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from pointup.data.files import LAS_EXTENSIONS
-from pointup.model import Upsampler
+from pointup.io.files import LAS_EXTENSIONS
+from pointup.model.upsampler import Upsampler
 
 
 def shipped_for(source: Path | None) -> str:

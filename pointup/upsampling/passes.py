@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from pointup.data.clouds import PointCloud
-from pointup.model import Upsampler
-from pointup.upsampling.job import Upsampling
-from pointup.upsampling.newpoints import NewPoints
-from pointup.upsampling.running import Shares, choose_from_draft, run_upsampling
-from pointup.upsampling.store import Store, build_store
-from pointup.upsampling.wishes import Wishes
+from pointup.io.cloud import PointCloud
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.executor import Shares, choose_from_draft, run_upsampling
+from pointup.upsampling.new_points import NewPoints
+from pointup.upsampling.options import Wishes
+from pointup.upsampling.single_pass.upsampling_pass import Upsampling
+from pointup.upsampling.store.point_store import Store, build_store
 
 DRAFT_STEPS = 3
 """How often points are pushed that others are drafted from: more makes them more even, and puts

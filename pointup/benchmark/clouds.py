@@ -1,0 +1,56 @@
+"""Clouds to measure with: points on a wavy sheet with hills, of any number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch, Data
+
+from pointup.datasets.batch import collate
+from pointup.datasets.locality import in_spatial_order
+from pointup.geometry.packed import ptr_from_sizes
+
+RATIO = 4.0
+
+
+def sheet(num_points: int, seed: int, noise: float = 0.0) -> Tensor:
+    """Random points (N, 3) float32 on a hilly surface over the unit square."""
+    random = torch.Generator().manual_seed(seed)
+    x, y = torch.rand(2, num_points, generator=random)
+    z = 0.15 * (7 * x).sin() * (5 * y).cos() + 0.03 * (31 * x + 17 * y).sin()
+    return torch.stack([x, y, z], dim=1) + noise * torch.randn(num_points, 3, generator=random)
+
+
+def ragged(
+    num_points: int, num_clouds: int, seed: int, noise: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """So many points (N, 3) in clouds of sizes as 1 : 2 : 3 and so on, and their ptr."""
+    shares = torch.arange(num_clouds + 1).cumsum(0).double()
+    ptr = (shares / shares[-1] * num_points).round().long()
+    clouds = [
+        sheet(int(size), seed + cloud, noise) for cloud, size in enumerate(ptr[1:] - ptr[:-1])
+    ]
+    return torch.cat(clouds), ptr
+
+
+def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
+    """Pairs whose sources have so many points and whose targets have four times as many.
+
+    In the order in which `PairDataset` gives their points.
+    """
+    pairs = []
+    for number, size in enumerate(sizes):
+        clouds = {
+            "source": sheet(size, seed + 2 * number).numpy(),
+            "target": sheet(round(RATIO * size), seed + 2 * number + 1).numpy(),
+        }
+        source, target = map(torch.from_numpy, in_spatial_order(clouds).values())
+        pairs.append(Data(pos=source, target=target, name=f"sheet {number}", index=number))
+    return collate(pairs)
+
+
+def one_cloud(pos: Tensor) -> Tensor:
+    """ptr (2,) of a single cloud."""
+    return ptr_from_sizes(torch.tensor([len(pos)], device=pos.device))

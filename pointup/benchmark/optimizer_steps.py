@@ -1,0 +1,80 @@
+"""Optimizer steps as `train.py` does them, timed part by part."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.benchmark.timing import now
+from pointup.datasets.batch import move
+from pointup.geometry.validity import assume_valid
+from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.reduction import StepReduction, StepTotals
+from pointup.training.faults.out_of_memory import num_tokens
+from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
+from pointup.training.optimizer import make_optimizer
+
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+PARTS = ("forward", "loss", "backward", "update")
+MAX_RATIO = 16.0
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What `StepReduction` needs of an Accelerator, for a process that shares nothing."""
+
+    device: torch.device
+    num_processes: int = 1
+    process_index: int = 0
+
+    def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
+        return tensor
+
+
+class TrainingWork:
+    """The default model with its optimizer, and steps of it.
+
+    `group` is an Accelerator, or `Alone`. fp16 is timed without a scaler of the loss.
+    """
+
+    def __init__(self, group: Any, precision: str = "fp32", loss: LossConfig | None = None) -> None:
+        self.loss = loss or LossConfig()
+        torch.manual_seed(0)
+        self.device: torch.device = group.device
+        self.dtype = PRECISIONS[precision]
+        self.model = Upsampler().to(self.device)
+        self.optimizer = make_optimizer(self.model.parameters(), self.device)
+        self.reduction = StepReduction(group, self.model.parameters())
+        self.seconds: dict[str, float] = {}
+        """Of each part of the last step."""
+
+    def step(self, batch: Batch) -> StepTotals:
+        """Forward, loss, backward, reduction and update on one micro-batch."""
+        batch = move(batch, self.device)
+        self.reduction.start()
+        ticks = [now(self.device)]
+        with self.reduction.working(), assume_valid():
+            ratio = training_ratio(batch, None, MAX_RATIO)
+            autocast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
+            with autocast:
+                output = self.model(batch.pos, batch.ptr, ratio)
+            ticks.append(now(self.device))
+            spacing = target_spacing(output.gaps, batch.ptr, ratio)
+            losses = cloud_losses(output, batch, spacing, self.loss)
+            ticks.append(now(self.device))
+            losses.sum().backward()
+            self.reduction.add(losses, num_tokens(batch))
+            ticks.append(now(self.device))
+        totals = self.reduction.finish(False, 0.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        ticks.append(now(self.device))
+        durations = [after - before for before, after in pairwise(ticks)]
+        self.seconds = dict(zip(PARTS, durations, strict=True))
+        return totals

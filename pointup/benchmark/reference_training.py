@@ -1,0 +1,125 @@
+"""Training against the same work written plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import psutil
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.benchmark.clouds import RATIO, training_batch
+from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.peak_memory import PeakMemory
+from pointup.benchmark.reference_implementation import plain_chamfer_distance, plain_upsample
+from pointup.benchmark.tables import Column, Row, Section
+from pointup.benchmark.timing import Effort, compare
+from pointup.benchmark.training_speed import token_budget
+from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.devices import device_module
+from pointup.training.objective import LossConfig
+
+QUICK_SIZES = (500, 2000)
+SIZES = (500, 2000, 5000, 20_000)
+SHARE_OF_MEMORY = 0.8
+LONGEST = 15.0
+"""Seconds for the rounds of one size, if a single one doesn't take longer."""
+
+
+class PlainWork:
+    """Steps of one cloud, plainly: the default model with its optimizer."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.model = Upsampler().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+
+    def step(self, pos: Tensor, target: Tensor, recompute: bool = False) -> None:
+        output, _ = plain_upsample(self.model, pos, RATIO)
+        self.optimizer.zero_grad()
+        plain_chamfer_distance(output, target, recompute).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+
+
+def measure(effort: Effort) -> Iterator[Row]:
+    bound = effort.bound()
+    device = effort.device
+    # Without a learned density all is thinned evenly, as the plain work is.
+    work, plain = TrainingWork(Alone(device), loss=LossConfig(density=0.0)), PlainWork(device)
+    seconds = bytes_per_token = 0.0
+    measured = 1
+    for size in QUICK_SIZES if effort.quick else SIZES:
+        tokens = round((1 + RATIO) * size)
+        row: Row = {"size": size}
+        # Of all distances between output and target, both ways.
+        matrices = 2 * 4 * round(RATIO * size) ** 2
+        room = SHARE_OF_MEMORY * free_memory(device) - bytes_per_token * tokens
+        recompute = matrices > room
+        # Brute force grows with the square of the size.
+        expected = seconds * (size / measured) ** 2 * (1 + recompute / 3)
+        if refusal := bound.refusal(expected):
+            yield row | {"left_out": refusal}
+            continue
+        if room < 0:
+            needed = bytes_per_token * tokens / 1e9
+            yield row | {"left_out": f"the plain step would need {needed:.0f} GB"}
+            continue
+        num_clouds = max(1, token_budget(device) // (2 if effort.quick else 1) // tokens)
+        batch = training_batch([size] * num_clouds).to(device)
+        single = training_batch([size]).to(device)
+        with PeakMemory(device) as memory:
+            work.step(batch)
+        plain_peaks: list[int] = []
+        ours, theirs = compare(
+            partial(work.step, batch),
+            partial(step_with_peak, plain, single, recompute, plain_peaks),
+            min(bound.left, LONGEST),
+            device,
+        )
+        seconds, measured = theirs, size
+        bytes_per_token = max(0, max(plain_peaks) - matrices * (not recompute)) / tokens
+        rate, plain_rate = num_clouds * tokens / ours, tokens / theirs
+        yield row | {
+            "step": rate,
+            "plain": plain_rate,
+            "ratio": rate / plain_rate,
+            "memory": memory.bytes / (num_clouds * tokens),
+            "plain_memory": max(plain_peaks) / tokens,
+            "matrices": "again" if recompute else "kept",
+        }
+
+
+def step_with_peak(plain: PlainWork, single: Batch, recompute: bool, peaks: list[int]) -> None:
+    with PeakMemory(single.pos.device) as memory:
+        plain.step(single.pos, single.target, recompute)
+    peaks.append(memory.bytes)
+
+
+def free_memory(device: torch.device) -> int:
+    module = device_module(device)
+    if module is not None:
+        return int(module.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+SECTION = Section(
+    "reference",
+    "Training steps against plain PyTorch, tokens/s",
+    (
+        Column("size", "points", ",", is_key=True),
+        Column("step", "pointup", ",.0f", "higher"),
+        Column("plain", "plain", ",.0f"),
+        Column("ratio", "times as fast", ".1f", "higher"),
+        Column("memory", "bytes/token", ",.0f", "lower"),
+        Column("plain_memory", "plain bytes/token", ",.0f"),
+        Column("matrices", "plain matrices"),
+    ),
+    measure,
+    note="plain: the same network on one cloud a step, every tensor whole, derivatives by\n"
+    "autograd, Chamfer distance and neighbours by torch.cdist in chunks; the same thinning.\n"
+    "Both without the loss of the density, which the step's other figures include. Matrices of\n"
+    "distances that do not fit into memory are computed again for the derivatives.",
+)

@@ -1,0 +1,114 @@
+"""What was measured, as tables that are printed line by line, kept as JSON and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pointup.benchmark.timing import Effort
+from pointup.errors import FileError
+
+Row = dict[str, Any]
+Better = Literal["higher", "lower"]
+CHANGED = 0.05
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a table, or part of what a row is called."""
+
+    name: str
+    """Name in the JSON."""
+    title: str
+    format: str = ""
+    better: Better | None = None
+    """Which way is better, for a figure that is compared; a row is told apart by the others."""
+    is_key: bool = False
+    width: int = 8
+
+    def show(self, value: Any) -> str:
+        return "-" if value is None else format(value, self.format)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table of the benchmark: how it is measured and how it reads."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    measure: Callable[[Effort], Iterator[Row]]
+    """Yields the rows, each as soon as it is measured."""
+    note: str = ""
+
+    def widths(self) -> list[int]:
+        return [max(len(column.title), column.width) for column in self.columns]
+
+    def head(self) -> str:
+        return _line([column.title for column in self.columns], self.columns, self.widths())
+
+    def line(self, row: Row) -> str:
+        cells = [column.show(row.get(column.name)) for column in self.columns]
+        line = _line(cells, self.columns, self.widths())
+        return f"{line}  left out: {row['left_out']}" if "left_out" in row else line
+
+    def key(self, row: Row) -> tuple[str, ...]:
+        """What tells a row from the others of its table, here and in an earlier run."""
+        return tuple(column.show(row.get(column.name)) for column in self.columns if column.is_key)
+
+    def changes(self, before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+        """A line for each figure that is not within 5 % of what it was, and for rows that came
+        or went."""
+        old = {self.key(row): row for row in before}
+        lines = []
+        for row in after:
+            key = self.key(row)
+            name = ", ".join(key)
+            if key not in old:
+                lines.append(f"{name}: new")
+                continue
+            for column in self.columns:
+                was, now = old[key].get(column.name), row.get(column.name)
+                if column.better is None or not was or now is None:
+                    continue
+                factor = now / was
+                if abs(factor - 1) > CHANGED:
+                    verdict = "better" if (factor > 1) == (column.better == "higher") else "worse"
+                    lines.append(
+                        f"{name}: {column.title} {column.show(was)} -> {column.show(now)}, "
+                        f"{factor:.2f}x, {verdict}"
+                    )
+        gone = old.keys() - {self.key(row) for row in after}
+        return lines + [f"{', '.join(key)}: not measured now" for key in old if key in gone]
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    return "  ".join(
+        f"{cell:{'<' if column.is_key else '>'}{width}}"
+        for cell, column, width in zip(cells, columns, widths, strict=True)
+    ).rstrip()
+
+
+def read_results(path: Path) -> Mapping[str, Any]:
+    """An earlier run, as `write_results` wrote it. Raises FileError where there is none."""
+    try:
+        results = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path}: can't be read ({error}); name a file of bench --json") from error
+    if not isinstance(results, dict) or not {"machine", "sections"} <= results.keys():
+        raise FileError(f"{path}: not written by pointup bench; name a file of bench --json")
+    return results
+
+
+def write_results(path: Path, machine: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+    """Write what was measured, all or nothing. Raises FileError where that can't be done."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(json.dumps({"machine": machine, "sections": sections}, indent=2) + "\n")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error

@@ -1,0 +1,100 @@
+"""`pointup bench`: how fast this machine is at what pointup does, as ratios measured in one run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from pointup.errors import ConfigError, FileError
+
+SECTIONS = ("sampler", "reading", "knn", "step", "reference", "upsampling", "scaling")
+QUICK_SECONDS = 7.0
+SECONDS = 300.0
+
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure how fast this machine plans, reads, searches, trains and upsamples.
+
+    Every figure is a median; what is compared takes turns. On a machine that does other work at
+    the same time only the ratios mean something.
+    """
+
+    quick: bool = False
+    """Small sizes only: under a minute on two cores."""
+    only: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ",".join(SECTIONS)
+    """The sections to measure."""
+    json: File = None
+    """Write the figures to this file."""
+    compare: File = None
+    """Print what changed since an earlier file of --json."""
+    device: str | None = None
+    """Where to measure, as torch names it (default: an accelerator where there is one)."""
+    seconds: float | None = None
+    """Time within which a section begins something new (default: 300, with --quick 7)."""
+
+    def run(self) -> int:
+        names = self._names()
+        for path in (self.json,):
+            if path is not None and not path.parent.is_dir():
+                raise FileError(f"{path}: there is no folder {path.parent}; make it")
+
+        import torch
+
+        from pointup.benchmark.machine import describe_machine, machine_lines
+        from pointup.benchmark.sections import ALL
+        from pointup.benchmark.tables import read_results, write_results
+        from pointup.benchmark.timing import Effort
+        from pointup.upsampling.in_memory import default_device
+
+        before = read_results(self.compare) if self.compare else None
+        device = torch.device(self.device) if self.device else default_device()
+        seconds = self.seconds or (QUICK_SECONDS if self.quick else SECONDS)
+        effort = Effort(quick=self.quick, device=device, seconds=seconds)
+        machine = {**describe_machine(device), "quick": self.quick}
+        print("\n".join(machine_lines(machine)))
+        measured: dict[str, Any] = {}
+        for section in ALL:
+            if section.name not in names:
+                continue
+            began = time.monotonic()
+            print(f"\n{section.title} [{section.name}]\n{section.head()}", flush=True)
+            measured[section.name] = []
+            for row in section.measure(effort):
+                measured[section.name].append(row)
+                print(section.line(row), flush=True)
+            if section.note:
+                print(section.note)
+            print(f"({time.monotonic() - began:.0f} s)", flush=True)
+            if self.json:
+                write_results(self.json, machine, measured)
+        if before:
+            print(f"\nChanged by more than 5 % since {self.compare}:")
+            print("\n".join(changes(ALL, before["sections"], measured)) or "  nothing")
+        return 0
+
+    def _names(self) -> list[str]:
+        names = [name.strip() for name in self.only.split(",") if name.strip()]
+        unknown = [name for name in names if name not in SECTIONS]
+        if unknown or not names:
+            raise ConfigError(
+                f"--only {self.only}: no section {', '.join(unknown)}; "
+                f"there are {', '.join(SECTIONS)}"
+            )
+        return names
+
+
+def changes(sections: Any, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """A line for each figure that changed, of the sections that both runs measured."""
+    return [
+        f"  {section.name}: {line}"
+        for section in sections
+        if section.name in before and section.name in after
+        for line in section.changes(before[section.name], after[section.name])
+    ]

@@ -1,0 +1,1 @@
+"""`pointup doctor`: checks a machine, a dataset or a run directory."""

@@ -1,0 +1,84 @@
+"""`pointup doctor`: whether this machine, a dataset or a run is fit for what pointup does."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pointup.cli.doctor.finding import Finding
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Check this machine, and with --data or --run a dataset or a run; say what to do.
+
+    Under `accelerate launch ... -m pointup doctor` all processes check their machines and what
+    they do together. The exit status is 1 when anything fails.
+    """
+
+    data: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Read every sample of this pair dataset too."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
+    """Look at the run in this directory too: checkpoints, lock, last sign of life."""
+
+    def run(self) -> int:
+        from pointup.cli.doctor.process_group import join
+
+        is_launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        levels: Counter[str] = Counter()
+        group = join() if is_launched else None
+        if isinstance(group, Finding):
+            # Told by each machine: that of the main process may be the one that is missing.
+            if os.environ.get("LOCAL_RANK", "0") == "0":
+                print(group, flush=True)
+            return 1
+        for finding in self._findings(group):
+            levels[finding.level] += 1
+            print(finding, flush=True)
+        if group is None or group.is_main_process:
+            print(f"\n{summary(levels)}", flush=True)
+        if group is not None:
+            group.end_training()
+        return int(levels["fail"] > 0)
+
+    def _findings(self, group: Accelerator | None) -> Iterator[Finding]:
+        """What there is to tell, as it is found; nothing on other processes than the main one."""
+        from pointup.cli.doctor.dataset import data_findings
+        from pointup.cli.doctor.launch import alone_findings
+        from pointup.cli.doctor.process_group import group_findings
+        from pointup.cli.doctor.run_directory import read_config, run_findings
+        from pointup.model.config import ModelConfig
+        from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
+
+        options = read_config(self.run_dir) if self.run_dir else {}
+        num_workers = options.get("num_workers", TrainConfig.num_workers)
+        token_budget = options.get("token_budget", TrainConfig.token_budget)
+        token_budget = options.get("found_token_budget", token_budget)
+        to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
+        if group is None:
+            yield from alone_findings(num_workers, to_hold)
+        else:
+            yield from group_findings(group, num_workers, to_hold)
+            if not group.is_main_process:
+                return
+        if self.data:
+            min_points = options.get("model", {}).get("k", ModelConfig.k)
+            yield from data_findings(self.data, min_points, token_budget)
+        if self.run_dir:
+            yield from run_findings(self.run_dir)
+
+
+def summary(levels: Counter[str]) -> str:
+    warnings = f"{levels['warn']} to look at" if levels["warn"] else "nothing to look at"
+    if levels["fail"]:
+        return f"{levels['fail']} failed, {warnings}."
+    return f"All works; {warnings}."

@@ -1,0 +1,50 @@
+"""Whether a dataset can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pointup.cli.doctor.finding import Finding, fail, ok, reason_of, warn
+from pointup.datasets.pair_dataset import find_bad_samples, open_pairs
+from pointup.errors import DataError
+
+NUM_NAMED = 3
+
+
+def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
+    """Reads every sample; `min_points` is what the model needs, for a run with this budget.
+
+    None is a budget that grows to the largest pair.
+    """
+    for split in ("train", "validation"):
+        try:
+            yield from split_findings(name, split, min_points, token_budget)
+        except DataError as error:
+            yield fail(f"data, {split}", reason_of(error), "`pointup prepare` makes datasets")
+            return
+
+
+def split_findings(
+    name: str, split: str, min_points: int, token_budget: int | str | None
+) -> Iterator[Finding]:
+    subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
+    table = open_pairs(name, split)
+    bad = find_bad_samples(table, min_points, name)
+    arrow = table.with_format("arrow")
+    num_source, num_target = (np.asarray(arrow[f"num_{c}"][:]) for c in ("source", "target"))
+    tokens = num_source.astype(np.int64) + num_target
+    text = f"{len(table):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
+    reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
+    if len(bad) == len(table):
+        yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
+    elif bad:
+        yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", f"left out; {inspect}")
+    else:
+        yield ok(subject, text)
+    largest = int(tokens.argmax())
+    if isinstance(token_budget, int) and tokens[largest] > token_budget:
+        what = f"{table[largest]['name']} has {tokens[largest]:,} points"
+        remedy = "give a larger --token-budget, or auto, or --crop"
+        yield warn(subject, f"{what}, more than the token budget of {token_budget:,}", remedy)

@@ -1,0 +1,113 @@
+"""A real launch of several processes, by `accelerate launch`, within a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from pointup.cli.doctor.accelerators import accelerator_findings, compute_finding
+from pointup.cli.doctor.finding import Finding, fail, in_time, ok
+from pointup.cli.doctor.kernels import kernel_finding, speed_findings
+from pointup.cli.doctor.machine import machine_findings
+from pointup.errors import ConfigError
+from pointup.training.distributed.accelerator import check_number_of_processes
+
+SECONDS = 300.0
+MODULE = "pointup.cli.doctor.process_group"
+OF_LAUNCH = ("ACCELERATE_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_")
+"""How the variables begin that would tell a process that it belongs to another launch."""
+CONFIG = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+use_cpu: {use_cpu}
+mixed_precision: "no"
+num_machines: 1
+num_processes: {num_processes}
+machine_rank: 0
+main_process_port: 0
+main_training_function: main
+"""
+
+
+def alone_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
+    """All that a process finds that is not one of a group: it launches groups itself."""
+    yield from machine_findings(num_workers, token_budget)
+    yield from accelerator_findings()
+    kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    for device in [f"{kind}:{i}" for i in range(number)] or ["cpu"]:
+        yield from device_findings(torch.device(device))
+    try:
+        check_number_of_processes()
+    except ConfigError as error:
+        yield fail("group", *str(error).split("; "))
+    yield from launch(2, use_cpu=True)
+    if number > 1:
+        yield from launch(number, use_cpu=False)
+
+
+def device_findings(device: torch.device) -> Iterator[Finding]:
+    """Whether a device computes; on CUDA also whether the kernels do, and how fast."""
+    compute = compute_finding(device)
+    yield compute
+    if device.type == "cuda" and compute.level == "ok":
+        found = kernel_finding(device)
+        yield found
+        if found.level == "ok":
+            yield from speed_findings(device)
+
+
+def launch(
+    num_processes: int, use_cpu: bool, module: str = MODULE, seconds: float = SECONDS
+) -> list[Finding]:
+    """What `module` finds in a group; it is given the file to write its findings to."""
+    where = "on the CPU" if use_cpu else "on accelerators"
+    with tempfile.TemporaryDirectory(prefix="pointup_") as folder:
+        config, answer, output = (Path(folder) / n for n in ("config.yaml", "answer", "output"))
+        config.write_text(CONFIG.format(use_cpu=use_cpu, num_processes=num_processes))
+        command = [
+            sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
+            "--monitor_interval", "0.2", "-m", module, str(answer),
+        ]  # fmt: skip
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_LAUNCH)}
+        began = time.monotonic()
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=file,
+                env={"OMP_NUM_THREADS": "1", **environment},
+            )
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                text = f"{num_processes} processes {where} were not done in {in_time(seconds)}"
+                return [fail("launch", text, "look at `accelerate test`, and at the load")]
+            finally:
+                end(process)
+        if process.returncode or not answer.is_file():
+            said = [line for line in output.read_text().splitlines() if "Error" in line]
+            text = f"{num_processes} processes {where} failed: {(said or ['no word'])[0]}"
+            return [fail("launch", text, "try `accelerate test`")]
+        findings = [Finding(**finding) for finding in json.loads(answer.read_text())]
+        took = in_time(time.monotonic() - began)
+        text = f"{num_processes} processes {where}, from start to end {took}"
+        return [ok("launch", text), *findings]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a launcher with all it started, which live in sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for member in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+    process.wait()

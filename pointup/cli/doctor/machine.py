@@ -1,0 +1,142 @@
+"""Whether a machine suits: versions, cores and memory, open files, shared memory, disk."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+
+import pointup
+from pointup.cli.doctor.finding import Finding, fail, in_bytes, ok, warn
+from pointup.training.faults.available_memory import memory_limit, num_local_processes
+
+NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
+ENOUGH_OPEN_FILES = 1024
+FEWEST_OPEN_FILES = 256
+LITTLE_MEMORY = 2e9
+LITTLE_DISK = 5e9
+NO_DISK = 0.5e9
+BYTES_PER_TOKEN = 64
+"""Coordinates, normals and the indices of a batch, rounded up."""
+BATCHES_PER_WORKER = 3
+"""Two that the loader asks for ahead, and the one in use."""
+TOKENS_OF_AUTO = 2_000_000
+"""On the safe side of what `--token-budget auto` finds on a large GPU."""
+
+
+def machine_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
+    """All about this machine but its accelerators, for a run with these options."""
+    num_processes = num_local_processes(max(torch.accelerator.device_count(), 1))
+    yield from environment_findings()
+    yield capacity_finding()
+    yield open_files_finding(*open_files_limits())
+    needed = shared_memory_needed(num_workers, token_budget, num_processes)
+    yield shared_memory_finding(needed, Path("/dev/shm"))
+    for subject, path in (("disk", Path.cwd()), ("disk, temporaries", Path(tempfile.gettempdir()))):
+        yield disk_finding(subject, path)
+
+
+def environment_findings() -> Iterator[Finding]:
+    yield ok(
+        "environment",
+        f"pointup {pointup.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}",
+    )
+    try:
+        requirements = requires("pointup") or []
+    except PackageNotFoundError:
+        yield warn("packages", "pointup is not installed", "run `pip install -e .` in its folder")
+        return
+    versions = ", ".join(f"{name} {version(name)}" for name in NAMED_PACKAGES)
+    unmet = [text for text in requirements if not is_met(Requirement(text))]
+    if unmet:
+        wanted = " ".join(f"'{text}'" for text in unmet)
+        text = f"{', '.join(unmet)} is not there; {versions}"
+        yield fail("packages", text, f"`pip install {wanted}`")
+    else:
+        yield ok("packages", versions)
+
+
+def is_met(requirement: Requirement) -> bool:
+    """Whether a required package is installed; those of extras need not be."""
+    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        return True
+    try:
+        return requirement.specifier.contains(version(requirement.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def capacity_finding() -> Finding:
+    cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
+    # Of the machine, or of the container or batch job that this process is in.
+    free, total = memory_limit(torch.device("cpu"), 1), psutil.virtual_memory().total
+    text = (
+        f"{cores} cores, load {load:.1f}; {in_bytes(free)} of {in_bytes(total)} memory for this job"
+    )
+    subject = "cores, memory"
+    if free < LITTLE_MEMORY:
+        return warn(subject, text, "end what else runs, or take a smaller --token-budget")
+    if load > 2 * cores:
+        return warn(subject, text, "other programs take the cores: training will be slow")
+    return ok(subject, text)
+
+
+def open_files_limits() -> tuple[float, float]:
+    """The soft and the hard limit; infinity where there is none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return float("inf"), float("inf")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (float("inf") if n == resource.RLIM_INFINITY else n for n in limits)
+    return soft, hard
+
+
+def open_files_finding(soft: float, hard: float) -> Finding:
+    """Every tensor on its way from a data worker holds a file open."""
+    text = f"at most {soft:,.0f} at a time, {hard:,.0f} once the loader raises its limit"
+    if hard >= ENOUGH_OPEN_FILES:
+        return ok("open files", text)
+    remedy = f"raise the hard limit to {ENOUGH_OPEN_FILES:,} (`ulimit -Hn`, limits.conf)"
+    found = warn if hard >= FEWEST_OPEN_FILES else fail
+    return found("open files", text, remedy)
+
+
+def shared_memory_finding(needed: int, path: Path) -> Finding:
+    """Batches travel from the data workers to the training in shared memory."""
+    if not path.is_dir():
+        return ok(str(path), "not on this system: shared memory is bounded by memory alone")
+    free = shutil.disk_usage(path).free
+    text = f"{in_bytes(free)} free, the loader needs {in_bytes(needed)}"
+    remedy = "enlarge it (docker run --shm-size 8g), or train with --num-workers 0"
+    if free < needed:
+        return fail(str(path), text, remedy)
+    return warn(str(path), text, remedy) if free < 2 * needed else ok(str(path), text)
+
+
+def shared_memory_needed(num_workers: int, token_budget: int | str, num_processes: int) -> int:
+    """Bytes in flight between workers and processes of one machine."""
+    tokens = token_budget if isinstance(token_budget, int) else TOKENS_OF_AUTO
+    return tokens * BYTES_PER_TOKEN * BATCHES_PER_WORKER * num_workers * num_processes
+
+
+def disk_finding(subject: str, path: Path) -> Finding:
+    """Whether `path`, or what will hold it once it is made, has room and may be written to."""
+    folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return fail(subject, f"{folder} can't be written to", "give another --output-dir")
+    text = f"{in_bytes(free)} free in {folder}"
+    if free >= LITTLE_DISK:
+        return ok(subject, text)
+    found = warn if free >= NO_DISK else fail
+    return found(subject, text, "free some: checkpoints and upsampled files need room")

@@ -1,0 +1,151 @@
+"""The state of a run: its lock, its last sign of life, its checkpoints and its model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from pointup.cli.doctor.finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
+from pointup.training.run_directory.checkpoint import (
+    FILES,
+    LATEST,
+    checkpoint_directories,
+    damaged_files,
+    fault_of,
+    named_by,
+    offer_instead_of,
+    whole_checkpoints,
+)
+from pointup.training.run_directory.lock import look_at
+
+OLD_SECONDS = 600.0
+"""Without a line of metrics, a run that is training may hang; evaluations take their time."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The options of a run; none where there is no config that can be read."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def run_findings(directory: Path) -> Iterator[Finding]:
+    if not directory.is_dir():
+        yield fail("run", f"{directory}: no such directory", "give the --output-dir of a run")
+        return
+    if read_config(directory):
+        yield ok("run", str(directory))
+    else:
+        what = f"{directory / 'config.json'} is missing, or not JSON"
+        yield fail("run", what, "restore it, or train in another --output-dir")
+    lock, is_training = lock_finding(directory / "lock")
+    yield lock
+    yield life_finding(directory / "metrics.jsonl", is_training)
+    yield from checkpoint_findings(directory / "checkpoints")
+    yield model_finding(directory / "model")
+
+
+def lock_finding(path: Path) -> tuple[Finding, bool]:
+    """And whether the run is training now."""
+    if not path.is_file() or not path.stat().st_size:
+        return ok("lock", "free: the run is not training"), False
+    holder, is_held = look_at(path)
+    who = "process {pid} on {host}, since {since}".format_map(holder) if holder else "a process"
+    if is_held:
+        return ok("lock", f"held by {who}: the run is training"), True
+    remedy = "the same command again continues the run, and takes the lock over"
+    return warn("lock", f"stale: {who}, is gone without an end", remedy), False
+
+
+def life_finding(path: Path, is_training: bool) -> Finding:
+    """The last line of the metrics, and how old it is."""
+    subject = "last sign of life"
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        age = max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return warn(subject, "no metrics.jsonl yet", "train, or look into logs/rank_0.log")
+    records = [record for record in map(parsed, lines) if record]
+    if not records:
+        return warn(subject, "metrics.jsonl is empty", "look into logs/rank_0.log")
+    last = records[-1]
+    losses = [record["loss"] for record in records if "loss" in record]
+    told = [f"step {last.get('step')}, {in_time(age)} ago"]
+    if losses:
+        told.append("loss not finite" if losses[-1] is None else f"loss {losses[-1]:.4g}")
+    text = ", ".join(told)
+    if is_training and age > OLD_SECONDS:
+        return warn(subject, text, "a hang is ended after --hang-timeout; see logs/rank_N.log")
+    if losses and losses[-1] is None:
+        return warn(subject, text, "the log names the clouds; --debug names the operation")
+    return ok(subject, text)
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """A line of JSON; nothing for the last one of a killed run, cut short."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def checkpoint_findings(directory: Path) -> Iterator[Finding]:
+    """Every checkpoint, read whole; a broken one fails where the run would continue from it."""
+    marker = directory / LATEST
+    name = named_by(marker)
+    latest = directory / name if name else None
+    found = checkpoint_directories(directory)
+    for path in found:
+        yield checkpoint_finding(path, path == latest)
+    whole = whole_checkpoints(directory)
+    if latest is None and found:
+        state = f"{marker} {'names no checkpoint' if marker.exists() else 'is missing'}"
+        if whole:
+            remedy = f"the same command again continues from {whole[-1].name}, the newest whole one"
+            yield warn("checkpoints", state, remedy)
+        else:
+            remedy = f"remove {directory} to start again"
+            yield fail("checkpoints", f"{state}, and none is whole", remedy)
+    elif latest is None:
+        yield warn("checkpoints", "none yet", "--save-every sets how often one is written")
+    elif latest not in found:
+        yield fail("checkpoints", f"LATEST names {latest.name}, gone", offer_instead_of(latest))
+    for path in directory.glob("step_*.tmp"):
+        yield warn("checkpoints", f"{path.name} was left by a kill while saving", "remove it")
+
+
+def checkpoint_finding(path: Path, is_latest: bool) -> Finding:
+    fault = fault_of(path)
+    if not fault:
+        files = json.loads((path / "state.json").read_text())["files"]
+        damaged = damaged_files(path, files)
+        fault = f"has a damaged {', '.join(damaged)}" if damaged else ""
+    mark = ", LATEST" if is_latest else ""
+    if not fault:
+        size = sum((path / name).stat().st_size for name in FILES)
+        return ok("checkpoint", f"{path.name} is whole, {in_bytes(size)}{mark}")
+    if is_latest:
+        return fail("checkpoint", f"{path.name}{mark}, {fault}", offer_instead_of(path))
+    return warn("checkpoint", f"{path.name} {fault}", f"remove {path}; it is not continued from")
+
+
+def model_finding(directory: Path) -> Finding:
+    path = directory / "model.safetensors"
+    if not directory.is_dir():
+        return warn("model", "none yet", "the first evaluation saves one")
+    try:
+        json.loads((directory / "config.json").read_text())
+        with safe_open(path, "pt") as file:
+            num_tensors = len(file.keys())
+    except (OSError, ValueError, SafetensorError) as error:
+        remedy = "the next better evaluation writes it anew; checkpoints hold the weights too"
+        return fail("model", f"{directory} can't be read: {reason_of(error)}", remedy)
+    return ok("model", f"{directory}, {num_tensors} tensors")

@@ -1,0 +1,1 @@
+"""`pointup evaluate`: metrics of predictions on shapes, surveys and pair datasets."""

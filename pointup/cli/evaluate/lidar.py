@@ -1,0 +1,258 @@
+"""`pointup evaluate lidar`: a predicted survey against a reference survey of the same ground."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from pointup.cli.evaluate.output import (
+    File,
+    Model,
+    Output,
+    Oversampling,
+    describe_upsampling,
+    open_model,
+)
+from pointup.errors import ConfigError, DataError, FileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pointup.evaluation.common_extent import Extent
+    from pointup.evaluation.lidar import SurveyReference
+    from pointup.evaluation.survey_file import Survey
+    from pointup.io.length_unit import LengthUnit
+    from pointup.model.upsampler import Upsampler
+
+PICTURES = (".png", ".jpg", ".jpeg")
+METHODS = ("prediction", "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lidar:
+    """On a survey, against a reference survey of the same ground, in the unit of the files.
+
+    Give --prediction, upsampled before; or --source with --model to upsample it now; or --thin, a
+    survey that is split into source and reference. Where there is a source, it comes beside, and so
+    do the baselines without a network. Lengths among the options are in metres.
+    """
+
+    reference: File = None
+    """Reference survey, as dense as the prediction should be."""
+    prediction: File = None
+    """Upsampled survey."""
+    source: File = None
+    """The survey before upsampling."""
+    thin: File = None
+    """Survey to thin: one in ratio + 1 of its points is the source, the others, which nothing is
+    told of, are the reference. In place of --source and --reference."""
+    pattern: Literal["random", "poisson", "scanline"] = "random"
+    """What the source of --thin looks like: random, evenly spaced, in scan lines."""
+    model: Model = None
+    """Model that upsamples the source."""
+    oversampling: Oversampling = None
+    """As of `pointup upsample`: points drafted for each one that the model keeps."""
+    ratio: float | None = None
+    """Upsampling ratio; by default that of the prediction's or else the reference's density to the
+    source's, and 4 with --thin."""
+    density: float | None = None
+    """Points per square unit of the files to upsample to, in place of a ratio."""
+    metres_per_unit: float | None = None
+    """Length in metres of the files' unit of coordinates (feet: 0.3048); by default that of the
+    coordinate system in the files."""
+    cell: float = 1.0
+    """Side in metres of the cells of the height and density grids."""
+    thresholds: tuple[float, ...] = (0.1, 0.25, 0.5)
+    """Distances in metres for the F-score."""
+    seed: int = 0
+    """Decides what --thin and the baselines draw."""
+    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    """Draw maps of the point density, and a cross-section, to this file."""
+    output: Output = field(default_factory=Output)
+
+    def run(self) -> int:
+        from pointup.evaluation.baselines import BASELINES, baseline_clouds
+        from pointup.evaluation.common_extent import common_extent
+        from pointup.evaluation.ground import find_ground
+        from pointup.evaluation.lidar import SurveyReference
+        from pointup.evaluation.lidar_metrics import Scale
+        from pointup.evaluation.survey_file import read_survey, thin_survey
+        from pointup.io.length_unit import common_unit, unit_of
+        from pointup.model.upsampler import Upsampler
+
+        self._check()
+        upsampler = open_model(self.model, self.oversampling)
+        source: Survey | None = None
+        if self.thin is not None:
+            whole = read_survey(self.thin)
+            source, reference = thin_survey(whole, self.ratio or 4.0, self.pattern, self.seed)
+            read = [whole]
+        else:
+            assert self.reference is not None
+            reference = read_survey(self.reference)
+            read = [reference]
+            if self.source is not None:
+                source = read_survey(self.source)
+                read.append(source)
+        surveys: dict[str, np.ndarray] = {}
+        if self.prediction is not None:
+            prediction = read_survey(self.prediction)
+            surveys["prediction"] = prediction.positions
+            read.append(prediction)
+        unit = common_unit([survey.path for survey in read])
+        if self.metres_per_unit is not None:
+            unit = unit_of(self.metres_per_unit)
+        scale = Scale(unit, self.cell, self.thresholds)
+        sides = {"reference": reference.positions, **surveys}
+        if source is not None:
+            sides = {"source": source.positions, "reference": reference.positions}
+        extent = common_extent(sides, unit.of_metres(self.cell))
+        ratio = None
+        if source is not None:
+            like = surveys.get("prediction", reference.positions)
+            ratio = self._ratio(source.positions, like, extent)
+            if upsampler is not None:
+                surveys["model"] = self._upsample(source, ratio, upsampler)
+            # Before training, the model moves no point away from the midpoints and, without quotas,
+            # prefers no place.
+            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(quota_trust=0.0))
+            num_points = max(len(next(iter(surveys.values()))), len(source.positions))
+            surveys |= baseline_clouds(source.positions, num_points, self.seed)
+            surveys["source"] = source.positions
+        ground = find_ground(reference.positions, extent, reference.classification, unit)
+        measured = None if source is None else source.positions
+        against = SurveyReference(reference.positions, extent, ground, measured, scale)
+        rows = {name: against.measure(points) for name, points in surveys.items()}
+        self._report(rows, against, read, ratio, upsampler)
+        if self.picture is not None:
+            from pointup.evaluation.density_maps import comparison_picture
+            from pointup.visualization import save_picture
+
+            drawn = {name: points for name, points in surveys.items() if name not in BASELINES}
+            drawn["reference"] = reference.positions
+            save_picture(comparison_picture(drawn, extent, unit), self.picture)
+        return 0
+
+    def _report(
+        self,
+        rows: dict[str, dict[str, float]],
+        against: SurveyReference,
+        read: list[Survey],
+        ratio: float | None,
+        upsampler: Upsampler | None,
+    ) -> None:
+        from pointup.evaluation.degradation import beside_baselines, worse_than_source
+        from pointup.evaluation.lidar_metrics import band_metrics, lidar_metrics
+        from pointup.evaluation.report import Report, Table
+
+        scale, extent, own = against.scale, against.extent, against.figures()
+        unit: LengthUnit = scale.unit
+        metrics, of_bands = lidar_metrics(scale, against.ground.origin), band_metrics(scale)
+        heading = [
+            f"lidar against {self._reference_name()}: {len(against.points):,} points, "
+            f"{own['density']:.4g} points/{unit.name}2, gap fraction {own['gap_fraction']:.1f} %",
+            f"common ground: {extent.area:,.0f} {unit.name}2 in cells of "
+            f"{unit.described(scale.cell)}",
+            f"unit: {unit.name}"
+            if unit.metres is not None
+            else "unit: unknown, no file names a coordinate system; it counts as a metre, unless "
+            "--metres-per-unit says otherwise",
+            *(f"{s.path}: {s.num_left_out:,} {s.left_out}" for s in read if s.num_left_out),
+        ]
+        if ratio is not None:
+            wish = f"to {self.density:g} points/{unit.name}2" if self.density else f"{ratio:.3g}x"
+            heading += [
+                f"source {self._source_name()} upsampled {wish}; measured points kept; no network: "
+                f"midpoints, random midpoints, jitter, plane (seed {self.seed})",
+                describe_upsampling(self.model, upsampler),
+            ]
+        heading += beside_baselines(rows, METHODS)
+        tables = [Table("", metrics, _titled(rows), metrics_down=True)]
+        tables.append(Table("by height above ground", of_bands, _titled(rows), metrics_down=True))
+        report = Report(heading, tables, worse_than_source(rows, metrics, METHODS))
+        content = {
+            "evaluation": "lidar",
+            "reference": self.reference and str(self.reference),
+            "prediction": self.prediction and str(self.prediction),
+            "source": self.source and str(self.source),
+            "thin": self.thin and str(self.thin),
+            "pattern": self.pattern if self.thin else None,
+            "seed": self.seed,
+            "model": self.model,
+            "ratio": ratio,
+            "unit": unit.name,
+            "metres_per_unit": unit.metres,
+            "area": extent.area,
+            "cell": unit.of_metres(scale.cell),
+            "ground": against.ground.origin,
+            "reference_figures": own,
+            "rows": rows,
+            "remarks": report.remarks,
+        }
+        self.output.show(report, content, {**metrics, **of_bands})
+
+    def _reference_name(self) -> str:
+        if self.thin is None:
+            return str(self.reference)
+        return f"what was withheld of {self.thin}"
+
+    def _source_name(self) -> str:
+        if self.thin is None:
+            return str(self.source)
+        return f"{self.thin}, thinned ({self.pattern}),"
+
+    def _check(self) -> None:
+        if self.thin is not None:
+            if self.reference or self.source or self.prediction:
+                raise ConfigError(
+                    "--thin makes source and reference of one survey; leave out --reference, "
+                    "--source and --prediction"
+                )
+            if self.density is not None:
+                raise ConfigError("--thin takes a --ratio, not a --density")
+        elif self.reference is None:
+            raise ConfigError("nothing to compare with: give --reference, or --thin")
+        has_source = self.source is not None or self.thin is not None
+        if self.model is not None and not has_source:
+            raise ConfigError("--model needs --source to upsample")
+        if self.prediction is None and not has_source:
+            raise ConfigError("nothing to compare: give --prediction, or --source with --model")
+        if self.prediction is not None and self.model is not None:
+            raise ConfigError("--prediction and --model exclude each other; give one")
+        if self.ratio is not None and self.density is not None:
+            raise ConfigError("--ratio and --density exclude each other; give one")
+        if not has_source and (self.ratio is not None or self.density is not None):
+            raise ConfigError("--ratio and --density need --source to upsample")
+        if self.ratio is not None and not 1 <= self.ratio < float("inf"):
+            raise ConfigError(f"--ratio {self.ratio}: must be a finite number of at least 1")
+        lengths = (self.metres_per_unit or 1.0, self.cell, self.density or 1.0, *self.thresholds)
+        if not all(0 < length < float("inf") for length in lengths) or self.metres_per_unit == 0:
+            raise ConfigError(
+                "--metres-per-unit, --cell, --density and --thresholds must be greater than 0"
+            )
+        if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
+            raise FileError(f"{self.picture}: pictures are written as {' or '.join(PICTURES)}")
+        self.output.check(self.picture)
+
+    def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
+        from pointup.upsampling import upsample
+
+        try:
+            return upsample(source.positions, ratio, density=self.density, model=upsampler)
+        except DataError as error:
+            raise DataError(f"{source.path}: {error}") from None
+
+    def _ratio(self, source: np.ndarray, like: np.ndarray, extent: Extent) -> float:
+        if self.ratio is not None:
+            return self.ratio
+        if self.thin is not None:
+            return 4.0
+        num_source = int(extent.contains(source).sum())
+        return max(1.0, int(extent.contains(like).sum()) / max(num_source, 1))
+
+
+def _titled(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {name.replace("_", " "): figures for name, figures in rows.items()}

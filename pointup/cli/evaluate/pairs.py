@@ -1,0 +1,207 @@
+"""`pointup evaluate pairs`: a pair dataset, with what training validates on and more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pointup.cli.evaluate.output import (
+    Model,
+    Output,
+    Oversampling,
+    describe_model,
+    describe_upsampling,
+    open_model,
+)
+from pointup.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pointup.datasets.pair_dataset import BadSample
+    from pointup.geometry.surfaces import Surface
+    from pointup.io.length_unit import LengthUnit
+    from pointup.model.upsampler import Upsampler
+
+Rows = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """On a pair dataset: the figures that training validates on, and those of surveys."""
+
+    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
+    """Directory made by `pointup prepare`, or a Hub dataset."""
+    model: Model = None
+    """Model to evaluate. Without one, the baselines, the raw source and the floor are printed."""
+    as_written: bool = False
+    """Evaluate what `pointup upsample` writes, measured points kept and all of them evened out, in
+    place of the network's own points, which training validates on."""
+    oversampling: Oversampling = None
+    """With --as-written, as of `pointup upsample`: points drafted for each one that is kept."""
+    split: str = "validation"
+    """Which part of the dataset."""
+    ratio: float | None = None
+    """Upsampling ratio; by default each pair's own. As train.py's --ratio."""
+    max_ratio: float = 16.0
+    """Largest ratio; pairs beyond it are upsampled by this much. As train.py's --max-ratio."""
+    token_budget: int = 24576
+    """Most points (source and target) held at a time; more where a single pair has more."""
+    metres_per_unit: float | None = None
+    """Length in metres of the unit of coordinates (feet: 0.3048); by default that of the files that
+    the dataset was made of."""
+    seed: int = 0
+    """Decides what the baselines draw."""
+    output: Output = field(default_factory=Output)
+
+    def run(self) -> int:
+        import numpy as np
+        from tqdm import tqdm
+
+        from pointup.datasets.batch import collate
+        from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs
+        from pointup.datasets.sampler import TokenBudgetBatchSampler
+        from pointup.evaluation import pairs as rows_of
+        from pointup.io.length_unit import dataset_unit, unit_of
+        from pointup.model.config import ModelConfig
+        from pointup.training.objective import training_ratio
+
+        self._check()
+        upsampler = open_model(self.model, self.oversampling)
+        device = next(upsampler.parameters()).device if upsampler else "cpu"
+        table = open_pairs(self.dataset, self.split)
+        config = upsampler.config if upsampler else ModelConfig()
+        bad = find_bad_samples(table, min_points=config.k, folder=self.dataset)
+        keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
+        if not len(keep):
+            raise DataError(
+                f"{self.dataset}: none of the {len(table)} {self.split} pairs can be used; "
+                f"`pointup inspect {self.dataset}` lists why"
+            )
+        unit = dataset_unit(self.dataset)
+        if self.metres_per_unit is not None:
+            unit = unit_of(self.metres_per_unit)
+        pairs = PairDataset(table, keep=keep)
+        files = table["surface"][:] if "surface" in table.column_names else [""] * len(table)
+        upright = table["vertical"][:] if "vertical" in table.column_names else [True] * len(table)
+        plan = TokenBudgetBatchSampler(
+            pairs.sizes, max(self.token_budget, int(pairs.sizes.max())), shuffle=False
+        )
+        measured: dict[int, Rows] = {}
+        with tqdm(total=len(pairs), unit="pair", leave=False, disable=None) as progress:
+            for keys in plan:
+                batch = collate([pairs[key] for key in keys]).to(device)
+                indices = batch.index.tolist()
+                surfaces = [self._surface(files[keep[i]]) for i in indices]
+                ratio = training_ratio(batch, self.ratio, self.max_ratio)
+                network = None if self.as_written else upsampler
+                clouds = rows_of.clouds_of_pairs(batch, ratio, network)
+                if upsampler is not None and self.as_written:
+                    clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler)
+                clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
+                vertical = [bool(upright[keep[i]] is not False) for i in indices]
+                found = zip(
+                    indices,
+                    rows_of.measure_clouds(batch, clouds, surfaces),
+                    rows_of.measure_as_surveys(batch, clouds, vertical, unit),
+                    strict=True,
+                )
+                for index, rows, more in found:
+                    measured[index] = {
+                        row: {**values, **more.get(row, {})} for row, values in rows.items()
+                    }
+                progress.update(len(keys))
+        in_order = [measured[index] for index in range(len(pairs))]
+        self._report(in_order, [str(name) for name in pairs.names], bad, unit, upsampler)
+        return 0
+
+    def _report(
+        self,
+        in_order: list[Rows],
+        names: list[str],
+        bad: list[BadSample],
+        unit: LengthUnit,
+        upsampler: Upsampler | None,
+    ) -> None:
+        import numpy as np
+
+        from pointup.evaluation.cloud_metrics import mean_rows
+        from pointup.evaluation.degradation import beside_baselines, worse_than_source
+        from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
+        from pointup.evaluation.report import Report, Table
+
+        metrics, of_bands = pair_metrics(unit), pair_band_metrics(unit)
+        means = mean_rows(in_order)
+        describe = describe_upsampling if self.as_written else describe_model
+        heading = [
+            f"{self.split} pairs of {self.dataset}: {len(names):,}"
+            + (f", {len(bad)} bad ones left out" if bad else ""),
+            f"unit: {unit.name}"
+            if unit.metres is not None
+            else "unit: unknown; it counts as a metre, unless --metres-per-unit says otherwise",
+            describe(self.model, upsampler)
+            + (", as `pointup upsample` writes it" if upsampler and self.as_written else ""),
+            "no network: midpoints; and random midpoints, jitter, plane, with the source's points "
+            f"kept (seed {self.seed})",
+            *beside_baselines(means, ["model"]),
+        ]
+        share, score = None, None
+        if upsampler is not None:
+            share = means["model"]["chamfer"] / means["midpoints"]["chamfer"]
+            shares = [m["model"]["chamfer"] / m["midpoints"]["chamfer"] for m in in_order]
+            score = float(np.mean(shares))
+            heading.append(
+                f"Chamfer of the model lower than that of the midpoints for "
+                f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, "
+                f"which train.py goes by: {score:.1%}"
+            )
+        columns = {row.replace("_", " "): means[row] for row in _order(means)}
+        tables = [
+            Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
+            Table("by height above ground", of_bands, columns, metrics_down=True),
+        ]
+        report = Report(heading, tables, worse_than_source(means, metrics, ["model"]))
+        content = {
+            "evaluation": "pairs",
+            "model": self.model,
+            "as_written": self.as_written,
+            "dataset": self.dataset,
+            "split": self.split,
+            "unit": unit.name,
+            "metres_per_unit": unit.metres,
+            "seed": self.seed,
+            "chamfer_share_of_midpoints": share,
+            "mean_chamfer_share_of_midpoints": score,
+            "means": means,
+            "pairs": [
+                {"name": name, "rows": rows} for name, rows in zip(names, in_order, strict=True)
+            ],
+            "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
+            "remarks": report.remarks,
+        }
+        self.output.show(report, content, {**metrics, **of_bands})
+
+    def _check(self) -> None:
+        for name in ("ratio", "max_ratio"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if self.token_budget < 1:
+            raise ConfigError(f"--token-budget {self.token_budget}: must be at least 1")
+        if self.metres_per_unit is not None and not 0 < self.metres_per_unit < float("inf"):
+            raise ConfigError(f"--metres-per-unit {self.metres_per_unit}: must be greater than 0")
+        if self.oversampling is not None and not self.as_written:
+            raise ConfigError("--oversampling needs --as-written; the network alone drafts nothing")
+        self.output.check()
+
+    def _surface(self, file: str) -> Surface | None:
+        from pointup.datasets.pair_dataset import surface_path
+        from pointup.geometry.surfaces import Surface
+
+        return Surface.load(surface_path(self.dataset, file)) if file else None
+
+
+def _order(rows: Rows) -> list[str]:
+    from pointup.evaluation.pairs import ROWS
+
+    return [row for row in ROWS if row in rows]

@@ -1,0 +1,149 @@
+"""`pointup evaluate shapes`: the field's protocol, on clouds given or drawn from meshes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from pointup.cli.evaluate.output import (
+    Folder,
+    Model,
+    Output,
+    Oversampling,
+    describe_upsampling,
+    open_model,
+)
+from pointup.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+
+ROWS = {
+    "model": "model",
+    "prediction": "predictions",
+    "midpoints": "midpoints (no network)",
+    "floor": "floor (sampled again)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """On shapes with a known truth, by the field's protocol: CD, HD, P2F.
+
+    Either from folders: --truth with --inputs or --predictions, and --meshes for P2F and the floor,
+    files belonging together by their names. Or from --meshes alone: inputs, truths and the floor
+    are drawn from the surfaces, independently of one another.
+    """
+
+    model: Model = None
+    """Model to evaluate. Without one, what needs none is printed."""
+    oversampling: Oversampling = None
+    """As of `pointup upsample`: points drafted for each one that the model keeps."""
+    truth: Folder = None
+    """True clouds, one file a shape."""
+    inputs: Folder = None
+    """Sparse clouds, to be upsampled to the size of their truths."""
+    predictions: Folder = None
+    """Upsampled clouds made elsewhere."""
+    meshes: Folder = None
+    """True surfaces (OFF, OBJ, STL, PLY), in the coordinates of the clouds."""
+    ratio: float = 4.0
+    """Upsampling ratio where clouds are drawn."""
+    num_source: int = 2048
+    """Points of each input where clouds are drawn."""
+    seeds: int = 1
+    """Samplings of each shape where clouds are drawn; figures are their means."""
+    pattern: Literal["poisson", "random"] = "poisson"
+    """How inputs are drawn: Poisson-disk, or random, which is as uneven as lidar."""
+    protocol: Literal["field", "half"] = "field"
+    """CD and HD as the sum of both directions (PU-GCN and most others), or half of it."""
+    output: Output = field(default_factory=Output)
+
+    def run(self) -> int:
+        from tqdm import tqdm
+
+        from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
+        from pointup.evaluation.report import Report, Table
+        from pointup.evaluation.shapes import evaluate_shape, shape_metrics
+        from pointup.upsampling.options import pass_ratios
+
+        self.output.check()
+        shapes = self._shapes()
+        upsampler = open_model(self.model, self.oversampling)
+        measured, sizes = [], set()
+        for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
+            rows = evaluate_shape(shape, upsampler, self.protocol)
+            measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
+            if shape.source is not None:
+                ratio = len(shape.truth) / len(shape.source)
+                passes = len(pass_ratios(ratio))
+                sizes.add((len(shape.source), len(shape.truth), ratio, passes))
+
+        names = list(dict.fromkeys(shape["name"] for shape in measured))
+        by_name = {name: [s["rows"] for s in measured if s["name"] == name] for name in names}
+        means = mean_rows([mean_rows(rows) for rows in by_name.values()])
+        first = next(iter(means))
+        each = {name: mean_figures([r[first] for r in rows]) for name, rows in by_name.items()}
+        metrics = shape_metrics(self.protocol)
+        heading = [
+            f"{len(names)} shapes{self._source()}",
+            *([_describe_sizes(sizes)] if sizes else []),
+            f"{describe_upsampling(self.model, upsampler)}; protocol {self.protocol}",
+        ]
+        summary = {ROWS[row]: means[row] for row in ROWS if row in means}
+        tables = [
+            Table(f"{ROWS[first]}, each", metrics, each),
+            Table(f"mean of {len(names)} shapes", metrics, summary),
+        ]
+        content = {
+            "evaluation": "shapes",
+            "model": self.model,
+            "protocol": self.protocol,
+            "heading": heading,
+            "means": means,
+            "shapes": measured,
+        }
+        self.output.show(Report(heading, tables), content, metrics)
+        return 0
+
+    def _shapes(self) -> StoredShapes | DrawnShapes:
+        from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+
+        if self.truth is None:
+            if self.inputs is not None or self.predictions is not None:
+                raise ConfigError("--inputs and --predictions need --truth to compare with")
+            if self.meshes is None:
+                raise ConfigError("give --truth with --inputs or --predictions, or --meshes alone")
+            return DrawnShapes(
+                meshes=self.meshes,
+                num_source=self.num_source,
+                ratio=self.ratio,
+                num_seeds=self.seeds,
+                pattern=self.pattern,
+            )
+        drawing = ("ratio", "num_source", "seeds", "pattern")
+        if any(getattr(self, name) != getattr(type(self), name) for name in drawing):
+            raise ConfigError(
+                "--ratio, --num-source, --seeds and --pattern are for clouds drawn from --meshes "
+                "alone; leave them out, or --truth"
+            )
+        if self.inputs is None and self.predictions is None:
+            raise ConfigError("--truth needs --inputs or --predictions to compare with it")
+        if self.inputs is None and self.model is not None:
+            raise ConfigError("--model needs --inputs to upsample")
+        return StoredShapes(self.truth, self.inputs, self.predictions, self.meshes)
+
+    def _source(self) -> str:
+        if self.truth is not None:
+            return f" of {self.truth}"
+        times = f"{self.seeds} times " if self.seeds > 1 else ""
+        return f", drawn {times}from {self.meshes} ({self.pattern} inputs)"
+
+
+def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:
+    if len(sizes) > 1:
+        ratios = sorted(ratio for _, _, ratio, _ in sizes)
+        return f"inputs and truths of various sizes, ratios {ratios[0]:.3g} to {ratios[-1]:.3g}"
+    num_source, num_truth, ratio, passes = sizes.pop()
+    in_passes = f" in {passes} passes" if passes > 1 else ""
+    return f"{num_source:,} points to {num_truth:,}: {ratio:.4g}x{in_passes}"

@@ -1,0 +1,292 @@
+"""`pointup inspect`: what is in a pair dataset, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pointup.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+
+    from pointup.datasets.checks import BadSample
+    from pointup.datasets.held_out import HeldOut
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = " .:-=+*#@"
+NUM_BINS = 24
+FEWEST_FOR_BARS = 8
+# Distances between points are measured on this many samples of a split, evenly spread.
+NUM_MEASURED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Show what is in a pair dataset, and what is wrong with it."""
+
+    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory made by `pointup prepare`, or a Hub dataset."""
+    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    """Draw the histograms to this file."""
+    min_points: int = 2
+    """Fewest points of a good source or target."""
+    strict: bool = False
+    """Exit with status 1 when a sample is bad."""
+    json: bool = False
+    """Print everything as JSON."""
+
+    def run(self) -> int:
+        splits = inspect_dataset(self.dataset, self.min_points)
+        held_out = _held_out(self.dataset) if len(splits) > 1 else None
+        if self.json:
+            content = {"dataset": self.dataset, **_as_json(self.dataset, splits)}
+            content["held_out"] = asdict(held_out) if held_out else None
+            print(json.dumps(content, indent=2))
+        else:
+            print(report(self.dataset, splits, held_out))
+        if self.picture:
+            _draw(splits, self.picture)
+        return int(self.strict and any(split.bad for split in splits))
+
+
+@dataclass(frozen=True)
+class Split:
+    """What was found in one split.
+
+    `columns` holds, by the names that are printed, one value a sample: numbers of points, their
+    sum (tokens) and ratio, the longest side of the source's bounding box; and, measured on a few
+    samples, median distances to the nearest other point (spacing) or to the nearest of the target.
+    `share_in_target` is the share of the source's points that the target holds bit by bit: near 1
+    where the source was thinned from the target, which makes scores look better than they are.
+    """
+
+    name: str
+    num_samples: int
+    columns: dict[str, np.ndarray]
+    share_in_target: float
+    bad: list[BadSample]
+
+
+def inspect_dataset(path_or_hub_id: str | Path, min_points: int = 2) -> list[Split]:
+    """Read every sample of the train and, where there is one, the validation split."""
+    from pointup.datasets.pair_dataset import open_pairs
+
+    opened = {"train": open_pairs(path_or_hub_id, "train")}
+    try:
+        opened["validation"] = open_pairs(path_or_hub_id, "validation")
+    except DataError as error:
+        # A single sample can't be split; anything else wrong has shown with the train split.
+        print(f"pointup: warning: {error}", file=sys.stderr)
+    folder = Path(path_or_hub_id)
+    return [_inspect_split(name, dataset, min_points, folder) for name, dataset in opened.items()]
+
+
+def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
+    """The text that `pointup inspect` prints."""
+    lines = [_headline(label, splits)]
+    info = {key: value for key, value in _read_info(label).items() if value not in ([], "", False)}
+    width = max((len(key) for key in info), default=0)
+    lines += [f"  {key.replace('_', ' '):<{width}}  {_shorten(info[key])}" for key in info]
+    if held_out:
+        lines += ["", *held_out.describe(info.get("strip"))]
+    for split in splits:
+        lines += ["", *_table(split)]
+    for split in splits:
+        if split.bad:
+            lines += ["", f"bad samples in {split.name}: {len(split.bad):,}"]
+            lines += [f"  {sample.name}: {sample.reason}" for sample in split.bad]
+    if not any(split.bad for split in splits):
+        lines += ["", "no bad samples"]
+    return "\n".join(lines)
+
+
+def _held_out(path_or_hub_id: str) -> HeldOut:
+    from pointup.datasets.held_out import measure_held_out
+    from pointup.datasets.pair_dataset import open_pairs
+
+    train, validation = (open_pairs(path_or_hub_id, split) for split in ("train", "validation"))
+    return measure_held_out(train, validation, _read_info(path_or_hub_id))
+
+
+def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int, folder: Path) -> Split:
+    import numpy as np
+
+    from pointup.datasets.checks import find_bad_samples
+
+    bad = find_bad_samples(dataset, min_points, folder)
+    table = dataset.with_format("arrow")
+    num_source, num_target = (np.asarray(table[f"num_{c}"][:]) for c in ("source", "target"))
+    columns: dict[str, np.ndarray] = {
+        "source points": num_source,
+        "target points": num_target,
+        "tokens": num_source + num_target,
+        "ratio": num_target / np.where(num_source, num_source, np.nan),
+        "longest side": _longest_sides(dataset),
+    }
+    usable = np.setdiff1d(np.arange(len(dataset)), [sample.index for sample in bad])
+    steps = np.linspace(0, len(usable) - 1, min(NUM_MEASURED, len(usable))).round().astype(int)
+    measured, shared = _measure(dataset, usable[steps])
+    return Split(name, len(dataset), columns | measured, shared, bad)
+
+
+def _longest_sides(dataset: datasets.Dataset) -> np.ndarray:
+    import numpy as np
+    from tqdm import tqdm
+
+    from pointup.datasets.columns import unpack_points
+
+    sides = [np.empty(0)]
+    batches = dataset.with_format("arrow").iter(batch_size=256)
+    for table in tqdm(batches, total=-(-len(dataset) // 256), delay=2, leave=False, disable=None):
+        points, ptr = unpack_points(table["source"].combine_chunks())
+        filled = np.flatnonzero(np.diff(ptr))
+        side = np.full(len(table), np.nan)
+        if len(filled):
+            with np.errstate(invalid="ignore"):
+                high = np.maximum.reduceat(points, ptr[filled], axis=0)
+                side[filled] = (high - np.minimum.reduceat(points, ptr[filled], axis=0)).max(axis=1)
+        sides.append(side)
+    return np.concatenate(sides)
+
+
+def _measure(dataset: datasets.Dataset, rows: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
+    import numpy as np
+    from scipy.spatial import cKDTree
+
+    from pointup.datasets.columns import unpack_points
+
+    table = dataset.with_format("arrow")
+    spacings = np.empty((len(rows), 3))
+    num_points = num_shared = 0
+    for i, row in enumerate(rows):
+        sample = table[int(row)]
+        source, target = (unpack_points(sample[c].chunk(0))[0] for c in ("source", "target"))
+        source_tree, target_tree = cKDTree(source), cKDTree(target)
+        # The nearest of a cloud's own points is the point itself.
+        distances = (
+            source_tree.query(source, k=[2])[0],
+            target_tree.query(target, k=[2])[0],
+            target_tree.query(source, k=[1])[0],
+        )
+        spacings[i] = [np.median(distance) for distance in distances]
+        num_points += len(source)
+        num_shared += int(np.count_nonzero(distances[2] == 0))
+    names = ("source spacing", "target spacing", "source to target")
+    return dict(zip(names, spacings.T, strict=True)), num_shared / max(num_points, 1)
+
+
+def _headline(label: str, splits: list[Split]) -> str:
+    num_pairs = sum(split.num_samples for split in splits)
+    num_points = sum(
+        int(split.columns[c].sum()) for split in splits for c in ("source points", "target points")
+    )
+    path = Path(label)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    on_disk = f", {_bytes(size)}" if size else ""
+    return f"{label}: {_count(num_pairs, 'pair')}, {num_points:,} points{on_disk}"
+
+
+def _read_info(label: str) -> dict[str, Any]:
+    path = Path(label) / "pointup.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _table(split: Split) -> list[str]:
+    import numpy as np
+
+    title = f"{split.name}, {_count(split.num_samples, 'pair')}"
+    lines = [f"{title:<24}{'min':>10}{'median':>10}{'max':>10}"]
+    for name, values in split.columns.items():
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            numbers = (finite.min(), np.median(finite), finite.max())
+            row = "".join(f"{_number(number):>10}" for number in numbers)
+            lines.append(f"  {name:<22}{row}  {_bars(finite)}".rstrip())
+    remark = "  scores look better than they are" if split.share_in_target > 0.05 else ""
+    lines.append(f"  {'source also in target':<22}{split.share_in_target:>10.0%}{remark}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) or value >= 1000 else f"{value:.3g}"
+
+
+def _bars(values: np.ndarray) -> str:
+    """Histogram between the smallest and the largest value, one character a bin."""
+    import numpy as np
+
+    if values.min() == values.max() or len(values) < FEWEST_FOR_BARS:
+        return ""
+    counts = np.histogram(values, NUM_BINS)[0]
+    blocks = BLOCKS if _can_print(BLOCKS) else ASCII_BLOCKS
+    # Rounded up, so that a bin with a single sample shows.
+    return "".join(blocks[level] for level in np.ceil(counts / counts.max() * 8).astype(int))
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 3:
+        return f"{value[0]}, {value[1]}, ... {value[-1]} ({len(value)})"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _as_json(label: str, splits: list[Split]) -> dict[str, Any]:
+    import numpy as np
+
+    def summary(values: np.ndarray) -> dict[str, float | None]:
+        finite = values[np.isfinite(values)]
+        keys = ("min", "median", "mean", "max")
+        return {k: float(getattr(np, k)(finite)) if len(finite) else None for k in keys}
+
+    return {
+        "info": _read_info(label),
+        "splits": {
+            split.name: {
+                "num_samples": split.num_samples,
+                "share_in_target": split.share_in_target,
+                **{name.replace(" ", "_"): summary(v) for name, v in split.columns.items()},
+                "bad_samples": [asdict(sample) for sample in split.bad],
+            }
+            for split in splits
+        },
+    }
+
+
+def _draw(splits: list[Split], path: Path) -> None:
+    import numpy as np
+
+    from pointup.visualization import dataset_picture
+
+    num_source, num_target, extent = (
+        np.concatenate([split.columns[column] for split in splits])
+        for column in ("source points", "target points", "longest side")
+    )
+    dataset_picture(num_source, num_target, extent, path)

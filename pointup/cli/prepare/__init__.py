@@ -1,0 +1,1 @@
+"""`pointup prepare`: makes pair datasets."""

@@ -1,0 +1,207 @@
+"""`pointup prepare meshes`, `h5` and `default`: pair datasets of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from pointup.cli.input_files import Inputs, find_inputs, name_inputs
+from pointup.cli.prepare.new_dataset import NewDataset
+from pointup.errors import ConfigError, FileError
+
+if TYPE_CHECKING:
+    from pointup.datasets.pair import Pair
+    from pointup.geometry.surfaces import Surface
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meshes:
+    """From meshes: source and target are drawn from the surface independently."""
+
+    inputs: Inputs
+    """Meshes (OFF, OBJ, STL, PLY), or folders of meshes; each is scaled to a furthest distance of
+    1. Targets are Poisson-disk samples with normals."""
+    num_source: int = 2048
+    """Points of a source."""
+    ratio: float = 4.0
+    """Points of the target for each point of the source."""
+    pattern: Literal["mixed", "poisson", "random", "scanline"] = "mixed"
+    """What sources look like: evenly spaced, random, in scan lines, or each in turn."""
+    samples_per_mesh: int = 4
+    """Samplings of each training mesh. Validation meshes get one of each pattern."""
+    samples_for: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="GLOB=N ...", help_behavior_hint="(optional)")
+    ] = ()
+    """Another number for the meshes whose names match, as in 'cad_*=1'; 0 leaves them out."""
+    patches: int = 0
+    """Patches to cut from each sampling, instead of the whole shape."""
+    patch_size: int = 256
+    """Source points of a patch."""
+    validation_meshes: Annotated[
+        tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(optional)")
+    ] = ()
+    """Validate on these meshes, and train on all others. Validation pairs keep the surface itself
+    and a second target to measure against."""
+    dataset: NewDataset
+
+    def run(self) -> int:
+        import numpy as np
+
+        from pointup.datasets.meshes import Sampling, mesh_file_pairs
+        from pointup.datasets.surveys import hold_out
+        from pointup.io.files import mesh_extensions
+
+        sampling = Sampling(
+            num_source=self.num_source,
+            ratio=self.ratio,
+            pattern=self.pattern,
+            num_patches=self.patches,
+            patch_size=self.patch_size,
+        )
+        meshes = name_inputs(find_inputs(self.inputs, mesh_extensions))
+        num_samples = {name: self._samples_of(name) for name in meshes}
+        train = {name: meshes[name] for name in meshes if num_samples[name]}
+        validation: dict[str, Path] = {}
+        if self.validation_meshes:
+            validation = name_inputs(find_inputs(self.validation_meshes, mesh_extensions))
+            held_out = {path.resolve() for path in validation.values()}
+            train = {name: path for name, path in train.items() if path.resolve() not in held_out}
+        elif self.dataset.validation:
+            numbers = np.column_stack([np.arange(len(train)), np.zeros(len(train), np.int64)])
+            (held,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
+            names = np.array(sorted(train))[held]
+            validation = {name: train.pop(name) for name in names.tolist()}
+        surfaces: dict[str, Surface] = {}
+        info: dict[str, Any] = {
+            "command": "prepare meshes",
+            "inputs": self.inputs,
+            "pattern": self.pattern,
+        }
+        info |= {"num_source": self.num_source, "ratio": self.ratio}
+        info |= {"samples_per_mesh": self.samples_per_mesh, "samples_for": self.samples_for}
+        if self.validation_meshes:
+            info["validation"] = self.validation_meshes
+        info |= {"patches": self.patches, "patch_size": self.patch_size} if self.patches else {}
+
+        with self.dataset.making() as making:
+            seed = self.dataset.seed
+
+            def train_pairs() -> Iterator[Pair]:
+                calls = [
+                    partial(mesh_file_pairs, path, name, sampling, num_samples[name], False, seed)
+                    for name, path in train.items()
+                ]
+                for pairs, _ in making.each(calls, len(calls), "meshes to train on"):
+                    yield from pairs
+
+            def validation_pairs() -> Iterator[Pair]:
+                calls = [
+                    partial(
+                        mesh_file_pairs, path, name, sampling, sampling.num_patterns, True, seed
+                    )
+                    for name, path in validation.items()
+                ]
+                for pairs, surface in making.each(calls, len(calls), "meshes to validate on"):
+                    surfaces[pairs[0].surface] = surface
+                    yield from pairs
+
+            return making.write(train_pairs(), validation_pairs(), info, surfaces)
+
+    def _samples_of(self, name: str) -> int:
+        number = self.samples_per_mesh
+        for rule in self.samples_for:
+            glob, _, value = rule.rpartition("=")
+            if not glob or not value.isdecimal():
+                raise ConfigError(f"--samples-for {rule}: must be GLOB=N, as in 'cad_*=1'")
+            number = int(value) if fnmatch(name, glob) else number
+        return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class H5:
+    """From the field's patch files, as PU-Net, PU-GAN and PU1K ship them."""
+
+    inputs: Inputs
+    """HDF5 files, or folders of them. Validation takes whole shapes where a file names them, else
+    blocks of neighbouring patches."""
+    source_key: str | None = None
+    """Name of the array of sparse patches, where it isn't one of the published files'."""
+    target_key: str | None = None
+    """Name of the array of dense patches."""
+    dataset: NewDataset
+
+    def run(self) -> int:
+        import numpy as np
+
+        from pointup.datasets.hdf5_patches import open_patches, patch_pairs
+        from pointup.datasets.surveys import hold_out
+
+        with self.dataset.making() as making:
+            files = []
+            for path in find_inputs(self.inputs, (".h5", ".hdf5")):
+                try:
+                    files.append(open_patches(path, self.source_key, self.target_key))
+                except FileError as error:
+                    making.left_out.append(str(error))
+            if not files:
+                raise making.nothing_usable("no patch file can be used")
+            held_out = hold_out(
+                [np.column_stack([file.place, np.zeros_like(file.place)]) for file in files],
+                self.dataset.validation,
+                self.dataset.seed,
+                block=1,
+            )
+
+            def pairs(split: bool, title: str) -> Iterator[Pair]:
+                for file, held in zip(files, held_out, strict=True):
+                    chosen = held == split
+                    patches = patch_pairs(file, chosen, making.left_out.append)
+                    try:
+                        yield from making.progress(patches, int(chosen.sum()), title)
+                    except FileError as error:
+                        making.left_out.append(str(error))
+
+            info: dict[str, Any] = {"command": "prepare h5", "inputs": self.inputs}
+            info |= {"arrays": [f"{file.source_key} -> {file.target_key}" for file in files]}
+            info |= {"normals": [file.has_normals for file in files]}
+            return making.write(
+                pairs(False, "patches to train on"), pairs(True, "patches to validate on"), info
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """Procedural shapes and scanned landscapes, as train.py makes them where it has no data."""
+
+    num_pairs: int = 352
+    """Pairs to make."""
+    scene_share: float = 0.35
+    """Share of scanned landscapes among them; the others are shapes."""
+    dataset: NewDataset
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scene_share <= 1:
+            raise ConfigError(f"--scene-share {self.scene_share}: must lie in [0, 1]")
+        if self.num_pairs < 1:
+            raise ConfigError(f"--num-pairs {self.num_pairs}: must be at least 1")
+
+    def run(self) -> int:
+        from pointup.synthetic.default_dataset import default_pairs
+
+        num_validation = round(self.dataset.validation * self.num_pairs)
+        with self.dataset.making() as making:
+            default_pairs(
+                making.draft,
+                self.dataset.seed,
+                self.num_pairs - num_validation,
+                num_validation,
+                self.dataset.num_workers,
+                self.scene_share,
+            )
+            return making.publish()

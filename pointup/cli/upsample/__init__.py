@@ -1,0 +1,1 @@
+"""`pointup upsample`: upsamples survey files and shapes."""

@@ -1,0 +1,275 @@
+"""The files of a survey upsampled into others."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+
+from pointup.cli.progress import ProgressBar
+from pointup.cli.upsample.plan import Job
+from pointup.cli.upsample.window import Window
+from pointup.cli.worker_group import LaunchedShares
+from pointup.errors import ConfigError, DataError, FileError, PointupError
+from pointup.io.cloud import os_errors
+from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_points, open_writer
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
+from pointup.upsampling.filtering import PointFilter
+from pointup.upsampling.new_points import NewPoints, Summary
+from pointup.upsampling.options import Wishes
+from pointup.upsampling.passes import run_passes
+from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
+
+MAX_RATIO = 100.0
+MAX_POINTS = 2_000_000_000
+# Disk space of a point that was made, and of a candidate until it is thinned out.
+POINT_BYTES, CANDIDATE_BYTES = 100, 16
+
+
+class _Unreadable(Exception):
+    """The number of a file that can't be read."""
+
+
+def upsample_survey(
+    jobs: Sequence[Job],
+    model: Upsampler,
+    wishes: Wishes,
+    shares: LaunchedShares,
+    *,
+    point_filter: PointFilter,
+    only_new: bool = False,
+    tile: float | None = None,
+    token_budget: int | None = None,
+    picture: Path | None = None,
+    force: bool = False,
+) -> tuple[list[str], list[Exception]]:
+    """Upsample the files of a survey, and tell in lines what was done; and what went wrong.
+
+    Of several files, those that can't be read or written are left out, and are told of. All
+    processes of `shares` call it. Raises PointupError in all of them when one of them meets it in
+    the work on all files; then nothing is written.
+    """
+    began = time.monotonic()
+    hidden = not shares.is_main
+    left_out: dict[int, FileError] = {}
+    with _work_directory(jobs, shares) as directory, ProgressBar(_name(jobs), hidden) as progress:
+        with shares.together():
+            if shares.is_main:
+                left_out = _sort_points(jobs, directory, point_filter, progress)
+        left_out = shares.from_main(left_out)
+        jobs = [job for number, job in enumerate(jobs) if number not in left_out]
+        with shares.together():
+            store = _open_store(directory)
+            _check_size(jobs, len(store), wishes, model, force)
+        made = run_passes(
+            store,
+            model,
+            wishes,
+            shares,
+            shares.device,
+            token_budget=token_budget,
+            tile=tile,
+            begin=progress.begin,
+            # The others are about as far as this process.
+            report=lambda points: progress.add(points * shares.num_processes),
+        )
+        summary = Summary()
+        # Nobody writes, and with it deletes, before all know what there is.
+        with shares.together():
+            if shares.is_main:
+                summary = made.summary()
+        with shares.together():
+            window = Window(store) if picture and shares.is_main else None
+            keep = wishes.originals and not only_new
+            progress.begin("writing")
+            written = _write_each(jobs, store, made, keep, window, shares, progress)
+            if picture and window:
+                window.draw(jobs[0].source, keep, picture)
+        written = sorted(shares.from_all(written), key=itemgetter(0))
+    seconds = f"{time.monotonic() - began:.1f} s"
+    lines = []
+    for number, num_written, error in written:
+        if error is None:
+            of_file = _told(int(store.num_read[number]), int(store.num_taken[number]))
+            time_taken = f", {seconds}" if len(jobs) == 1 else ""
+            job = jobs[number]
+            lines.append(f"{job.source}: {of_file}, {num_written:,} out{time_taken}: {job.target}")
+    if len(jobs) > 1:
+        of_all = _told(int(store.num_read.sum()), int(store.num_taken.sum()))
+        repeated = int(store.num_taken.sum()) - len(store)
+        in_several = f" ({repeated:,} more than once)" if repeated else ""
+        lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
+    if lines:
+        lines[-1] += f"; {_closing_words(summary, wishes)}"
+    return lines, [*left_out.values(), *(error for *_, error in written if error)]
+
+
+def _closing_words(summary: Summary, wishes: Wishes) -> str:
+    words = f"new points at most {summary.farthest:.3g} from a measured one"
+    if wishes.above_ground:
+        words += f", {summary.num_below:,} of them below the lowest return around them"
+    return words
+
+
+def _name(jobs: Sequence[Job]) -> str:
+    return jobs[0].source.name if len(jobs) == 1 else f"survey of {len(jobs)} files"
+
+
+def _told(num_read: int, num_taken: int) -> str:
+    rest = num_read - num_taken
+    return f"{num_read:,} points in" + (f" ({rest:,} of them not upsampled)" if rest else "")
+
+
+@contextmanager
+def _work_directory(jobs: Sequence[Job], shares: LaunchedShares) -> Iterator[Path]:
+    """A directory beside the first target, for as long as the work lasts."""
+    path = ""
+    target = jobs[0].target
+    with shares.together():
+        if shares.is_main:
+            with os_errors(target, "written"):
+                for job in jobs:
+                    job.target.parent.mkdir(parents=True, exist_ok=True)
+                path = mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=target.parent)
+    directory = Path(shares.from_main(path))
+    try:
+        yield directory
+    finally:
+        if shares.is_main:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sort_points(
+    jobs: Sequence[Job], directory: Path, point_filter: PointFilter, progress: ProgressBar
+) -> dict[int, FileError]:
+    """Make the store of a survey; of which files it has no points, since they can't be read."""
+    left_out: dict[int, FileError] = {}
+
+    def chunks(number: int) -> Iterator[PointCloud]:
+        job = jobs[number]
+        try:
+            for chunk in iter_points(job.source, CHUNK_SIZE):
+                if job.extent and not job.extent.holds(chunk.positions):
+                    raise FileError(
+                        f"{job.source}: has points beyond the extent that its header gives, so "
+                        "that its neighbours can't be told; repair the header, or add --separate"
+                    )
+                yield chunk
+                progress.add(len(chunk))
+        except FileError as error:
+            left_out[number] = error
+            raise _Unreadable from error
+
+    while True:
+        progress.begin("reading")
+        readable = [number for number in range(len(jobs)) if number not in left_out]
+        try:
+            build_survey_store(map(chunks, readable), directory, takes_part=point_filter)
+            return left_out
+        except _Unreadable:
+            if len(left_out) == len(jobs):
+                raise left_out.popitem()[1] from None
+        except DataError as error:
+            raise FileError(f"{_source(jobs)}: {error}") from None
+
+
+def _source(jobs: Sequence[Job]) -> str:
+    others = f" and {len(jobs) - 1} files that border on it" if len(jobs) > 1 else ""
+    return f"{jobs[0].source}{others}"
+
+
+def _open_store(directory: Path) -> Store:
+    try:
+        return Store(directory)
+    except FileNotFoundError:
+        raise FileError(
+            f"{directory}: not seen by all processes; write to a folder that all machines share"
+        ) from None
+
+
+def _check_size(
+    jobs: Sequence[Job], num_points: int, wishes: Wishes, model: Upsampler, force: bool
+) -> None:
+    """Refuse what is a mistake, or doesn't fit the disk."""
+    if force:
+        return
+    num_out = wishes.num_out(num_points)
+    size = num_out * POINT_BYTES
+    if wishes.ratio > MAX_RATIO or num_out > MAX_POINTS:
+        raise ConfigError(
+            f"{_source(jobs)}: ratio {wishes.ratio:g} makes {num_out:,} points of {num_points:,}, "
+            f"about {_in_units(size)}; lower it, or add --force"
+        )
+    if wishes.density is None:
+        needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
+        oversampling = wishes.oversampling_of(model.config)
+        if oversampling > 1:
+            needed += int(oversampling * needed)
+        target = jobs[0].target
+        free = shutil.disk_usage(target.parent).free
+        if needed > free:
+            raise FileError(
+                f"{target}: {num_out:,} points and what it takes to make them need about "
+                f"{_in_units(needed)}, and {target.parent} has {_in_units(free)}; make room, write "
+                "elsewhere, or add --force"
+            )
+
+
+def _in_units(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def _write_each(
+    jobs: Sequence[Job],
+    store: Store,
+    made: NewPoints,
+    with_originals: bool,
+    window: Window | None,
+    shares: LaunchedShares,
+    progress: ProgressBar,
+) -> list[tuple[int, int, Exception | None]]:
+    """Write this process's share of the files; of each, its number, points written and an error."""
+    written: list[tuple[int, int, Exception | None]] = []
+    for number in shares.mine(range(len(jobs))):
+        job = jobs[number]
+        try:
+            num_points = _write(job, store, made.of_file(number), with_originals, window, progress)
+            written.append((number, num_points, None))
+        except (PointupError, ValueError, OSError) as error:
+            written.append((number, 0, error))
+    return written
+
+
+def _write(
+    job: Job,
+    store: Store,
+    made: Iterator[PointCloud],
+    with_originals: bool,
+    window: Window | None,
+    progress: ProgressBar,
+) -> int:
+    """The file as it was, then the points made; how many points that are."""
+    like = next(iter_points(job.source, 2))
+    # Scale and offset of a LAS file made of another kind hold the whole extent.
+    like.positions = store.anchor + np.array([np.zeros(3), store.high.max(axis=0)])
+    added = added_dimensions(like)
+    if job.target.suffix.lower() in LAS_EXTENSIONS:
+        # LAS has a flag for it.
+        added = [dimension for dimension in added if dimension.name != SYNTHETIC]
+    with open_writer(job.target, like, added) as writer:
+        if with_originals:
+            copy_points(job.source, writer, CHUNK_SIZE)
+            progress.add(writer.num_points)
+        for cloud in made:
+            writer.write(cloud)
+            progress.add(len(cloud))
+            if window:
+                window.add(cloud.positions)
+        return writer.num_points

@@ -1,0 +1,151 @@
+"""What `pointup upsample` is to write, and which of its files are parts of one survey."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointup.cli.input_files import find_inputs
+from pointup.errors import ConfigError, FileError, PointupError
+from pointup.io.adjacent_files import find_surveys
+from pointup.io.extents import FileExtent, read_extent
+from pointup.io.files import (
+    LAS_EXTENSIONS,
+    check_readable,
+    check_writable,
+    point_extensions,
+)
+from pointup.upsampling.models import shipped_for
+
+
+@dataclass(frozen=True)
+class Job:
+    """A file to upsample: which it becomes, by which model, and where its points lie, if known."""
+
+    source: Path
+    target: Path
+    model: str
+    extent: FileExtent | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Surveys to upsample, each of one file or several; what is wrong with those left out; and
+    what the user should know of them."""
+
+    surveys: list[list[Job]]
+    complaints: list[Exception]
+    notes: list[str]
+
+
+def plan_jobs(
+    inputs: Sequence[Path], output: Path, model: str | None
+) -> tuple[list[Job], list[Exception]]:
+    """Which file becomes which, and what is wrong with those left out.
+
+    What stands in a folder keeps its place below it. Raises ConfigError for files that would become
+    the same one, FileError for an output that can't be written.
+    """
+    if not inputs:
+        raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
+    found: list[tuple[Path, Path]] = []
+    complaints: list[Exception] = []
+    for path in inputs:
+        try:
+            folder = path if path.is_dir() else path.parent
+            found += [(source, source.relative_to(folder)) for source in _find(path, output)]
+        except FileError as error:
+            complaints.append(error)
+    # What has no extension can't be a file.
+    into_folder = len(inputs) > 1 or inputs[0].is_dir() or output.is_dir() or not output.suffix
+    _check_writable(output, into_folder)
+    targets: dict[Path, Path] = {}
+    jobs = []
+    known = {source.resolve() for source, _ in found}
+    for source, inside in dict.fromkeys(found):
+        target = output / inside.with_name(written_name(source)) if into_folder else output
+        try:
+            check_readable(source)
+        except FileError as error:
+            complaints.append(error)
+            continue
+        check_writable(target)
+        if target.resolve() in known:
+            is_own = target.resolve() == source.resolve()
+            what = "is the output, too" if is_own else f"its output {target} is an input, too"
+            complaints.append(FileError(f"{source}: {what}; write elsewhere"))
+            continue
+        if target in targets:
+            raise ConfigError(
+                f"{targets[target]} and {source} would both become {target}; upsample them into "
+                "different folders"
+            )
+        targets[target] = source
+        jobs.append(Job(source, target, model or shipped_for(source)))
+    return jobs, complaints
+
+
+def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
+    """Group files that border on each other; with `separate`, each is a survey of its own."""
+    if separate or len(jobs) < 2:
+        return Plan([[job] for job in jobs], [], [])
+    readable, complaints = [], list[Exception]()
+    for job in jobs:
+        try:
+            extent = read_extent(job.source)
+        except PointupError as error:
+            complaints.append(error)
+        else:
+            readable.append(Job(job.source, job.target, job.model, extent))
+    extents = [job.extent for job in readable if job.extent]
+    found = find_surveys(extents, [job.model for job in readable])
+    notes = []
+    if found.unlike:
+        one, other = (readable[number].source for number in found.unlike)
+        notes.append(
+            f"{one} and {other} border on each other and differ in {found.difference}: such files "
+            "are upsampled apart, with a seam between them"
+        )
+    if found.by_folder:
+        notes.append(
+            "files of different folders lie over each other: each folder is taken for a survey of "
+            "its own"
+        )
+    stacked = [readable[number] for number in found.stacked]
+    # Shapes all stand around the origin.
+    if any(job.source.suffix.lower() in LAS_EXTENSIONS for job in stacked):
+        notes.append(
+            f"{stacked[0].source} and {len(stacked) - 1} more lie over each other: each of them is "
+            "upsampled apart"
+        )
+    return Plan([[readable[i] for i in group] for group in found.groups], complaints, notes)
+
+
+def written_name(source: Path) -> str:
+    """Name of an upsampled file in a folder: the same, of a kind that can be written."""
+    if source.name.lower().endswith(".copc.laz"):
+        return source.name[: -len(".copc.laz")] + ".laz"
+    return source.stem + ".ply" if source.suffix.lower() == ".obj" else source.name
+
+
+def _find(path: Path, output: Path) -> list[Path]:
+    """The files of an input, without what an earlier run wrote to a folder in it."""
+    found = find_inputs([path], point_extensions)
+    inner = output.resolve()
+    if not path.is_dir() or inner == path.resolve() or not output.is_dir():
+        return found
+    return [source for source in found if inner not in source.resolve().parents]
+
+
+def _check_writable(output: Path, into_folder: bool) -> None:
+    folder = output if into_folder else output.parent
+    if into_folder:
+        # It is made, with the folders that are missing above it.
+        while not folder.exists():
+            folder = folder.parent
+    if not folder.is_dir():
+        raise FileError(f"{folder}: there is no such folder to write to; make it")
+    if not os.access(folder, os.W_OK):
+        raise FileError(f"{folder}: can't be written to; choose another folder")

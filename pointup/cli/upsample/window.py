@@ -1,0 +1,67 @@
+"""The part of a large cloud that a picture shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from pointup.io.files import LAS_EXTENSIONS
+from pointup.io.length_unit import UNKNOWN, length_unit
+from pointup.upsampling.store.point_store import Store
+
+MAX_POINTS = 1_000_000
+"""Measured points up to which all of a cloud is shown."""
+
+_SPACINGS = 400
+_FLAT = 0.25
+
+
+class Window:
+    """Points of a cloud before and after, around its middle where it is large."""
+
+    def __init__(self, store: Store) -> None:
+        self._low, self._high = np.full(2, -np.inf), np.full(2, np.inf)
+        extent = store.high.max(axis=0) - store.low.min(axis=0)
+        self._is_flat = bool(extent[2] < _FLAT * extent[:2].max())
+        if len(store) > MAX_POINTS:
+            middle = int(np.searchsorted(store.block_ptr, len(store) // 2, side="right")) - 1
+            low, high = store.low[middle, :2], store.high[middle, :2]
+            points = store.block_ptr[middle + 1] - store.block_ptr[middle]
+            half = _SPACINGS / 2 * np.sqrt((high - low).prod() / points)
+            self._low, self._high = (low + high) / 2 - half, (low + high) / 2 + half
+        self._low, self._high = self._low + store.anchor[:2], self._high + store.anchor[:2]
+        touched = (store.low[:, :2] + store.anchor[:2] <= self._high) & (
+            store.high[:, :2] + store.anchor[:2] >= self._low
+        )
+        self._before, self._made = [], list[np.ndarray]()
+        self._num_before, self._num_made = int(store.num_read.sum()), 0
+        for block in np.flatnonzero(touched.all(axis=1)).tolist():
+            self._before.append(self._inside(store.read_block(block)["position"] + store.anchor))
+
+    def add(self, positions: np.ndarray) -> None:
+        """Take in points that were made."""
+        self._num_made += len(positions)
+        self._made.append(self._inside(positions))
+
+    def draw(self, source: Path, with_originals: bool, path: Path) -> None:
+        """Write the picture, its captions with the counts of the whole files.
+
+        Points that are copied, not upsampled, are counted, and not shown.
+
+        Raises FileError where it can't be written.
+        """
+        from pointup.visualization import before_after_picture
+
+        before = np.concatenate(self._before)
+        after = np.concatenate([before[: with_originals * len(before)], *self._made])
+        # Surveys stand on the ground; what else is flat and wide is taken for one.
+        vertical = self._is_flat or source.suffix.lower() in LAS_EXTENSIONS
+        unit = length_unit(source)
+        totals = self._num_before, with_originals * self._num_before + self._num_made
+        name = "" if unit == UNKNOWN else unit.name
+        before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
+
+    def _inside(self, positions: np.ndarray) -> np.ndarray:
+        xy = positions[:, :2]
+        return positions[((xy >= self._low) & (xy <= self._high)).all(axis=1)]

@@ -1,0 +1,188 @@
+"""The field's patch files (PU-Net, PU-GAN, PU1K): HDF5 with an array of patches a density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pointup.datasets.pair import Pair
+from pointup.errors import ConfigError, FileError, PointupError
+from pointup.geometry.array_files import check_expansion
+
+if TYPE_CHECKING:
+    import h5py
+
+# Source and target of the files in use: PU-GAN and PU1K; PU-Net.
+KNOWN_KEYS = (("poisson_256", "poisson_1024"), ("montecarlo_1024", "poisson_4096"))
+# A multiple of the 200 patches a shape of PU-GAN, of the 50 and 150 of PU1K, of the 100 of PU-Net.
+PATCHES_PER_BLOCK = 600
+PATCHES_PER_READ = 256
+
+
+@dataclass(frozen=True)
+class PatchFile:
+    """Where the pairs of a patch file are.
+
+    `place` (P,) int64 numbers the shape each patch was cut from, or, where the file does not name
+    shapes, its block of neighbouring patches: patches of one place belong on one side of a split.
+    """
+
+    path: Path
+    source_key: str
+    target_key: str
+    place: np.ndarray
+    has_normals: bool
+
+    @property
+    def num_patches(self) -> int:
+        return len(self.place)
+
+
+def open_patches(
+    path: Path, source_key: str | None = None, target_key: str | None = None
+) -> PatchFile:
+    """Find the two arrays of patches, (P, N, 3) and (P, M, 3), or with normals 6 columns wide.
+
+    Without keys the names of the published files are tried, then the only two arrays there are,
+    the smaller as the source. Raises FileError when the file is no HDF5 or its arrays don't match,
+    ConfigError listing what is there when the choice is open.
+    """
+    with _open(path) as file, _hdf5_errors(path):
+        arrays = _patch_arrays(file)
+        source_key, target_key = _choose_keys(path, arrays, source_key, target_key)
+        source, target = file[source_key], file[target_key]
+        if len(source) != len(target):
+            raise FileError(
+                f"{path}: {source_key} holds {len(source)} patches and {target_key} {len(target)}"
+            )
+        if not len(source):
+            raise FileError(f"{path}: {source_key} holds no patches")
+        for array in (source, target):
+            rows = min(len(array), PATCHES_PER_READ)
+            check_expansion(path, rows * math.prod(array.shape[1:]) * array.dtype.itemsize)
+        first = np.asarray(target[:PATCHES_PER_READ])
+        return PatchFile(
+            path, source_key, target_key, _places(file, len(source)), _has_normals(first)
+        )
+
+
+def patch_pairs(
+    patches: PatchFile, chosen: np.ndarray, report: Callable[[str], None]
+) -> Iterator[Pair]:
+    """The pairs of the patches where `chosen` (P,) bool, in the file's order, read piece by piece.
+
+    Each is centred on the mean of its source; its scale is the file's. A patch with a non-finite
+    coordinate is left out and reported.
+    """
+    with _open(patches.path) as file:
+        for start in range(0, patches.num_patches, PATCHES_PER_READ):
+            rows = np.flatnonzero(chosen[start : start + PATCHES_PER_READ])
+            if not len(rows):
+                continue
+            with _hdf5_errors(patches.path, f" from patch {start}"):
+                sources, targets = (
+                    np.asarray(file[key][start : start + PATCHES_PER_READ], np.float64)[rows]
+                    for key in (patches.source_key, patches.target_key)
+                )
+            for row, source, target in zip(rows, sources, targets, strict=True):
+                name = f"{patches.path.stem}/{start + row}"
+                if np.isfinite(source).all() and np.isfinite(target).all():
+                    yield _pair(name, source, target, patches.has_normals)
+                else:
+                    report(f"{name}: coordinates that are not finite")
+
+
+def _pair(name: str, source: np.ndarray, target: np.ndarray, has_normals: bool) -> Pair:
+    origin = source[:, :3].mean(axis=0)
+    normals = None
+    if has_normals:
+        lengths = np.linalg.norm(target[:, 3:], axis=1, keepdims=True)
+        normals = (target[:, 3:] / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return Pair(
+        name=name,
+        source=(source[:, :3] - origin).astype(np.float32),
+        target=(target[:, :3] - origin).astype(np.float32),
+        origin=origin,
+        target_normals=normals,
+        vertical=False,
+    )
+
+
+def _open(path: Path) -> h5py.File:
+    import h5py
+
+    if not path.is_file():
+        raise FileError(f"{path}: no such file")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise FileError(f"{path}: not a readable HDF5 file ({error})") from error
+
+
+@contextmanager
+def _hdf5_errors(path: Path, where: str = "") -> Iterator[None]:
+    try:
+        yield
+    except PointupError:
+        raise
+    # h5py has no errors of its own: what a damaged file leads to is a RuntimeError, KeyError, ...
+    except Exception as error:
+        raise FileError(
+            f"{path}: can't be read{where} ({str(error).splitlines()[0]}); copy it again"
+        ) from error
+
+
+def _patch_arrays(file: h5py.File) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of everything that could be patches, groups included."""
+    import h5py
+
+    arrays: dict[str, tuple[int, ...]] = {}
+
+    def visit(name: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and item.ndim == 3 and item.shape[2] in (3, 6):
+            arrays[name] = item.shape
+
+    file.visititems(visit)
+    return arrays
+
+
+def _choose_keys(
+    path: Path, arrays: dict[str, tuple[int, ...]], source_key: str | None, target_key: str | None
+) -> tuple[str, str]:
+    listed = ", ".join(f"{k} {'x'.join(map(str, s))}" for k, s in arrays.items()) or "none"
+    for key in (source_key, target_key):
+        if key is not None and key not in arrays:
+            raise ConfigError(f"{path}: no array of patches {key!r} (there are: {listed})")
+    if source_key and target_key:
+        return source_key, target_key
+    if source_key is None and target_key is None:
+        for known in KNOWN_KEYS:
+            if set(known) <= set(arrays):
+                return known
+    if len(arrays) == 2:
+        smaller, larger = sorted(arrays, key=lambda key: arrays[key][1])
+        chosen = source_key or (larger if target_key == smaller else smaller)
+        return chosen, larger if chosen == smaller else smaller
+    raise ConfigError(
+        f"{path}: say which arrays to pair with --source-key and --target-key (there are: {listed})"
+    )
+
+
+def _has_normals(target: np.ndarray) -> bool:
+    if target.shape[2] != 6:
+        return False
+    lengths = np.linalg.norm(target[..., 3:].astype(np.float64), axis=2)
+    return bool(abs(np.median(lengths) - 1) < 0.01)
+
+
+def _places(file: h5py.File, num_patches: int) -> np.ndarray:
+    if "name" in file and file["name"].shape == (num_patches,):
+        return np.unique(file["name"][:], return_inverse=True)[1]
+    block = min(PATCHES_PER_BLOCK, max(1, num_patches // 10))
+    return np.arange(num_patches) // block

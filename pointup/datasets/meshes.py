@@ -1,0 +1,155 @@
+"""Pairs from meshes: source and target are drawn from the same surface, independently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation
+
+from pointup.datasets.pair import Pair
+from pointup.datasets.thinning_patterns import PATTERNS, thin
+from pointup.errors import ConfigError
+from pointup.geometry.surfaces import Surface
+from pointup.io.files import read_mesh
+
+MESH_PATTERNS = ("mixed", *PATTERNS)
+# Points drawn for each one that a scan line keeps.
+SCANLINE_OVERSAMPLING = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a surface becomes pairs.
+
+    The source has `num_source` points by `pattern`: "poisson", "random", "scanline", or "mixed",
+    one after another of these. The target has round(ratio * num_source) points by Poisson-disk
+    sampling, with normals. With patches, each pair is what lies in a ball around a random source
+    point that holds `patch_size` source points, on all sides the same ball.
+
+    Raises ConfigError for what can't be had.
+    """
+
+    num_source: int
+    ratio: float
+    pattern: str
+    num_patches: int = 0
+    patch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.pattern not in MESH_PATTERNS:
+            known = ", ".join(MESH_PATTERNS)
+            raise ConfigError(f"pattern {self.pattern!r}: must be one of {known}")
+        if not (np.isfinite(self.ratio) and self.ratio >= 1):
+            raise ConfigError(f"ratio {self.ratio}: must be at least 1")
+        if self.num_source < 1 or self.num_patches < 0:
+            raise ConfigError(
+                f"{self.num_source} source points in {self.num_patches} patches: "
+                "at least one point is needed"
+            )
+        if self.num_patches and not 1 <= self.patch_size <= self.num_source:
+            raise ConfigError(
+                f"patch size {self.patch_size}: must be 1 to {self.num_source}, the source's points"
+            )
+
+    @property
+    def num_patterns(self) -> int:
+        return len(PATTERNS) if self.pattern == "mixed" else 1
+
+
+def mesh_file_pairs(
+    path: Path, name: str, sampling: Sampling, num_samples: int, truth: bool, seed: int
+) -> tuple[list[Pair], Surface]:
+    """Pairs of a mesh file normalised to a furthest distance of 1, and that surface.
+
+    With `truth` the pairs get a second sampling and name the surface's file, for metrics that
+    compare with the truth. Raises FileError for an unreadable mesh.
+    """
+    surface = read_mesh(path).normalized()
+    pairs = surface_pairs(surface, name, sampling, num_samples, truth, seed)
+    if truth:
+        for pair in pairs:
+            pair.surface = surface_file(name)
+    return pairs, surface
+
+
+def surface_file(name: str) -> str:
+    """File name, below `surfaces/` of a dataset, of the surface that a mesh of this name has."""
+    return name.replace("/", "_") + ".npz"
+
+
+def surface_pairs(
+    surface: Surface, name: str, sampling: Sampling, num_samples: int, resample: bool, seed: int
+) -> list[Pair]:
+    """Samplings of one surface as pairs, named NAME/SAMPLE-PATTERN or NAME/SAMPLE-PATTERN/PATCH.
+
+    With `resample` a second sampling shows how near to the target another sampling of the truth can
+    come. Coordinates are the surface's; the result depends on the arguments alone.
+    """
+    pairs = []
+    first_pattern = crc32(name.encode())
+    for sample in range(num_samples):
+        # Another start for every name, so that a mix is one even with a sample a mesh.
+        kind = PATTERNS[(first_pattern + sample) % len(PATTERNS)]
+        kind = kind if sampling.pattern == "mixed" else sampling.pattern
+        rng = np.random.default_rng([seed, crc32(name.encode()), sample])
+        source = draw_source(surface, sampling.num_source, kind, rng)
+        target, normals = surface.poisson_disk(round(sampling.ratio * sampling.num_source), rng)
+        second = surface.poisson_disk(len(target), rng)[0] if resample else None
+        whole = Pair(
+            name=f"{name}/{sample}-{kind}",
+            source=source.astype(np.float32),
+            target=target.astype(np.float32),
+            target_normals=normals.astype(np.float32),
+            resample=None if second is None else second.astype(np.float32),
+            vertical=False,
+        )
+        if sampling.num_patches:
+            pairs += _cut_patches(whole, sampling.num_patches, sampling.patch_size, rng)
+        else:
+            pairs.append(whole)
+    return pairs
+
+
+def draw_source(
+    surface: Surface, num_points: int, pattern: str, rng: np.random.Generator
+) -> np.ndarray:
+    """(num_points, 3) float64 of the surface; scan lines run in a random plane."""
+    if pattern == "poisson":
+        return surface.poisson_disk(num_points, rng)[0]
+    if pattern == "random":
+        return surface.sample(num_points, rng)[0]
+    dense, _ = surface.sample(SCANLINE_OVERSAMPLING * num_points, rng)
+    turned = Rotation.random(rng=rng).apply(dense)
+    return dense[thin(turned, SCANLINE_OVERSAMPLING, pattern, rng)]
+
+
+def _cut_patches(
+    whole: Pair, num_patches: int, patch_size: int, rng: np.random.Generator
+) -> list[Pair]:
+    assert whole.target_normals is not None
+    source_tree, target_tree = cKDTree(whole.source), cKDTree(whole.target)
+    resample_tree = None if whole.resample is None else cKDTree(whole.resample)
+    patches = []
+    for patch in range(num_patches):
+        centre = whole.source[rng.integers(len(whole.source))]
+        distance, rows = source_tree.query(centre, k=patch_size)
+        radius = np.max(distance)
+        inside = np.sort(target_tree.query_ball_point(centre, radius))
+        second = None
+        if whole.resample is not None and resample_tree is not None:
+            second = whole.resample[np.sort(resample_tree.query_ball_point(centre, radius))]
+        patches.append(
+            Pair(
+                name=f"{whole.name}/{patch}",
+                source=whole.source[np.sort(rows)],
+                target=whole.target[inside],
+                target_normals=whole.target_normals[inside],
+                resample=second,
+                vertical=False,
+            )
+        )
+    return patches

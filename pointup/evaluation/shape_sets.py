@@ -1,0 +1,154 @@
+"""Shapes to evaluate on: read from folders, or drawn from meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+
+from pointup.errors import ConfigError, DataError, FileError
+from pointup.evaluation.shapes import Shape
+from pointup.geometry.surfaces import Surface
+from pointup.io.files import mesh_extensions, point_extensions, read_mesh, read_points
+
+Pattern = Literal["poisson", "random"]
+
+# Of the truth's furthest distance: beyond it, mesh and truth can't be in the same coordinates.
+LARGEST_OFFSET = 0.05
+
+
+def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
+    """The files of a folder with these extensions, by their names without it, sorted.
+
+    Raises FileError when there are none, ConfigError when two have the same name.
+    """
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no such folder")
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in extensions and path.is_file():
+            if path.stem in files:
+                raise ConfigError(
+                    f"{path}: there is also {files[path.stem].name}; keep one file of each shape"
+                )
+            files[path.stem] = path
+    if not files:
+        raise FileError(f"{folder}: no files of shapes in it ({' '.join(extensions)})")
+    return files
+
+
+class StoredShapes:
+    """Shapes from folders, joined by file name; the floor is drawn where there are meshes.
+
+    Iterating reads them one by one. Raises FileError or ConfigError at once when a folder is
+    missing or lacks a shape of the truth's, FileError and DataError later for what is in a file.
+    """
+
+    def __init__(
+        self,
+        truth: Path,
+        inputs: Path | None = None,
+        predictions: Path | None = None,
+        meshes: Path | None = None,
+    ) -> None:
+        self.truths = files_of_shapes(truth, point_extensions)
+        self.inputs = self._beside(inputs, point_extensions)
+        self.predictions = self._beside(predictions, point_extensions)
+        self.meshes = self._beside(meshes, mesh_extensions)
+
+    def _beside(self, folder: Path | None, extensions: Sequence[str]) -> dict[str, Path]:
+        if folder is None:
+            return {}
+        files = files_of_shapes(folder, extensions)
+        missing = [name for name in self.truths if name not in files]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise FileError(
+                f"{folder}: no file named {missing[0]}{more}; every truth needs its counterpart, "
+                "with the same name but for the extension"
+            )
+        return files
+
+    def __len__(self) -> int:
+        return len(self.truths)
+
+    def __iter__(self) -> Iterator[Shape]:
+        for name, path in self.truths.items():
+            shape = Shape(
+                name,
+                _read(path),
+                source=_read(self.inputs[name]) if self.inputs else None,
+                prediction=_read(self.predictions[name]) if self.predictions else None,
+            )
+            if self.meshes:
+                surface = read_mesh(self.meshes[name])
+                _check_same_place(shape, surface, self.meshes[name])
+                second, _ = surface.poisson_disk(len(shape.truth), _generator(name, 0, "second"))
+                shape = replace(shape, surface=surface, second=second)
+            yield shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnShapes:
+    """Shapes drawn from meshes: source, truth and second sampling independent of one another.
+
+    The field's protocol: the truth and the second sampling are Poisson-disk samplings of
+    round(ratio * num_source) points, the source one of `num_source` points, or random points of
+    the surface by `pattern`. A mesh is first centred on its bounding box and scaled to furthest
+    distance 1. What is drawn depends on the file's name and the number of the sampling alone; the
+    same truth goes with each pattern.
+    """
+
+    meshes: Path
+    num_source: int = 2048
+    ratio: float = 4.0
+    num_seeds: int = 1
+    pattern: Pattern = "poisson"
+
+    def __post_init__(self) -> None:
+        if self.num_source < 2 or self.num_seeds < 1:
+            raise ConfigError(
+                f"{self.num_source} points and {self.num_seeds} samplings: at least 2 and 1 needed"
+            )
+        if not (np.isfinite(self.ratio) and self.ratio >= 1):
+            raise ConfigError(f"ratio {self.ratio}: must be a finite number of at least 1")
+
+    def __len__(self) -> int:
+        return self.num_seeds * len(files_of_shapes(self.meshes, mesh_extensions))
+
+    def __iter__(self) -> Iterator[Shape]:
+        num_truth = round(self.ratio * self.num_source)
+        for name, path in files_of_shapes(self.meshes, mesh_extensions).items():
+            surface = read_mesh(path).normalized()
+            for seed in range(self.num_seeds):
+                draw = surface.poisson_disk if self.pattern == "poisson" else surface.sample
+                yield Shape(
+                    name,
+                    truth=surface.poisson_disk(num_truth, _generator(name, seed, "truth"))[0],
+                    source=draw(self.num_source, _generator(name, seed, self.pattern))[0],
+                    second=surface.poisson_disk(num_truth, _generator(name, seed, "second"))[0],
+                    surface=surface,
+                    seed=seed,
+                )
+
+
+def _read(path: Path) -> np.ndarray:
+    return read_points(path, attributes=False).positions
+
+
+def _generator(name: str, seed: int, part: str) -> np.random.Generator:
+    return np.random.default_rng([seed, crc32(name.encode()), crc32(part.encode())])
+
+
+def _check_same_place(shape: Shape, surface: Surface, path: Path) -> None:
+    spread = np.linalg.norm(shape.truth - shape.truth.mean(axis=0), axis=1).max()
+    offset = surface.distance(shape.truth).mean()
+    if offset > LARGEST_OFFSET * spread:
+        raise DataError(
+            f"{path}: the truth is {offset:.3g} away from this mesh, on average; P2F needs clouds "
+            "and meshes in the same coordinates (leave out --meshes to go without)"
+        )

@@ -1,0 +1,68 @@
+"""Surveys as evaluations read them: positions and classes, without noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pointup.datasets.thinning_patterns import thin
+from pointup.errors import DataError
+from pointup.io.files import iter_points
+
+NOISE_CLASSES = (7, 18)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Points of a survey file that count.
+
+    Attributes:
+        path: the file.
+        positions: (N, 3) float64, in the unit of the file.
+        classification: (N,) uint8, None where the file has no classes.
+        num_left_out: points that don't count: noise (classes 7 and 18) and withheld points.
+    """
+
+    path: Path
+    positions: np.ndarray
+    classification: np.ndarray | None
+    num_left_out: int = 0
+    left_out = "points left out: noise (classes 7 and 18) or withheld"
+
+
+def read_survey(path: Path) -> Survey:
+    """A survey file. Raises FileError when it can't be read, DataError when only noise is in it."""
+    positions, classes, num_points = [], [], 0
+    for cloud in iter_points(path):
+        counts = np.ones(len(cloud), dtype=bool)
+        if "withheld" in cloud.attributes:
+            counts &= ~cloud.attributes["withheld"].astype(bool)
+        if (found := cloud.attributes.get("classification")) is not None:
+            counts &= ~np.isin(found, NOISE_CLASSES)
+            classes.append(found[counts].astype(np.uint8))
+        positions.append(cloud.positions[counts])
+        num_points += len(cloud)
+    kept = np.concatenate(positions)
+    if not len(kept):
+        raise DataError(f"{path}: all {num_points:,} points are noise or withheld")
+    classification = np.concatenate(classes) if classes else None
+    return Survey(path, kept, classification, num_points - len(kept))
+
+
+def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[Survey, Survey]:
+    """Source and reference: a part of the points, thinned by `pattern`, and the others, `ratio`
+    times as many."""
+    generator = np.random.default_rng(seed)
+    kept = thin(survey.positions, ratio + 1, pattern, generator)
+    is_source = np.zeros(len(survey.positions), dtype=bool)
+    is_source[kept] = True
+
+    def part(rows: np.ndarray) -> Survey:
+        classes = survey.classification
+        return Survey(
+            survey.path, survey.positions[rows], None if classes is None else classes[rows]
+        )
+
+    return part(is_source), part(~is_source)

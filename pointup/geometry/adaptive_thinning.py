@@ -1,0 +1,156 @@
+"""A spacing that differs from place to place, and thinning that keeps points by it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pointup.geometry.insertion_radii import insertion_radii
+from pointup.geometry.local_geometry import LocalGeometry
+from pointup.geometry.packed import (
+    at_least_float32,
+    batch_from_ptr,
+    on_host,
+    ptr_from_sizes,
+    segment_mean,
+    sizes_from_ptr,
+    to_device,
+)
+from pointup.geometry.thinning import farthest_point_sample
+
+LARGEST_PIECE = 32_768
+"""Points of a cloud that are put in order together on the CPU."""
+SMOOTHING = 2
+"""Passes of a mean over the neighbours that make the spacing of points smooth."""
+
+# Picks at which the distance that farthest-point sampling has come down to is measured.
+NUM_MEASURED = 48
+
+
+@torch.no_grad()
+def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing: Tensor) -> Tensor:
+    """Subset of each cloud, even in units of a spacing that may differ from place to place.
+
+    Farthest-point sampling orders all points; whatever its start, those picked before it has come
+    down to some distance are that far apart, in every place. Kept are the points whose distance at
+    their pick is largest in units of their spacing. With equal spacings that is
+    `farthest_point_sample`.
+
+    On the CPU points are picked one after the other; a cloud of more than `LARGEST_PIECE` points is
+    put in order piece by piece, as one order of all takes more than its share of time; across the
+    border of two pieces points may be kept that are closer than others. Other devices find all
+    distances at once (`insertion_radii`), as of a sampling with another start: the points differ
+    from the CPU's, and are as even.
+
+    Shapes: pos (N, 3), num_samples (B,) int64, log_spacing (N,) natural logarithm of the spacing,
+    in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
+    Raises ValueError as `farthest_point_sample`.
+    """
+    sizes, counts = sizes_from_ptr(on_host(ptr)), on_host(num_samples)
+    # Elsewhere than on the CPU a look would wait for the device.
+    is_even = pos.device.type == "cpu" and not log_spacing.any()
+    if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
+        return farthest_point_sample(pos, ptr, num_samples)
+    if pos.device.type == "cpu":
+        order, log_distance = _pick_distances(pos, ptr)
+        return order[_best_of_each(log_distance - log_spacing[order], ptr, counts)]
+    log_radius = insertion_radii(pos, ptr, counts).log()
+    return _best_of_each(log_radius - log_spacing, ptr, counts)
+
+
+def _best_of_each(score: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
+    """Index of the `counts` points of each cloud with the highest score, best first."""
+    # By cloud, and within it by score; both sorts keep the order of equals.
+    best = torch.argsort(score, descending=True, stable=True)
+    best = best[torch.argsort(batch_from_ptr(ptr, len(score))[best], stable=True)]
+    kept_ptr = to_device(ptr_from_sizes(counts), ptr.device)
+    num_kept = int(counts.sum())
+    skipped = (ptr - kept_ptr)[batch_from_ptr(kept_ptr, num_kept)]
+    return best[torch.arange(num_kept, device=ptr.device) + skipped]
+
+
+def _pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """The points (N,) in the order of farthest-point sampling, and the logarithm of the distance
+    of each at its pick, on the CPU."""
+    sizes, piece_ptr = sizes_from_ptr(ptr), ptr
+    if len(sizes) and int(sizes.max()) > LARGEST_PIECE:
+        together, piece_ptr = _in_pieces(pos, ptr)
+        order = together[farthest_point_sample(pos[together], piece_ptr, sizes_from_ptr(piece_ptr))]
+    else:
+        order = farthest_point_sample(pos, ptr, sizes)
+    return order, log_pick_distances(at_least_float32(pos)[order], piece_ptr)
+
+
+def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Points (N,) piece by piece, clouds in their order, and the ptr of the pieces.
+
+    Clouds are halved across their longest side, again and again, into pieces of at most
+    `LARGEST_PIECE` points.
+    """
+    points, pieces = pos.numpy(), []
+    for start, stop in pairwise(ptr.tolist()):
+        left = [np.arange(start, stop)]
+        while left:
+            index = left.pop()
+            if len(index) <= LARGEST_PIECE:
+                pieces.append(index)
+                continue
+            axis = int(np.ptp(points[index], axis=0).argmax())
+            half = np.argpartition(points[index, axis], len(index) // 2)
+            left += [index[half[: len(index) // 2]], index[half[len(index) // 2 :]]]
+    sizes = torch.tensor([len(piece) for piece in pieces])
+    return torch.from_numpy(np.concatenate(pieces)), ptr_from_sizes(sizes)
+
+
+def log_pick_distances(ordered: Tensor, ptr: Tensor) -> Tensor:
+    """Logarithm of the distance (N,) of each point to those before it, for packed points (N, 3) in
+    the order of farthest-point sampling, on the CPU: it never rises, and is measured at some of
+    each cloud's. 0 for a point that is alone in its cloud."""
+    bounds = pairwise(ptr.tolist())
+    distances = [_log_pick_distances_of_one(ordered[start:stop]) for start, stop in bounds]
+    return torch.cat([ordered.new_zeros(0), *distances])
+
+
+def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
+    num_points = len(ordered)
+    if num_points < 2:
+        return ordered.new_zeros(num_points)
+    last = torch.tensor(num_points - 1.0)
+    share = torch.linspace(0, 1, NUM_MEASURED // 3)
+    # Where it falls quickly: at the start, and at the end if there are copies of points.
+    measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
+    measured = measured.round().long().unique()
+    distance = torch.cdist(ordered[measured], ordered)
+    earlier = torch.arange(num_points) < measured[:, None]
+    distance = distance.masked_fill(~earlier, torch.inf).amin(1)
+    distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()
+    # Straight between the measured ones, over the logarithm of the number of points.
+    at = torch.arange(1, num_points)
+    right = torch.searchsorted(measured, at).clamp(min=1, max=max(1, len(measured) - 1))
+    if len(measured) == 1:
+        between = distance.expand(num_points - 1)
+    else:
+        low, high = measured[right - 1].log(), measured[right].log()
+        between = torch.lerp(distance[right - 1], distance[right], (at.log() - low) / (high - low))
+    return torch.cat([between[:1], between])
+
+
+def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithm (N,) of the spacing that the output should have around each input point, and of the
+    shares (N,) of a cloud's output that follow from it, each up to a constant of the cloud.
+
+    The spacing is a power (N,) of the input's spacing there: 0 makes the output equally dense
+    everywhere, and 1 keeps places as much denser than others as they are.
+    """
+    batch = batch_from_ptr(ptr, len(power))
+    smooth = geometry.spacing
+    for _ in range(SMOOTHING):
+        smooth = smooth[geometry.index].mean(1)
+    log_smooth = smooth[:, 0].log()
+    log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
+    # A point's part of a surface grows with the square of its spacing.
+    log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
+    return log_spacing, log_points

@@ -1,0 +1,1 @@
+"""Readers and writers of files of points and meshes."""

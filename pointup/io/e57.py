@@ -1,0 +1,171 @@
+"""Points of terrestrial scanners as E57, by pye57: an optional dependency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import numpy as np
+
+from pointup.errors import FileError
+from pointup.geometry.array_files import check_expansion
+from pointup.io.cloud import (
+    ExtraDimension,
+    PointCloud,
+    cast_values,
+    check_positions,
+    os_errors,
+    warn_once,
+)
+from pointup.io.fixed_columns import FixedColumnWriter
+
+ATTRIBUTES = {
+    "intensity": "intensity", "colorRed": "red", "colorGreen": "green", "colorBlue": "blue",
+}  # fmt: skip
+COLOURS = ("red", "green", "blue")
+AXES = {"x": "cartesianX", "y": "cartesianY", "z": "cartesianZ"}
+# What reading a point takes: three doubles, intensity, colours and whether it is valid.
+BYTES_PER_POINT = 32
+CHUNK_SIZE = 1_000_000
+
+
+def check_pye57(path: Path) -> None:
+    """FileError unless pye57 is installed."""
+    if find_spec("pye57") is None:
+        raise FileError(f"{path}: E57 needs pye57; install it with `pip install pointup[e57]`")
+
+
+def read_e57(path: Path) -> PointCloud:
+    """The valid points of all scans, in the file's own coordinates: each scan by its pose.
+
+    Intensity and colours are kept where all scans have them; other fields and images are not.
+    """
+    check_pye57(path)
+    positions, columns = [], []
+    with _e57_errors(path):
+        import pye57
+
+        with pye57.E57(str(path)) as file:
+            headers = [file.get_header(i) for i in range(file.scan_count)]
+            check_expansion(path, BYTES_PER_POINT * sum(h.point_count for h in headers))
+            for i, header in enumerate(headers):
+                if not header.point_count:
+                    continue
+                scan = file.read_scan(i, intensity=True, colors=True, ignore_missing_fields=True)
+                positions.append(np.column_stack([scan[name] for name in AXES.values()]))
+                columns.append(
+                    {ATTRIBUTES[name]: scan[name] for name in ATTRIBUTES if name in scan}
+                )
+    joined = np.concatenate(positions) if positions else np.empty((0, 3))
+    check_positions(joined, str(path))
+    common = [name for name in ATTRIBUTES.values() if all(name in scan for scan in columns)]
+    if left_out := {name for scan in columns for name in scan} - set(common):
+        warn_once(f"{path}: not all scans have {', '.join(sorted(left_out))}; left out")
+    attributes = {name: np.concatenate([scan[name] for scan in columns]) for name in common}
+    return PointCloud(joined, attributes, None, path)
+
+
+class E57Writer(FixedColumnWriter):
+    """Writes one scan without a pose; holds it in memory until the end.
+
+    Colours of more than 8 bits are divided by 256, as those of LAS are meant.
+    """
+
+    held = ("intensity", *COLOURS)
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path, like, extra_dimensions)
+        self._chunks: list[dict[str, np.ndarray]] = []
+
+    def _begin(self) -> None:
+        pass
+
+    def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        self._chunks.append(dict(zip(AXES, positions.T, strict=True)) | columns)
+
+    def _end(self) -> None:
+        names = [*AXES, *self.columns]
+        joined = {name: np.concatenate([chunk[name] for chunk in self._chunks]) for name in names}
+        fields = {field: joined[axis] for axis, field in AXES.items()}
+        if "intensity" in joined:
+            fields["intensity"] = joined["intensity"].astype(np.float32)
+        if set(COLOURS) <= joined.keys():
+            highest = max(joined[name].max() for name in COLOURS)
+            for field, name in ATTRIBUTES.items():
+                if name in COLOURS:
+                    scaled = joined[name] // 256 if highest > 255 else joined[name]
+                    fields[field] = cast_values(scaled, np.dtype(np.uint8), f"{self.path}: {name}")
+        with _e57_errors(self.path, "written"):
+            _write_scan(self._part, fields)
+
+
+def _write_scan(path: Path, fields: dict[str, np.ndarray]) -> None:
+    """One scan with double coordinates; `E57.write_scan_raw` would store them as floats."""
+    import pye57
+    from pye57 import libe57
+
+    with pye57.E57(str(path), mode="w") as file:
+        image = file.image_file
+        scan, point, bounds = (libe57.StructureNode(image) for _ in range(3))
+        scan.set("guid", libe57.StringNode(image, f"{{{uuid4()}}}"))
+        for name, values in fields.items():
+            if values.dtype == np.uint8:
+                point.set(name, libe57.IntegerNode(image, 0, 0, 255))
+            else:
+                precision = libe57.E57_SINGLE if values.dtype == np.float32 else libe57.E57_DOUBLE
+                low, high = float(values.min()), float(values.max())
+                point.set(name, libe57.FloatNode(image, low, precision, low, high))
+        for axis, field in AXES.items():
+            bounds.set(f"{axis}Minimum", libe57.FloatNode(image, float(fields[field].min())))
+            bounds.set(f"{axis}Maximum", libe57.FloatNode(image, float(fields[field].max())))
+        scan.set("cartesianBounds", bounds)
+        if "intensity" in fields:
+            scan.set("intensityLimits", _limits(image, "intensity", fields))
+        if "colorRed" in fields:
+            scan.set("colorLimits", _limits(image, "color", fields))
+        points = libe57.CompressedVectorNode(image, point, libe57.VectorNode(image, True))
+        scan.set("points", points)
+        file.data3d.append(scan)
+        num_points = len(fields[AXES["x"]])
+        arrays, buffers = file.make_buffers(list(fields), min(num_points, CHUNK_SIZE))
+        writer = points.writer(buffers)
+        for start in range(0, num_points, CHUNK_SIZE):
+            size = min(CHUNK_SIZE, num_points - start)
+            for name, values in fields.items():
+                arrays[name][:size] = values[start : start + size]
+            writer.write(size)
+        writer.close()
+
+
+def _limits(image: Any, kind: str, fields: dict[str, np.ndarray]) -> Any:
+    """What viewers scale intensity or colours by."""
+    from pye57 import libe57
+
+    node = libe57.StructureNode(image)
+    for name, values in fields.items():
+        if name.startswith(kind):
+            low, high = (0, 255) if kind == "color" else (values.min(), values.max())
+            make = libe57.IntegerNode if kind == "color" else libe57.FloatNode
+            node.set(f"{name}Minimum", make(image, low))
+            node.set(f"{name}Maximum", make(image, high))
+    return node
+
+
+@contextmanager
+def _e57_errors(path: Path, verb: Literal["read", "written"] = "read") -> Iterator[None]:
+    with os_errors(path, verb):
+        try:
+            yield
+        except (OSError, FileError):
+            raise
+        # libe57's errors, and whatever a damaged file leads pye57 to.
+        except Exception as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            what = "not a whole E57 file" if verb == "read" else "can't be written as E57"
+            raise FileError(f"{path}: {what}: {reason[:200]}") from error

@@ -1,0 +1,249 @@
+"""The door to files of points and meshes: reads and writes them by the extension of their name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pointup.errors import DataError, FileError
+from pointup.geometry.surfaces import Surface
+from pointup.io.cloud import (
+    ExtraDimension,
+    PointCloud,
+    PointWriter,
+    check_positions,
+    followed,
+    os_errors,
+    warn_once,
+)
+from pointup.io.e57 import E57Writer, check_pye57, read_e57
+from pointup.io.kitti import SweepWriter, read_sweep
+from pointup.io.numpy_files import NpyWriter, NpzWriter, read_npy, read_npz
+from pointup.io.pcd import read_pcd
+from pointup.io.pcd_writer import PcdWriter
+from pointup.io.ply import PlyWriter, read_ply
+from pointup.io.pts import PtsWriter, read_pts
+from pointup.io.text_tables import TextWriter, read_text
+
+__all__ = [
+    "ExtraDimension",
+    "PointCloud",
+    "PointWriter",
+    "check_readable",
+    "check_writable",
+    "copy_points",
+    "iter_points",
+    "mesh_extensions",
+    "open_writer",
+    "point_extensions",
+    "read_mesh",
+    "read_points",
+    "write_points",
+]
+
+LAS_EXTENSIONS = (".las", ".laz")
+TEXT_EXTENSIONS = (".xyz", ".txt", ".csv")
+writable_extensions = (
+    *LAS_EXTENSIONS, ".ply", ".pcd", ".e57", ".pts", ".bin", *TEXT_EXTENSIONS, ".npy", ".npz",
+)  # fmt: skip
+point_extensions = (*writable_extensions, ".obj")
+mesh_extensions = (".off", ".obj", ".stl", ".ply")
+# Those that are meshes and nothing else, whether they can be read or not.
+NO_POINTS = (".off", ".stl", ".gltf", ".glb", ".dae", ".3ds", ".fbx", ".3mf", ".usd", ".usdz")
+
+
+def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
+    """All points of a file; without `attributes` only their coordinates, in less time and memory.
+
+    LAS, LAZ, COPC (as LAZ), PLY and OBJ (their vertices), PCD, E57 (with pye57), PTS, KITTI's BIN,
+    XYZ, TXT, CSV, NPY, NPZ. Raises FileError when the file is missing, damaged, of an unknown kind,
+    without points, or has coordinates that are not finite.
+    """
+    path = check_readable(path)
+    suffix = path.suffix.lower()
+    if suffix in LAS_EXTENSIONS:
+        from pointup.io.las import read_las
+
+        return read_las(path, attributes)
+    if suffix == ".ply":
+        cloud = read_ply(path)
+    elif suffix == ".pcd":
+        cloud = read_pcd(path)
+    elif suffix == ".e57":
+        cloud = read_e57(path)
+    elif suffix == ".pts":
+        cloud = read_pts(path)
+    elif suffix == ".bin":
+        cloud = read_sweep(path)
+    elif suffix == ".obj":
+        cloud = _read_obj_vertices(path)
+    elif suffix == ".npy":
+        cloud = read_npy(path)
+    elif suffix == ".npz":
+        cloud = read_npz(path)
+    else:
+        cloud = read_text(path)
+    if not attributes:
+        cloud.attributes = {}
+    return cloud
+
+
+def iter_points(
+    path: str | Path, chunk_size: int = 1_000_000, attributes: bool = True
+) -> Iterator[PointCloud]:
+    """The points of a file in order, `chunk_size` at a time.
+
+    LAS, LAZ and COPC are streamed; other formats are read whole and cut. Raises what `read_points`
+    does, for damage further on only when it gets there.
+    """
+    path = check_readable(path)
+    if path.suffix.lower() in LAS_EXTENSIONS:
+        from pointup.io.las import iter_las
+
+        yield from iter_las(path, chunk_size, attributes)
+        return
+    cloud = read_points(path, attributes)
+    for start in range(0, len(cloud), chunk_size):
+        yield cloud.select(slice(start, start + chunk_size))
+
+
+def open_writer(
+    path: str | Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+) -> PointWriter:
+    """A writer, to be used in a `with` block, of a file like the one `like` was read from.
+
+    `like` may be any part of that file; what counts is its header and which attributes it has, and,
+    if the format changes to LAS, its extent. The name's extension sets the format. To these,
+    `extra_dimensions` are added. See `PointWriter`; raises what `check_writable` does.
+    """
+    path = Path(path)
+    check_writable(path)
+    suffix = path.suffix.lower()
+    if suffix in LAS_EXTENSIONS:
+        from pointup.io.las_writer import LasWriter
+
+        return LasWriter(path, like, extra_dimensions)
+    if suffix == ".ply":
+        return PlyWriter(path, like, extra_dimensions)
+    if suffix == ".pcd":
+        return PcdWriter(path, like, extra_dimensions)
+    if suffix == ".e57":
+        return E57Writer(path, like, extra_dimensions)
+    if suffix == ".pts":
+        return PtsWriter(path, like, extra_dimensions)
+    if suffix == ".bin":
+        return SweepWriter(path, like, extra_dimensions)
+    if suffix in TEXT_EXTENSIONS:
+        return TextWriter(path, like, extra_dimensions)
+    if suffix == ".npy":
+        return NpyWriter(path, like, extra_dimensions)
+    return NpzWriter(path, like, extra_dimensions)
+
+
+def write_points(path: str | Path, cloud: PointCloud) -> None:
+    """Write a cloud, all or nothing; a file of that name is replaced. See `open_writer`."""
+    with open_writer(path, cloud) as writer:
+        writer.write(cloud)
+
+
+def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_000) -> None:
+    """Append every point of a file to an open writer, in order and unchanged.
+
+    From LAS to LAS the raw records go over, bit for bit. Added dimensions get their defaults.
+    """
+    path = check_readable(path)
+    if path.suffix.lower() in LAS_EXTENSIONS and writer.path.suffix.lower() in LAS_EXTENSIONS:
+        from pointup.io.las_writer import copy_las
+
+        copy_las(path, writer, chunk_size)
+        return
+    for cloud in iter_points(path, chunk_size):
+        writer.write(cloud)
+
+
+def read_mesh(path: str | Path) -> Surface:
+    """The triangles of an OFF, OBJ, STL or PLY file; polygons are triangulated.
+
+    Raises FileError when the file is missing, damaged, of an unknown kind or has no faces.
+    """
+    path = _existing(path, mesh_extensions)
+    import trimesh
+
+    try:
+        mesh = trimesh.load_mesh(path, process=False)
+        if not len(getattr(mesh, "faces", ())):
+            raise DataError("it has points and no faces; mesh them first, or use them as points")
+        return Surface.from_triangles(mesh.vertices, mesh.faces)
+    except DataError as error:
+        raise FileError(f"{path}: {error}") from None
+    # trimesh has no errors of its own: a damaged file raises whatever its bytes lead to.
+    except Exception as error:
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise FileError(f"{path}: not a readable mesh ({reason}); export it again") from error
+
+
+def _read_obj_vertices(path: Path) -> PointCloud:
+    rows, num_faces = [], 0
+    with os_errors(path, "read"), path.open("rb") as stream:
+        for line in stream:
+            if line.startswith((b"v ", b"v\t")):
+                rows.append(line.split()[1:4])
+            num_faces += line.startswith((b"f ", b"f\t"))
+    if num_faces:
+        warn_once(
+            f"{path}: its {num_faces:,} faces are dropped; to sample the surface of a mesh, see "
+            "`pointup prepare meshes`"
+        )
+    try:
+        positions = np.array(rows, dtype=np.float64).reshape(len(rows), 3)
+    except ValueError:
+        raise FileError(f"{path}: has a vertex that isn't three numbers; export it again") from None
+    check_positions(positions, str(path))
+    return PointCloud(positions, path=path)
+
+
+def check_readable(path: str | Path) -> Path:
+    """The path of a file of points that is there; FileError for what can't be one."""
+    path = Path(path)
+    if path.suffix.lower() in NO_POINTS:
+        raise FileError(
+            f"{path}: is a mesh, and points are needed: sample its surface (CloudCompare, trimesh) "
+            "and save those; for training pairs, `pointup prepare meshes` samples it"
+        )
+    return _existing(path, point_extensions)
+
+
+def check_writable(path: str | Path) -> None:
+    """FileError for a name that no file of points can be written to, before any work is done."""
+    path = Path(path)
+    if path.suffix.lower() not in writable_extensions:
+        raise _unknown(path, writable_extensions, " to write")
+    # A LAZ file of that name would be no COPC. copclib is the one library that writes it from
+    # Python; it can't name extra dimensions and drops all other records.
+    if any(name.lower().endswith(".copc.laz") for name in (path.name, followed(path).name)):
+        raise FileError(
+            f"{path}: COPC files can't be written; name it .laz, and convert that, as by `pdal "
+            "translate a.laz a.copc.laz`"
+        )
+    if path.suffix.lower() == ".e57":
+        check_pye57(path)
+
+
+def _existing(path: str | Path, extensions: Sequence[str]) -> Path:
+    path = Path(path)
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name the files in it")
+    if not path.exists():
+        raise FileError(f"{path}: no such file")
+    if path.suffix.lower() not in extensions:
+        raise _unknown(path, extensions)
+    if not path.stat().st_size:
+        raise FileError(f"{path}: is empty (0 bytes); copy or export it again")
+    return path
+
+
+def _unknown(path: Path, extensions: Sequence[str], verb: str = "") -> FileError:
+    kind = f"extension {path.suffix!r}" if path.suffix else "file without an extension"
+    return FileError(f"{path}: unknown {kind}{verb}; known are {' '.join(extensions)}")

@@ -1,0 +1,164 @@
+"""Reading LAS and LAZ in chunks, as raw records and as clouds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import laspy
+import numpy as np
+from laspy import DecompressionSelection
+from laspy.vlrs.known import ExtraBytesVlr
+from laspy.vlrs.vlr import VLR
+
+from pointup.errors import FileError
+from pointup.io.cloud import (
+    PointCloud,
+    check_positions,
+    os_errors,
+)
+from pointup.io.las_layout import RawRecord, broken, read_layout
+
+COORDINATES = ("X", "Y", "Z")
+COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
+CHUNK_SIZE = 1_000_000
+# The returns are coded together with x and y. In formats from 6 on, half of the time is spent on
+# what this leaves out.
+POSITIONS_ONLY = DecompressionSelection.xy_returns_channel().decompress_z()
+
+# laspy logs each error that it raises, too; without a handler, logging would print it.
+logging.getLogger("laspy").addHandler(logging.NullHandler())
+
+
+def iter_records(
+    path: Path, chunk_size: int, selection: DecompressionSelection | None = None
+) -> Iterator[tuple[laspy.ScaleAwarePointRecord, np.ndarray, laspy.LasHeader]]:
+    """The file's point records, chunk by chunk, in the order of the file.
+
+    Yields the raw records, their float64 coordinates (n, 3), and the header, always the same one.
+    A COPC file is read as the LAZ file that it is, and its header is stripped of what makes it
+    COPC. The header gets an attribute `raw_creation_date`, as it stands in the file, for laspy puts
+    today's in the place of a date that is not set. Of the point formats from 6 on, `selection`
+    tells what to decompress; the rest is zero.
+    Raises FileError for what isn't a LAS or LAZ file, is cut short or has no points.
+    """
+    with os_errors(path, "read"), path.open("rb") as stream:
+        with _las_errors(path):
+            layout = read_layout(path, stream)
+            reader = laspy.open(
+                stream,
+                closefd=False,
+                decompression_selection=selection or DecompressionSelection.all(),
+            )
+            header = reader.header
+            _keep_records_raw(header, layout.vlrs, layout.evlrs)
+            header.raw_creation_date = layout.creation_date
+        _check_header(path, header)
+        for start in range(0, header.point_count, chunk_size):
+            wanted = min(chunk_size, header.point_count - start)
+            with _las_errors(path):
+                records = reader.read_points(wanted)
+            if len(records) < wanted:
+                raise broken(path, f"it ends after {start + len(records)} of {header.point_count}")
+            with _las_errors(path):
+                positions = positions_of(records)
+            yield records, positions, header
+
+
+def positions_of(records: laspy.ScaleAwarePointRecord) -> np.ndarray:
+    """Coordinates of raw records, (n, 3) float64."""
+    raw = records.array
+    positions = np.empty((len(raw), 3))
+    for axis, name in enumerate(COORDINATES):
+        np.multiply(raw[name], records.scales[axis], out=positions[:, axis])
+    positions += records.offsets
+    return positions
+
+
+def attributes_of(records: laspy.ScaleAwarePointRecord) -> dict[str, np.ndarray]:
+    """All dimensions of raw records but the coordinates, bit fields unpacked."""
+    names = [name for name in records.point_format.dimension_names if name not in COORDINATES]
+    return {name: np.array(records[name]) for name in names}
+
+
+def iter_las(path: Path, chunk_size: int, attributes: bool) -> Iterator[PointCloud]:
+    """Chunks of the file as clouds, with their attributes or without."""
+    selection = None if attributes else POSITIONS_ONLY
+    for records, positions, header in iter_records(path, chunk_size, selection):
+        check_positions(positions, str(path))
+        with _las_errors(path):
+            read = attributes_of(records) if attributes else {}
+        yield PointCloud(positions, read, header, path)
+
+
+def read_las(path: Path, attributes: bool) -> PointCloud:
+    """The whole file as one cloud."""
+    chunks = list(iter_las(path, CHUNK_SIZE, attributes))
+    if len(chunks) == 1:
+        return chunks[0]
+    joined = {
+        name: np.concatenate([chunk.attributes[name] for chunk in chunks])
+        for name in chunks[0].attributes
+    }
+    positions = np.concatenate([chunk.positions for chunk in chunks])
+    return PointCloud(positions, joined, chunks[0].header, path)
+
+
+def _keep_records_raw(
+    header: laspy.LasHeader, vlrs: list[RawRecord], evlrs: list[RawRecord]
+) -> None:
+    """Makes the header's VLRs and EVLRs those of the file, byte for byte.
+
+    laspy parses those it knows, and some come out of it changed: a WKT gets a null byte, an extra
+    dimension loses its no-data value, and of several extra-bytes records all but one are left out.
+    """
+    if len(vlrs) > len(header.vlrs):
+        # laspy leaves out a description of extra bytes that the points don't have.
+        vlrs = [raw for raw in vlrs if (raw.user_id, raw.record_id) != EXTRA_BYTES]
+    for records, raws in ((header.vlrs, vlrs), (header.evlrs or [], evlrs)):
+        for i, (record, raw) in enumerate(zip(records, raws, strict=True)):
+            known = record.user_id in (COPC, LASZIP) or record.record_data_bytes() == raw.data
+            if not known:
+                records[i] = VLR(record.user_id, record.record_id, record.description, raw.data)
+        records[:] = [record for record in records if record.user_id != COPC]
+    described = header.vlrs.get("ExtraBytesVlr")
+    if len(described) > 1:
+        _merge_extra_bytes(header, described)
+
+
+def _merge_extra_bytes(header: laspy.LasHeader, described: list[ExtraBytesVlr]) -> None:
+    merged = ExtraBytesVlr()
+    merged.parse_record_data(b"".join(record.record_data_bytes() for record in described))
+    point_format = laspy.PointFormat(header.point_format.id)
+    for dimension in merged.type_of_extra_dims():
+        point_format.add_extra_dimension(dimension)
+    if point_format.size == header.point_format.size:
+        header.vlrs.extract("ExtraBytesVlr")
+        header.vlrs.append(merged)
+        header.point_format.dimensions[:] = point_format.dimensions
+
+
+def _check_header(path: Path, header: laspy.LasHeader) -> None:
+    if not header.point_count:
+        raise FileError(f"{path}: no points in it; leave it out")
+    if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
+        raise broken(path, "its header has a scale or offset that is not finite")
+
+
+@contextmanager
+def _las_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, FileError, KeyboardInterrupt):
+        raise
+    # A damaged file makes laspy raise whatever its bytes lead to: struct, index, key, value and
+    # memory errors, and its own.
+    except Exception as error:
+        raise broken(path, (str(error) or repr(error)).splitlines()[0]) from error
+    # lazrs panics over some, which is no Exception and has no class to import.
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise broken(path, "its compressed points can't be read") from error

@@ -1,0 +1,263 @@
+"""Writing LAS and LAZ: the original records bit for bit, and generated points after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from struct import pack
+
+import laspy
+import numpy as np
+from laspy.extradims import get_id_for_extra_dim_type
+from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
+from laspy.vlrs.vlr import VLR
+
+from pointup.errors import DataError, FileError
+from pointup.io.cloud import (
+    ExtraDimension,
+    PointCloud,
+    PointWriter,
+    cast_values,
+    check_positions,
+    flatten_attributes,
+    os_errors,
+)
+from pointup.io.las import COORDINATES, iter_records
+from pointup.io.las_layout import CREATION_DATE
+
+COLOURS = ("red", "green", "blue")
+LEGACY_COUNTS = 107
+# Steps in the extent of a cloud that comes from another format: 0.1 mm in a kilometre.
+STEPS_PER_EXTENT = 1e7
+INT32 = np.iinfo(np.int32)
+
+
+def copy_las(path: Path, writer: PointWriter, chunk_size: int) -> None:
+    """Append the raw records of a file to a writer that was opened like it."""
+    assert isinstance(writer, LasWriter)
+    for records, _, _ in iter_records(path, chunk_size):
+        writer.write_records(records)
+
+
+class LasWriter(PointWriter):
+    """Writes LAS, or LAZ by the name's extension, like the file that `like` was read from.
+
+    Scales, offsets, point format, version, VLRs, EVLRs and extra dimensions are those of the
+    header; generated points are rounded to its scale. Without a LAS header, LAS 1.4 is written,
+    attributes that the format doesn't know as extra dimensions, coordinates in steps of about
+    1e-7 of the extent of `like`. Attributes that `write` isn't given are zero.
+    """
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path, extra_dimensions)
+        if isinstance(like.header, laspy.LasHeader):
+            header = deepcopy(like.header)
+        else:
+            header = _new_header(like)
+        self._check_carried(header)
+        known = set(header.point_format.dimension_names)
+        unknown = {name: values for name, values in like.attributes.items() if name not in known}
+        added = [
+            ExtraDimension(name, "u1" if values.dtype == bool else values.dtype.name)
+            for name, values in flatten_attributes(unknown).items()
+        ]
+        for dimension in (*added, *self.extra_dimensions):
+            self._add_dimension(header, dimension)
+        _drop_statistics(header)
+        self.header = header
+
+    def _check_carried(self, header: laspy.LasHeader) -> None:
+        if header.global_encoding.waveform_data_packets_internal:
+            raise FileError(
+                f"{self.path}: waveforms inside the original can't be carried over; "
+                "store them in a .wdp file beside it"
+            )
+        if header.point_format.id in (9, 10) and self.path.suffix.lower() == ".laz":
+            # lazrs 0.8 mixes up wave packets of several scanner channels.
+            raise FileError(f"{self.path}: waveforms aren't compressed exactly; name it .las")
+        if str(header.version) == "1.0":
+            raise FileError(f"{self.path}: LAS 1.0 can't be written; convert the original to 1.2")
+
+    def _add_dimension(self, header: laspy.LasHeader, dimension: ExtraDimension) -> None:
+        dtype = np.dtype(dimension.dtype)
+        present = {known.name: known for known in header.point_format.dimensions}
+        if dimension.name in present:
+            if present[dimension.name].dtype != dtype:
+                raise FileError(
+                    f"{self.path}: the original has a dimension {dimension.name!r} of another type "
+                    f"than {dtype.name}; rename or remove it there"
+                )
+            return
+        described = header.vlrs.get("ExtraBytesVlr")
+        if not described:
+            described = [ExtraBytesVlr()]
+            header.vlrs.extend(described)
+        structs = described[0].extra_bytes_structs
+        # Bytes that the original doesn't describe have to be described before others can follow.
+        for known in list(header.point_format.extra_dimensions)[len(structs) :]:
+            if known.num_elements > 255:
+                raise FileError(
+                    f"{self.path}: the original has {known.num_elements} extra bytes a point that "
+                    "it doesn't describe; dimensions can be added to 255 of them at most"
+                )
+            structs.append(ExtraBytesStruct(known.name.encode(), (0, known.num_elements)))
+        try:
+            kind = get_id_for_extra_dim_type(dtype)
+        except laspy.errors.UnknownExtraType:
+            raise DataError(
+                f"{self.path}: LAS has no extra dimensions of type {dtype.name}"
+                f" ({dimension.name!r}); use float32 or float64"
+            ) from None
+        name, description = dimension.name.encode(), dimension.description.encode()
+        if len(name) > 32 or len(description) > 32:
+            raise DataError(
+                f"{self.path}: LAS has 32 bytes for a dimension's name; shorten {dimension.name!r}"
+            )
+        structs.append(ExtraBytesStruct(name, kind, description))
+        header.point_format.add_extra_dimension(
+            laspy.ExtraBytesParams(dimension.name, dtype, dimension.description)
+        )
+
+    def _begin(self) -> None:
+        compress = self.path.suffix.lower() == ".laz"
+        with self._las_errors():
+            self._writer = laspy.LasWriter(
+                self._stream, self.header, do_compress=compress, closefd=False
+            )
+
+    def write_records(self, records: laspy.ScaleAwarePointRecord) -> None:
+        """Append raw records of the original: their bytes stay, added dimensions get defaults."""
+        if not len(records):
+            return
+        grown = self._zeros(len(records))
+        size = records.array.dtype.itemsize
+        if (
+            grown.array.dtype.descr[: len(records.array.dtype.descr)] != records.array.dtype.descr
+            or (records.scales != self.header.scales).any()
+            or (records.offsets != self.header.offsets).any()
+        ):
+            raise DataError(
+                f"{self.path}: records of another point format, scale or offset; open the writer "
+                "like the file they come from"
+            )
+        before = records.array.view(np.uint8).reshape(len(records), size)
+        grown.array.view(np.uint8).reshape(len(records), -1)[:, :size] = before
+        for name, values in self._defaults(len(records)).items():
+            if name not in records.array.dtype.names:
+                self._set(grown, name, values)
+        with os_errors(self.path, "written"), self._las_errors():
+            self._writer.write_points(grown)
+        self.num_points += len(records)
+
+    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
+        records = self._zeros(len(positions))
+        for axis, name in enumerate(COORDINATES):
+            steps = (positions[:, axis] - self.header.offsets[axis]) / self.header.scales[axis]
+            steps = np.rint(steps)
+            if steps.min() < INT32.min or steps.max() > INT32.max:
+                held = self.header.offsets[axis] + self.header.scales[axis] * np.array(
+                    [INT32.min, INT32.max], np.float64
+                )
+                raise FileError(
+                    f"{self.path}: {name.lower()} from {positions[:, axis].min()} to "
+                    f"{positions[:, axis].max()} is beyond {held[0]} to {held[1]}, what the scale "
+                    "and offset of the original can hold; convert it to a coarser scale"
+                )
+            records.array[name] = steps
+        known = set(self.header.point_format.dimension_names)
+        unknown = {name: values for name, values in attributes.items() if name not in known}
+        for name, values in attributes.items():
+            if name in known:
+                self._set(records, name, values)
+        for name, values in flatten_attributes(unknown).items():
+            self._set(records, name, values)
+        with self._las_errors():
+            self._writer.write_points(records)
+
+    def _zeros(self, num_points: int) -> laspy.ScaleAwarePointRecord:
+        return laspy.ScaleAwarePointRecord.zeros(num_points, header=self.header)
+
+    def _set(self, records: laspy.ScaleAwarePointRecord, name: str, values: np.ndarray) -> None:
+        try:
+            dimension = self.header.point_format.dimension_by_name(name)
+        except ValueError:
+            raise DataError(
+                f"{self.path}: has no dimension {name!r}; add it with extra_dimensions"
+            ) from None
+        what = f"{self.path}: {name}"
+        if name in COLOURS and values.dtype == np.uint8:
+            # As LAS wants it of colours that had 8 bits.
+            values = values.astype(np.uint16) * 256
+        if dimension.is_scaled:
+            records[name] = values
+            return
+        # Bit fields have no type.
+        dtype = np.dtype(np.uint8) if dimension.dtype is None else dimension.dtype.base
+        values = cast_values(values, dtype, what)
+        if dimension.dtype is None and values.max() > dimension.max:
+            raise DataError(
+                f"{what}: value {values.max()} doesn't fit the {dimension.num_bits} bits that "
+                f"point format {self.header.point_format.id} has for it"
+            )
+        records[name] = values
+
+    def _end(self) -> None:
+        with self._las_errors():
+            if self.header.evlrs:
+                self._writer.write_evlrs(self.header.evlrs)
+            self._writer.close()
+        self._mend_header()
+
+    def _mend_header(self) -> None:
+        """What laspy leaves out of the header: the date as it was, and the legacy counts.
+
+        LAS 1.4 wants these of the point formats before 6, where 32 bits hold them; older readers
+        know no others.
+        """
+        raw_date = getattr(self.header, "raw_creation_date", None)
+        if raw_date is not None:
+            self._stream.seek(CREATION_DATE)
+            self._stream.write(raw_date)
+        # Not those of `self.header`, which are the original's.
+        written = self._writer.header
+        counts = [written.point_count, *written.number_of_points_by_return[:5]]
+        is_legacy = str(written.version) == "1.4" and written.point_format.id < 6
+        if is_legacy and counts[0] < 2**32:
+            self._stream.seek(LEGACY_COUNTS)
+            self._stream.write(pack("<6I", *map(int, counts)))
+
+    @contextmanager
+    def _las_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (laspy.errors.LaspyException, ValueError) as error:
+            raise FileError(f"{self.path}: can't be written like the original: {error}") from error
+
+
+def _drop_statistics(header: laspy.LasHeader) -> None:
+    # laspy would take the minimum and maximum of an extra dimension from the first point of each
+    # chunk alone, and those of the original don't hold for generated points: say nothing.
+    for record in header.vlrs.extract("ExtraBytesVlr"):
+        for struct in record.extra_bytes_structs:
+            if struct.data_type:
+                struct.options &= ~(struct.MIN_BIT_MASK | struct.MAX_BIT_MASK)
+                struct._min, struct._max = type(struct._min)(), type(struct._max)()
+        raw = VLR(record.user_id, record.record_id, record.description, record.record_data_bytes())
+        header.vlrs.append(raw)
+
+
+def _new_header(like: PointCloud) -> laspy.LasHeader:
+    names = like.attributes.keys()
+    point_format = 8 if "nir" in names else 7 if set(COLOURS) & names else 6
+    header = laspy.LasHeader(version="1.4", point_format=point_format)
+    header.global_encoding.wkt = True
+    check_positions(like.positions, "points to write")
+    low, high = like.positions.min(axis=0), like.positions.max(axis=0)
+    extent = float((high - low).max()) or 1.0
+    header.scales = np.full(3, 10.0 ** np.floor(np.log10(extent / STEPS_PER_EXTENT)))
+    header.offsets = np.floor(low)
+    return header

@@ -1,0 +1,111 @@
+"""The unit of length of a file's coordinates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pointup.errors import DataError
+from pointup.io.files import LAS_EXTENSIONS
+
+_NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
+
+
+@dataclass(frozen=True)
+class LengthUnit:
+    """A unit of length by name, and its length in metres; None where that is unknown."""
+
+    name: str
+    metres: float | None
+
+    def of_metres(self, length: float) -> float:
+        """A length in metres in this unit; an unknown unit counts as a metre."""
+        return length / (self.metres or 1.0)
+
+    def described(self, length: float) -> str:
+        """A length in metres, with the unit's own number where that differs: "0.5 m (1.64 ft)"."""
+        if self.metres is None:
+            return f"{length:g} {self.name}"
+        own = f" ({self.of_metres(length):.3g} {self.name})" if self.metres != 1 else ""
+        return f"{length:g} m{own}"
+
+
+METRE = LengthUnit("m", 1.0)
+UNKNOWN = LengthUnit("unit", None)
+DEGREES = LengthUnit("degrees", None)
+MIXED = LengthUnit("mixed units", None)
+
+
+def unit_of(metres: float) -> LengthUnit:
+    """The unit of this length in metres, by its name where it is a usual one."""
+    for length, name in _NAMES.items():
+        # The two feet differ by two parts in a million.
+        if abs(metres - length) < 1e-7 * length:
+            return LengthUnit(name, length)
+    return LengthUnit(f"unit of {metres:g} m", metres)
+
+
+def length_unit(path: str | Path) -> LengthUnit:
+    """The unit of a readable LAS or LAZ file by its coordinate system; otherwise `UNKNOWN`.
+
+    `UNKNOWN` without a coordinate system, or with one that can't be read; `DEGREES` where x and y
+    are angles; `MIXED` where heights are in another unit than x and y.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in LAS_EXTENSIONS:
+        return UNKNOWN
+    import laspy
+    from pyproj.exceptions import CRSError
+
+    try:
+        with laspy.open(path) as reader:
+            system = reader.header.parse_crs()
+    except CRSError:
+        return UNKNOWN
+    if system is None or not system.axis_info:
+        return UNKNOWN
+    if any(axis.unit_name.startswith("deg") for axis in system.axis_info):
+        return DEGREES
+    lengths = {axis.unit_conversion_factor for axis in system.axis_info}
+    return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
+
+
+def common_unit(paths: Sequence[Path]) -> LengthUnit:
+    """The one unit of all files; those whose unit is unknown are taken to have that of the others.
+
+    Raises DataError, naming the files, where units differ or are no lengths.
+    """
+    common, first = UNKNOWN, Path()
+    for path in paths:
+        unit = length_unit(path)
+        if unit in (DEGREES, MIXED):
+            raise DataError(
+                f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "
+                "reproject it"
+            )
+        if unit == UNKNOWN:
+            continue
+        if common not in (UNKNOWN, unit):
+            raise DataError(
+                f"{path}: is in {unit.name}, {first} in {common.name}; reproject one of them"
+            )
+        common, first = unit, path
+    return common
+
+
+def dataset_unit(directory: str | Path) -> LengthUnit:
+    """The unit of a pair dataset: that of the files it was made of, where these are still there.
+
+    Procedural pairs are in metres. `UNKNOWN` for other datasets.
+    """
+    path = Path(directory, "pointup.json")
+    if not path.is_file():
+        return UNKNOWN
+    info = json.loads(path.read_text(encoding="utf-8"))
+    if "recipe" in info:
+        return METRE
+    named = [Path(name) for side in ("inputs", "source", "target") for name in info.get(side, ())]
+    files = [f for path in named for f in (sorted(path.glob("*")) if path.is_dir() else [path])]
+    return common_unit([file for file in files if file.is_file()])

@@ -1,0 +1,218 @@
+"""Reading PCD, the format of the Point Cloud Library: all fields, in its three encodings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from struct import unpack_from
+
+import numpy as np
+
+from pointup.errors import FileError
+from pointup.geometry.array_files import check_expansion
+from pointup.io.cloud import PointCloud, as_positions, cast_values, check_positions, warn_once
+from pointup.io.text_tables import TextHeader, read_bytes, read_columns
+
+KINDS = {"I": "i", "U": "u", "F": "f"}
+ENCODINGS = ("ascii", "binary", "binary_compressed")
+PACKED = ("rgb", "rgba")
+COLOURS = ("red", "green", "blue")
+# A header is far shorter; a file without a DATA line isn't searched to its end.
+LONGEST_HEADER = 65536
+LARGEST_COUNT = 1_000_000
+
+
+@dataclass(frozen=True)
+class PcdHeader:
+    """How a PCD file is laid out.
+
+    `types` has the NumPy code of each field, and how many values of it a point has; fields named
+    "_" are padding.
+    """
+
+    encoding: str
+    names: tuple[str, ...]
+    types: tuple[tuple[str, int], ...]
+    viewpoint: str = "0 0 0 1 0 0 0"
+
+    def dtype(self) -> np.dtype:
+        """One point as it stands in a binary file, with padding under names of its own."""
+        fields = zip(self.unique_names(), self.types, strict=True)
+        return np.dtype([(name, code, (count,)) for name, (code, count) in fields])
+
+    def unique_names(self) -> list[str]:
+        return [f"_{i}" if name == "_" else name for i, name in enumerate(self.names)]
+
+
+def read_pcd(path: Path) -> PointCloud:
+    """The points of a PCD file with all their fields; those of several values are (N, count).
+
+    Packed `rgb` and `rgba` become red, green and blue (and alpha), uint8. Points with NaN
+    coordinates, which stand for missing returns in organised clouds, are left out with a warning.
+    """
+    text = read_bytes(path)
+    header, num_points, start = _read_header(path, text)
+    if header.encoding == "ascii":
+        columns = _read_ascii(path, text, start, header, num_points)
+    else:
+        columns = _read_binary(path, text, start, header, num_points)
+    columns = {name: values for name, values in columns.items() if not name.startswith("_")}
+    for name in PACKED:
+        if name in columns and columns[name].shape[1:] == (1,) and columns[name].itemsize == 4:
+            columns = _unpack_colours(columns, name)
+    columns = {n: v[:, 0] if v.shape[1:] == (1,) else v for n, v in columns.items()}
+    if any(columns[axis].ndim > 1 for axis in "xyz"):
+        raise FileError(f"{path}: x, y and z must be one number each; export it again")
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
+    cloud = PointCloud(positions, columns, header, path)
+    seen = np.logical_not(np.isnan(positions).any(axis=1))
+    if seen.any() and not seen.all():
+        warn_once(f"{path}: {np.count_nonzero(~seen):,} points without coordinates are left out")
+        cloud = cloud.select(seen)
+    check_positions(cloud.positions, str(path))
+    return cloud
+
+
+def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
+    entries: dict[str, list[str]] = {}
+    start = 0
+    for raw in text[:LONGEST_HEADER].splitlines(keepends=True):
+        start += len(raw)
+        words = raw.decode("latin-1").partition("#")[0].split()
+        if words:
+            entries[words[0].upper()] = words[1:]
+        if words and words[0].upper() == "DATA":
+            break
+    names = entries.get("FIELDS", entries.get("COLUMNS", []))
+    encoding = " ".join(entries.get("DATA", [])).lower()
+    if not names or encoding not in ENCODINGS:
+        raise FileError(f"{path}: not a PCD file: it has no header with FIELDS and DATA")
+    sizes = _numbers(path, entries, "SIZE", len(names))
+    counts = (
+        _numbers(path, entries, "COUNT", len(names)) if "COUNT" in entries else [1] * len(names)
+    )
+    kinds = entries.get("TYPE", [])
+    types = []
+    for kind, size, count in zip(kinds, sizes, counts, strict=False):
+        code = f"<{KINDS.get(kind.upper(), '?')}{size}"
+        if size not in ((4, 8) if code[1] == "f" else (1, 2, 4, 8)) or code[1] == "?":
+            raise FileError(
+                f"{path}: unknown field type {kind[:9]} of {size} bytes; export it again"
+            )
+        if not 1 <= count <= LARGEST_COUNT:
+            raise FileError(f"{path}: a field of {count} values; export it again")
+        types.append((code, count))
+    if len(types) != len(names):
+        raise FileError(f"{path}: FIELDS, SIZE, TYPE and COUNT differ in length; export it again")
+    header = PcdHeader(encoding, tuple(names), tuple(types), " ".join(entries.get("VIEWPOINT", [])))
+    own = [name for name in names if name != "_"]
+    if len(set(own)) < len(own) or not set("xyz") <= set(own):
+        raise FileError(f"{path}: its fields must be x, y, z and others, each once; export it so")
+    if "POINTS" in entries:
+        (num_points,) = _numbers(path, entries, "POINTS", 1)
+    else:
+        (width,), (height,) = (_numbers(path, entries, key, 1) for key in ("WIDTH", "HEIGHT"))
+        num_points = width * height
+    return header, num_points, start
+
+
+def _numbers(path: Path, entries: dict[str, list[str]], key: str, length: int) -> list[int]:
+    words = entries.get(key, [])
+    if len(words) != length or not all(
+        w.isdecimal() and w.isascii() and len(w) < 19 for w in words
+    ):
+        raise FileError(
+            f"{path}: {key} is {' '.join(words)[:40]!r} in its header, not {length} whole numbers; "
+            "export it again"
+        )
+    return [int(word) for word in words]
+
+
+def _read_ascii(
+    path: Path, text: bytes, start: int, header: PcdHeader, num_points: int
+) -> dict[str, np.ndarray]:
+    # A digit and a blank for each value.
+    num_values = sum(count for _, count in header.types)
+    if 2 * num_points * num_values > len(text) - start + 1:
+        raise FileError(f"{path}: ends before its {num_points} points; copy it again")
+    fields = list(zip(header.unique_names(), header.types, strict=True))
+    columns = [f"{name} {i}" for name, (_, count) in fields for i in range(count)]
+    # Under names that no axis has.
+    table = read_columns(path, text, start, TextHeader(names=tuple(columns)))
+    num_rows = len(next(iter(table.values())))
+    if num_rows != num_points:
+        raise FileError(f"{path}: has {num_rows} of {num_points} points; copy it again")
+    values = {}
+    for name, (code, count) in fields:
+        parts = [
+            cast_values(table[f"{name} {i}"], np.dtype(code), f"{path}: {name}")
+            for i in range(count)
+        ]
+        values[name] = np.column_stack(parts)
+    return values
+
+
+def _read_binary(
+    path: Path, text: bytes, start: int, header: PcdHeader, num_points: int
+) -> dict[str, np.ndarray]:
+    dtype = header.dtype()
+    size = num_points * dtype.itemsize
+    if header.encoding == "binary":
+        if start + size > len(text):
+            held = (len(text) - start) // dtype.itemsize
+            raise FileError(f"{path}: ends after {held} of {num_points} points; copy it again")
+        table = np.frombuffer(text, dtype, num_points, start)
+        return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
+    body = _decompress(path, text, start, size)
+    values, offset = {}, 0
+    # Compressed, the fields stand one after another.
+    for name, (code, count) in zip(header.unique_names(), header.types, strict=True):
+        array = np.frombuffer(body, code, num_points * count, offset)
+        values[name] = array.reshape(num_points, count)
+        offset += array.nbytes
+    return values
+
+
+def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
+    check_lzf(path)
+    import lzf
+
+    if start + 8 > len(text):
+        raise FileError(f"{path}: ends before its points; copy it again")
+    packed, unpacked = unpack_from("<II", text, start)
+    if start + 8 + packed > len(text) or unpacked < size:
+        raise FileError(f"{path}: not as long as its header tells; copy it again")
+    check_expansion(path, unpacked)
+    try:
+        body = lzf.decompress(text[start + 8 : start + 8 + packed], unpacked) if packed else b""
+    except ValueError:
+        body = None
+    if body is None or len(body) != unpacked:
+        raise FileError(f"{path}: its compressed points can't be read; copy it again")
+    return bytes(body)
+
+
+def check_lzf(path: Path) -> None:
+    """FileError unless the library that reads compressed files is installed."""
+    if find_spec("lzf") is None:
+        raise FileError(
+            f"{path}: compressed PCD needs python-neo-lzf; install it with "
+            "`pip install pointup[pcd]`"
+        )
+
+
+def _unpack_colours(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Red, green, blue (and alpha) in the place of packed colours."""
+    packed = np.ascontiguousarray(columns[name][:, 0]).view("<u4")
+    parts = dict(zip(COLOURS, (16, 8, 0), strict=True)) | ({"alpha": 24} if name == "rgba" else {})
+    unpacked: dict[str, np.ndarray] = {}
+    for other, values in columns.items():
+        if other == name:
+            unpacked |= {
+                part: (packed >> shift & 255).astype(np.uint8)[:, None]
+                for part, shift in parts.items()
+            }
+        else:
+            unpacked[other] = values
+    return unpacked

@@ -1,0 +1,215 @@
+"""PLY points: all vertex properties, exactly, in the three encodings.
+
+trimesh reads PLY, too, but writes coordinates as floats and drops the properties it doesn't know.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from pointup.errors import DataError, FileError
+from pointup.io.cloud import (
+    ColumnWriter,
+    ExtraDimension,
+    PointCloud,
+    as_positions,
+    check_positions,
+    os_errors,
+    warn_once,
+)
+from pointup.io.text_tables import write_rows
+
+TYPES = {
+    "char": "i1",
+    "uchar": "u1",
+    "short": "i2",
+    "ushort": "u2",
+    "int": "i4",
+    "uint": "u4",
+    "float": "f4",
+    "double": "f8",
+}
+OTHER_NAMES = {
+    "int8": "i1",
+    "uint8": "u1",
+    "int16": "i2",
+    "uint16": "u2",
+    "int32": "i4",
+    "uint32": "u4",
+    "float32": "f4",
+    "float64": "f8",
+}
+BYTE_ORDERS: dict[str, Literal["=", "<", ">"]] = {
+    "ascii": "=",
+    "binary_little_endian": "<",
+    "binary_big_endian": ">",
+}
+# Room in the header for the digits of the number of points, known only at the end.
+COUNT_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class PlyHeader:
+    """How a PLY file is laid out: its encoding, its comments, its vertex properties in order."""
+
+    encoding: str = "binary_little_endian"
+    comments: tuple[str, ...] = ()
+    properties: tuple[str, ...] = ()
+
+
+def read_ply(path: Path) -> PointCloud:
+    """The vertices of a PLY file with all their properties.
+
+    Faces and other elements are left out with a warning.
+    """
+    with os_errors(path, "read"), path.open("rb") as stream:
+        header, num_points, dtype = _read_header(stream, path)
+        if header.encoding == "ascii":
+            columns = _read_ascii(stream, path, num_points, dtype)
+        else:
+            num_held = (path.stat().st_size - stream.tell()) // dtype.itemsize
+            if num_held < num_points:
+                raise _cut_short(path, num_held, num_points)
+            table = np.frombuffer(stream.read(num_points * dtype.itemsize), dtype)
+            columns = {
+                name: table[name].astype(table[name].dtype.newbyteorder("="))
+                for name in header.properties
+            }
+    positions = as_positions([columns.pop(axis) for axis in "xyz"])
+    check_positions(positions, str(path))
+    return PointCloud(positions, columns, header, path)
+
+
+def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype]:
+    if stream.readline(8).strip() != b"ply":
+        raise FileError(f"{path}: not a PLY file: it doesn't begin with 'ply'")
+    encoding, comments = "", []
+    element, counts, properties = "", dict[str, int](), dict[str, str]()
+    while True:
+        line = stream.readline(65536).decode("latin-1")
+        words = line.split()
+        match words:
+            case ["end_header"]:
+                break
+            case ["format", kind, *_] if kind in BYTE_ORDERS:
+                encoding = kind
+            case ["comment" | "obj_info", *_]:
+                comments.append(line.strip())
+            case ["element", name, count] if count.isascii() and count.isdecimal():
+                if len(count) > 18:
+                    raise FileError(f"{path}: can't hold {count[:40]} of {name}; export it again")
+                element = name
+                counts[name] = int(count)
+            case ["property", "list", *_] if element == "vertex":
+                raise FileError(f"{path}: vertices with list properties can't be read; remove them")
+            case ["property", kind, name] if element == "vertex" and name not in properties:
+                code = (TYPES | OTHER_NAMES).get(kind)
+                if code is None:
+                    raise FileError(f"{path}: unknown property type {kind!r}; export it again")
+                properties[name] = code
+            case ["property", *_] if element not in ("", "vertex"):
+                pass
+            case [] if line:
+                pass
+            case _:
+                line = line.strip()[:60]
+                raise FileError(f"{path}: can't read PLY header line {line!r}; export it again")
+    if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
+        raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
+    if left_out := [f"{counts[name]:,} of {name}" for name in counts if name != "vertex"]:
+        warn_once(
+            f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "
+            "the surface of a mesh, see `pointup prepare meshes`"
+        )
+    order = BYTE_ORDERS[encoding]
+    dtype = np.dtype([(name, order + code) for name, code in properties.items()])
+    return PlyHeader(encoding, tuple(comments), tuple(properties)), counts["vertex"], dtype
+
+
+def _read_ascii(
+    stream: BinaryIO, path: Path, num_points: int, dtype: np.dtype
+) -> dict[str, np.ndarray]:
+    if not num_points:
+        return {name: np.empty(0, dtype[name]) for name in dtype.names or ()}
+    # A digit and a blank for each value.
+    num_bytes = path.stat().st_size - stream.tell() + 1
+    bytes_per_point = 2 * len(dtype.names or ())
+    if num_points * bytes_per_point > num_bytes:
+        raise _cut_short(path, num_bytes // bytes_per_point, num_points, "at most ")
+    text = io.TextIOWrapper(stream, "latin-1")
+    try:
+        table = np.loadtxt(text, dtype, max_rows=num_points, ndmin=1)
+    except ValueError as error:
+        raise FileError(f"{path}: {str(error).partition(';')[0]}; export it again") from None
+    if len(table) < num_points:
+        raise _cut_short(path, len(table), num_points)
+    return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
+
+
+def _cut_short(path: Path, num_held: int, num_points: int, most: str = "") -> FileError:
+    return FileError(f"{path}: ends after {most}{num_held} of {num_points} points; copy it again")
+
+
+class PlyWriter(ColumnWriter):
+    """Writes vertices like the file that `like` was read from: encoding, comments, properties.
+
+    Coordinates are doubles whatever they were, for floats are too coarse for map coordinates.
+    """
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path, like, extra_dimensions)
+        self.header = like.header if isinstance(like.header, PlyHeader) else PlyHeader()
+        order = BYTE_ORDERS[self.header.encoding]
+        kept = [name for name in self.header.properties if name in self.columns]
+        names = dict.fromkeys([*kept, *self.columns])
+        self.columns = {name: _ply_type(self.columns[name]) for name in names}
+        for name in names:
+            if not name.isascii() or len(name.split()) != 1:
+                raise DataError(f"{path}: PLY can't have a property {name!r}; rename it")
+        self._dtype = np.dtype(
+            [(name, dtype.newbyteorder(order)) for name, dtype in self.columns.items()]
+        )
+
+    def _begin(self) -> None:
+        self._write_header()
+
+    def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
+        if self.header.encoding == "ascii":
+            write_rows(self._stream, columns, " ")
+            return
+        table = np.empty(len(columns["x"]), self._dtype)
+        for name, values in columns.items():
+            table[name] = values
+        self._stream.write(table.tobytes())
+
+    def _end(self) -> None:
+        self._stream.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        names = {np.dtype(code): name for name, code in TYPES.items()}
+        lines = ["ply", f"format {self.header.encoding} 1.0"]
+        lines += [line for line in self.header.comments if line != "comment"]
+        # An empty comment that shrinks as the number of points grows, for readers don't all take
+        # padded numbers.
+        digits = str(self.num_points)
+        lines += ["comment" + " " * (COUNT_DIGITS - len(digits)), f"element vertex {digits}"]
+        lines += [f"property {names[dtype]} {name}" for name, dtype in self.columns.items()]
+        self._stream.write(("\n".join([*lines, "end_header"]) + "\n").encode("latin-1"))
+
+
+def _ply_type(dtype: np.dtype) -> np.dtype:
+    if dtype.kind == "b":
+        return np.dtype(np.uint8)
+    if dtype == np.float16:
+        return np.dtype(np.float32)
+    # PLY has no integers of 64 bits.
+    return np.dtype(np.float64) if dtype.itemsize > 4 else dtype

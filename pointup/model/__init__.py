@@ -1,0 +1,1 @@
+"""The upsampler network: its layers, its options and its files."""

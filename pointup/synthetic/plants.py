@@ -1,0 +1,112 @@
+"""Trees, shrubs and grass: solid wood, and leaves as many small facets. Metres, z up.
+
+Each stands at the origin. Leaves are single triangles that stand for a spray of leaves each; a
+scanner's beam passes between them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointup.synthetic.randomness import log_uniform, rotation
+from pointup.synthetic.tessellation import circle, grid, sweep
+
+Plant = tuple[np.ndarray, np.ndarray]
+
+
+def leaves(
+    rng: np.random.Generator, centres: np.ndarray, sizes: np.ndarray, num_leaves: int, leaf: float
+) -> np.ndarray:
+    """Facets (num_leaves, 3, 3) in clumps: (C, 3) centres, (C, 3) half axes."""
+    weight = np.prod(sizes, axis=1)
+    clump = rng.choice(len(centres), num_leaves, p=weight / weight.sum())
+    offset = rng.normal(size=(num_leaves, 3))
+    # Somewhat denser towards the outside of a clump, where the light is.
+    offset *= rng.random((num_leaves, 1)) ** 0.4 / np.linalg.norm(offset, axis=1, keepdims=True)
+    facet = rng.normal(size=(num_leaves, 3, 3)) * [0.5, 0.5, 0.35] * leaf
+    return (centres[clump] + offset * sizes[clump])[:, None] + facet
+
+
+def branches(starts: np.ndarray, ends: np.ndarray, thick: float) -> np.ndarray:
+    """Three-sided branches, (B, 3) starts to ends, that hang through a little and grow thin."""
+    along = ends - starts
+    across = np.cross(along, [0.1, 0.2, 1.0])
+    across /= np.linalg.norm(across, axis=1, keepdims=True)
+    upwards = np.cross(across, along / np.linalg.norm(along, axis=1, keepdims=True))
+    rings = []
+    for share, droop in ((0, 0.0), (0.5, 0.1), (1, 0.0)):
+        line = starts + share * along
+        line[:, 2] -= droop * np.linalg.norm(along, axis=1)
+        section = circle(3) * thick * (1 - 0.6 * share)
+        rings.append([line + x * across + y * upwards for x, y in section])
+    return grid(np.array(rings), wrap_columns=True)
+
+
+def broadleaf(rng: np.random.Generator, height: float, foliage: float) -> Plant:
+    """A trunk, branches, and a crown of clumps; `foliage` scales the number of leaves."""
+    width = height * rng.uniform(0.3, 0.6)
+    crown_low = height * rng.uniform(0.2, 0.55)
+    lean = np.array([*rng.normal(size=2) * 0.03 * height, 0])
+    half = np.array([width / 2, width / 2, (height - crown_low) / 2])
+    middle = np.array([0, 0, crown_low + half[2]]) + lean
+    num_clumps = rng.integers(15, 50)
+    inside = rng.normal(size=(num_clumps, 3))
+    inside *= rng.uniform(0.3, 0.95, (num_clumps, 1)) / np.linalg.norm(
+        inside, axis=1, keepdims=True
+    )
+    clump_size = half.mean() * rng.uniform(0.1, 0.32, (num_clumps, 1)) * [1, 1, 0.6]
+    centres = middle + inside * (half - 0.5 * clump_size)
+    thick = height * rng.uniform(0.012, 0.022)
+    top = middle + np.array([0, 0, 0.2 * half[2]])
+    trunk = sweep(np.linspace([0, 0, -0.5], top, 6), np.linspace(thick, 0.35 * thick, 6), circle(8))
+    starts = rng.uniform(0.4, 0.9, num_clumps) * np.minimum(1, centres[:, 2] / top[2])
+    wood = [trunk, branches(starts[:, None] * top, centres, max(0.3 * thick, 0.03))]
+    leaf = rng.uniform(0.15, 0.3) + 0.004 * height
+    # Leaf area over ground area of 2 to 5, in facets of about 0.2 leaf^2.
+    num_leaves = int(foliage * rng.uniform(2, 5) * np.pi * half[0] ** 2 / (0.2 * leaf**2))
+    return np.concatenate(wood), leaves(rng, centres, clump_size, num_leaves, leaf)
+
+
+def conifer(rng: np.random.Generator, height: float, foliage: float) -> Plant:
+    """A trunk to the top, and whorls of drooping branches that shorten upwards."""
+    radius = height * rng.uniform(0.1, 0.22)
+    thick = height * rng.uniform(0.01, 0.018)
+    trunk = sweep(
+        np.linspace([0, 0, -0.5], [0, 0, height], 6), np.linspace(thick, 0.02, 6), circle(8)
+    )
+    whorls = np.arange(height * rng.uniform(0.08, 0.4), 0.97 * height, rng.uniform(0.5, 1.0))
+    z = np.repeat(whorls, 5)
+    angle = rng.uniform(0, 2 * np.pi, len(z))
+    length = (radius * (1 - z / height) ** 0.8 + 0.15) * rng.uniform(0.7, 1.1, len(z))
+    starts = np.column_stack([0 * z, 0 * z, z])
+    reach = np.column_stack([np.cos(angle), np.sin(angle), rng.uniform(-0.5, 0, len(z))])
+    reach *= length[:, None]
+    wood = [trunk, branches(starts, starts + reach, 0.025)]
+    centres = np.concatenate([starts + 0.45 * reach, starts + 0.85 * reach])
+    sizes = np.tile(length[:, None] * [0.35, 0.35, 0.18], (2, 1))
+    leaf = rng.uniform(0.15, 0.25) + 0.004 * height
+    num_leaves = int(foliage * rng.uniform(2, 5) * np.pi * radius**2 / (0.2 * leaf**2))
+    return np.concatenate(wood), leaves(rng, centres, sizes, num_leaves, leaf)
+
+
+def shrub(rng: np.random.Generator, height: float, foliage: float) -> Plant:
+    """A bush of a few clumps on the ground."""
+    num_clumps = rng.integers(1, 6)
+    sizes = height * rng.uniform(0.3, 0.6, (num_clumps, 3))
+    centres = rng.normal(size=(num_clumps, 3)) * height * 0.35
+    centres[:, 2] = sizes[:, 2] * rng.uniform(0.6, 1.2, num_clumps)
+    leaf = rng.uniform(0.08, 0.18)
+    area = np.pi * np.prod(sizes[:, :2], axis=1).sum()
+    num_leaves = int((0.3 + foliage) * rng.uniform(1.5, 4) * area / (0.2 * leaf**2))
+    stems = branches(np.zeros_like(centres), centres, 0.03)
+    return stems, leaves(rng, centres, sizes, num_leaves, leaf)
+
+
+def grass(rng: np.random.Generator, places: np.ndarray) -> np.ndarray:
+    """An upright blade, (N, 3, 3), at each of (N, 3) places."""
+    size = log_uniform(rng, 0.08, 0.4)
+    turn = rotation(rng)[:2, :2]
+    blade = rng.normal(size=(len(places), 3, 3)) * [0.25, 0.25, 0.0]
+    blade[..., :2] = blade[..., :2] @ turn
+    blade[:, 2, 2] = rng.uniform(0.5, 1.5, len(places))
+    return places[:, None] + size * blade

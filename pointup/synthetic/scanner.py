@@ -1,0 +1,262 @@
+"""A laser scanner in the air: scan lines, oblique beams, occlusion, several returns a pulse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pointup.synthetic.randomness import log_uniform
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a survey is flown. Lengths in metres.
+
+    Attributes:
+        density: pulses a square metre of all flight lines together, across the beams.
+        headings: (L,) of the flight lines, radians.
+        tilts: (L,) from the vertical to the side of the flight line, radians.
+        aspect: spacing of the scan lines over the spacing of pulses within a line.
+        slant: how far a scan line runs along the flight for each metre across it.
+        jitter: standard deviation of a pulse's place, in units of the spacing.
+        footprint: diameter of the beam on the ground.
+        separation: least distance along the beam between two returns of a pulse.
+        range_noise, aim_noise: standard deviation along and across the beam.
+        strip_noise: standard deviation of a flight line's height.
+    """
+
+    density: float
+    headings: np.ndarray
+    tilts: np.ndarray
+    aspect: float
+    slant: float
+    jitter: float
+    footprint: float
+    separation: float
+    range_noise: float
+    aim_noise: float
+    strip_noise: float
+
+
+def airborne(rng: np.random.Generator, density: float) -> Scanner:
+    """A survey aeroplane: one to three lines, mostly side by side, and a wide beam."""
+    num_lines = rng.choice([1, 1, 2, 2, 3])
+    heading = rng.uniform(0, 2 * np.pi)
+    turns = rng.choice([0, np.pi, rng.uniform(0, np.pi)], num_lines, p=[0.4, 0.4, 0.2])
+    return Scanner(
+        density=density,
+        headings=heading + turns + rng.normal(size=num_lines) * 0.03,
+        tilts=np.radians(rng.uniform(-22, 22, num_lines)),
+        aspect=log_uniform(rng, 0.5, 3),
+        slant=rng.choice([0, 0.1, 0.3]) * rng.normal(),
+        jitter=rng.uniform(0.03, 0.15),
+        footprint=rng.uniform(0.2, 0.5),
+        separation=rng.uniform(0.6, 1.5),
+        range_noise=rng.uniform(0.01, 0.03),
+        aim_noise=rng.uniform(0.01, 0.04),
+        strip_noise=0.02,
+    )
+
+
+def drone(rng: np.random.Generator, density: float) -> Scanner:
+    """A drone: crossing lines, wide angles, a narrow beam, hardly any noise."""
+    num_lines = rng.integers(2, 4)
+    heading = rng.uniform(0, 2 * np.pi)
+    return Scanner(
+        density=density,
+        headings=heading + np.arange(num_lines) * np.pi / 2 + rng.normal(size=num_lines) * 0.2,
+        tilts=np.radians(rng.uniform(5, 35, num_lines)),
+        aspect=log_uniform(rng, 0.7, 1.5),
+        slant=0.0,
+        jitter=rng.uniform(0.2, 0.4),
+        footprint=0.1,
+        separation=0.4,
+        range_noise=rng.uniform(0.002, 0.006),
+        aim_noise=0.003,
+        strip_noise=0.0,
+    )
+
+
+def scan(
+    solid: np.ndarray,
+    rough: np.ndarray,
+    width: float,
+    scanner: Scanner,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a scanner measures of a square of that width about the origin.
+
+    `solid` (S, 3, 3) stops every beam that meets it. `rough` (R, 3, 3), leaves and wires, lets
+    beams pass between its facets. Returns points (N, 3) and the normals (N, 3) of what they hit,
+    towards the scanner; zero on rough, which has no plane at this scale.
+    """
+    num_lines = len(scanner.headings)
+    strips = []
+    for heading, tilt in zip(scanner.headings, scanner.tilts, strict=True):
+        strips.append(
+            _fly(solid, rough, width, scanner, scanner.density / num_lines, heading, tilt, rng)
+        )
+    points, normals = (np.concatenate(arrays) for arrays in zip(*strips, strict=True))
+    inside = (np.abs(points[:, :2]) <= width / 2).all(axis=1)
+    return points[inside], normals[inside]
+
+
+def _fly(
+    solid: np.ndarray,
+    rough: np.ndarray,
+    width: float,
+    scanner: Scanner,
+    density: float,
+    heading: float,
+    tilt: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """One flight line. Coordinates are along the flight, across the beam, along the beam."""
+    along = np.array([np.cos(heading), np.sin(heading), 0])
+    aside = np.array([-np.sin(heading), np.cos(heading), 0])
+    beam = np.sin(tilt) * aside - np.cos(tilt) * np.array([0, 0, 1.0])
+    axes = np.stack([along, np.cross(beam, along), beam], axis=1)
+    heights = np.concatenate([solid[..., 2].ravel(), rough[..., 2].ravel()])
+    square = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * width / 2
+    corners = [[*corner, z] for corner in square for z in (heights.min(), heights.max())]
+    low, high = np.sort(np.array(corners) @ axes[:, :2], axis=0)[[0, -1]] + [[-1], [1]]
+
+    solid, rough = solid @ axes, rough @ axes
+    pixel = min(0.1, 0.4 * density**-0.5)
+    image = _Image(low, high, pixel, rng)
+    image.splat(rough, rng)
+    image.rasterize(solid)
+
+    places = _pulses(low, high, scanner, density, rng)
+    hits = image.returns(places, scanner.footprint, scanner.separation)
+    points = image.hit[hits]
+    noise = rng.normal(size=points.shape)
+    noise *= [scanner.aim_noise, scanner.aim_noise, scanner.range_noise]
+    lift = scanner.strip_noise * rng.normal()
+    return (points + noise) @ axes.T + [0, 0, lift], image.normal[hits] @ axes.T
+
+
+def _pulses(
+    low: np.ndarray, high: np.ndarray, scanner: Scanner, density: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Places (P, 2) along and across of the pulses, scan line after scan line."""
+    line_spacing = (scanner.aspect / density) ** 0.5
+    spacing = 1 / (density * line_spacing)
+    reach = abs(scanner.slant) * (high[1] - low[1])
+    rows = np.arange(low[0] - reach, high[0] + reach, line_spacing)
+    columns = np.arange(low[1], high[1], spacing)
+    place = np.empty((len(rows), len(columns), 2))
+    place[..., 0] = rows[:, None] + scanner.slant * (columns - low[1])
+    place[..., 1] = columns + rng.uniform(0, spacing, (len(rows), 1))
+    place += rng.normal(size=place.shape) * scanner.jitter * [line_spacing, spacing]
+    return place.reshape(-1, 2)
+
+
+class _Image:
+    """First hits on a raster of rays, one at a random place in each pixel.
+
+    A ray that meets nothing has depth inf.
+    """
+
+    def __init__(
+        self, low: np.ndarray, high: np.ndarray, pixel: float, rng: np.random.Generator
+    ) -> None:
+        self.low, self.pixel = low, pixel
+        self.shape = np.ceil((high - low) / pixel).astype(int)
+        size = int(self.shape.prod())
+        corner = np.stack(np.divmod(np.arange(size), self.shape[1]), axis=1)
+        self.hit = np.empty((size, 3))
+        self.hit[:, :2] = low + pixel * (corner + rng.random((size, 2)))
+        self.hit[:, 2] = np.inf
+        self.normal = np.zeros((size, 3))
+
+    def splat(self, triangles: np.ndarray, rng: np.random.Generator) -> None:
+        """Meet facets smaller than a pixel: as often as their area tells, at random."""
+        if not len(triangles):
+            return
+        a, b, c = np.moveaxis(triangles, 1, 0)
+        area = 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        # A facet of random direction shows half its area.
+        count = rng.poisson(0.5 * area / self.pixel**2)
+        face = np.repeat(np.arange(len(triangles)), count)
+        root, share = np.sqrt(rng.random((len(face), 1))), rng.random((len(face), 1))
+        points = a[face] + root * ((b - a)[face] + share * (c - b)[face])
+        where = np.floor((points[:, :2] - self.low) / self.pixel).astype(int)
+        inside = ((where >= 0) & (where < self.shape)).all(axis=1)
+        points, where = points[inside], where[inside]
+        ray = where[:, 0] * self.shape[1] + where[:, 1]
+        nearest = self._nearest(ray, points[:, 2])
+        self.hit[ray[nearest]] = points[nearest]
+
+    def rasterize(self, triangles: np.ndarray) -> None:
+        """Meet every triangle that a ray passes through."""
+        first = np.floor((triangles[..., :2].min(axis=1) - self.low) / self.pixel).astype(int)
+        last = np.floor((triangles[..., :2].max(axis=1) - self.low) / self.pixel).astype(int)
+        first, last = first.clip(0), np.minimum(last, self.shape - 1)
+        extent = (last - first + 1).clip(0)
+        a, b, c = np.moveaxis(triangles, 1, 0)
+        normal = np.cross(b - a, c - a)
+        normal /= np.linalg.norm(normal, axis=1, keepdims=True) + 1e-300
+        normal = np.where(normal[:, 2:] > 0, -normal, normal)
+        # Seen edge on, a triangle is hit by nothing, and where it is hit would be lost in rounding.
+        count = extent.prod(axis=1) * (normal[:, 2] < -1e-6)
+
+        # Every ray of the box around every triangle.
+        face = np.repeat(np.arange(len(triangles), dtype=np.int32), count)
+        step = np.arange(len(face), dtype=np.int32) - np.repeat(np.cumsum(count) - count, count)
+        width = extent[:, 1].astype(np.int32)[face]
+        corner = first[:, 0] * self.shape[1] + first[:, 1]
+        ray = corner[face] + step + step // width * (self.shape[1] - width)
+        along, across = self.hit[ray, 0], self.hit[ray, 1]
+        turning = (b - a)[:, 0] * (c - a)[:, 1] - (b - a)[:, 1] * (c - a)[:, 0]
+        for start, end in ((a, b), (b, c), (c, a)):
+            edge = (end - start)[:, :2] * np.sign(turning)[:, None]
+            offset = edge[:, 1] * start[:, 0] - edge[:, 0] * start[:, 1]
+            inside = edge[face, 0] * across - edge[face, 1] * along + offset[face] >= 0
+            face, ray, along, across = face[inside], ray[inside], along[inside], across[inside]
+
+        a, normal = a[face], normal[face]
+        lower = normal[:, 0] * (along - a[:, 0]) + normal[:, 1] * (across - a[:, 1])
+        depth = a[:, 2] - lower / normal[:, 2]
+        nearest = self._nearest(ray, depth)
+        ray, normal = ray[nearest], normal[nearest]
+        self.hit[ray, 2] = depth[nearest]
+        self.hit[ray, 0], self.hit[ray, 1] = along[nearest], across[nearest]
+        self.normal[ray] = normal
+
+    def _nearest(self, ray: np.ndarray, depth: np.ndarray) -> np.ndarray:
+        """Indices of hits nearer than all others on their ray."""
+        least = self.hit[:, 2].copy()
+        np.minimum.at(least, ray, depth)
+        return np.flatnonzero((depth == least[ray]) & (depth < self.hit[ray, 2]))
+
+    def returns(self, places: np.ndarray, footprint: float, separation: float) -> np.ndarray:
+        """Rays (N,) of the returns of pulses at (P, 2) places, at most five a pulse.
+
+        All rays in the footprint share the pulse. What is hit first, within a third of a metre,
+        makes a return if it is at least a tenth of the pulse; then nothing is told apart for
+        `separation`. Of the rays of a return, the one nearest to the pulse's axis stands for it.
+        """
+        reach = int(footprint / 2 / self.pixel)
+        offset = np.indices((2 * reach + 1,) * 2).reshape(2, -1).T - reach
+        distance = np.square(offset).sum(axis=1)
+        order = np.argsort(distance, kind="stable")
+        offset = offset[order][distance[order] <= (footprint / 2 / self.pixel) ** 2]
+        where = np.floor((places - self.low) / self.pixel).astype(int)
+        where = where[((where >= reach) & (where < self.shape - reach)).all(axis=1)]
+        rays = where[:, :1] * self.shape[1] + where[:, 1:]
+        rays = rays + offset[:, 0] * self.shape[1] + offset[:, 1]
+        depth = self.hit[rays, 2]
+        found = []
+        for _ in range(5):
+            nearest = depth.min(axis=1)
+            alive = np.isfinite(nearest)
+            rays, depth, nearest = rays[alive], depth[alive], nearest[alive, None]
+            members = depth < nearest + 0.3
+            share = members.mean(axis=1)
+            strong = share >= 0.1
+            found.append(rays[strong, members.argmax(axis=1)[strong]])
+            hidden = np.where(strong[:, None], depth < nearest + separation, members)
+            depth = np.where(hidden, np.inf, depth)
+        return np.concatenate(found)

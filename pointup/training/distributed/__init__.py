@@ -1,0 +1,1 @@
+"""The processes of a run: devices, process group, signals and the reduction of gradients."""

@@ -1,0 +1,1 @@
+"""What a run detects and survives: hangs, lack of memory, non-finite steps."""

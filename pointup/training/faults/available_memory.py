@@ -1,0 +1,123 @@
+"""How much memory a process may use, and how much a piece of work takes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import torch
+
+from pointup.errors import ConfigError
+from pointup.training.distributed.devices import device_module
+
+SECONDS_BETWEEN_LOOKS = 0.004
+CGROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Limit, usage, and the reclaimable part of usage, of control groups of version 2 and 1."""
+
+
+def memory_limit(device: torch.device, num_local_processes: int) -> int:
+    """Bytes that `PeakMemory` may show at most: what this process holds, and its share of the rest.
+
+    Of the device's free memory, or on the CPU of what the machine and the control groups of this
+    process (containers, batch systems) have left, divided among the processes on this machine.
+    Raises ConfigError for a device that can't be asked.
+    """
+    module = device_module(device)
+    if module is not None:
+        free, _ = module.mem_get_info(device)
+        return int(free + module.memory_reserved(device))
+    if device.type != "cpu":
+        raise ConfigError(
+            f"--token-budget auto can't measure the memory of {device.type} devices; give a number"
+        )
+    left = min([psutil.virtual_memory().available, *room_in_control_groups()])
+    return int(psutil.Process().memory_info().rss + left / num_local_processes)
+
+
+def room_in_control_groups(
+    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> list[int]:
+    """Bytes left in each control group, of either version, that this process is limited by."""
+    if not membership.exists():
+        return []
+    rooms = []
+    for line in membership.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / controllers
+        group = top / path.lstrip("/")
+        # In a container its own group is the top one, whatever the path says.
+        for folder in [group, *group.parents]:
+            if folder.is_relative_to(top):
+                rooms += room_in(folder)
+    return rooms
+
+
+def room_in(folder: Path) -> list[int]:
+    for limit, usage, reclaimable in CGROUP_FILES:
+        try:
+            texts = [(folder / name).read_text() for name in (limit, usage, "memory.stat")]
+        except OSError:
+            continue
+        if texts[0].strip() == "max":
+            continue
+        statistics = dict(line.split() for line in texts[2].splitlines())
+        return [int(texts[0]) - int(texts[1]) + int(statistics.get(reclaimable, 0))]
+    return []
+
+
+class PeakMemory:
+    """Most memory held while its `with` block runs, as `bytes`: by the allocator of the device,
+    gaps between tensors and all, or resident of this process, looked at every few milliseconds,
+    for the CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.module, self.bytes = device, device_module(device), 0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.look, name="memory", daemon=True)
+
+    def __enter__(self) -> PeakMemory:
+        gc.collect()
+        if self.module is not None:
+            self.module.empty_cache()
+            self.module.reset_peak_memory_stats(self.device)
+        else:
+            self.thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.module is not None:
+            self.module.synchronize(self.device)
+            self.bytes = self.module.max_memory_reserved(self.device)
+        else:
+            self.over.set()
+            self.thread.join()
+
+    def look(self) -> None:
+        process = psutil.Process()
+        while True:
+            self.bytes = max(self.bytes, process.memory_info().rss)
+            if self.over.wait(SECONDS_BETWEEN_LOOKS):
+                return
+
+
+def in_gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def num_local_processes(num_processes: int) -> int:
+    """Processes of this run on this machine, as the launcher tells; all where it doesn't."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))

@@ -1,0 +1,103 @@
+"""All processes train the same: compared in one small reduction, before anything can diverge."""
+
+from __future__ import annotations
+
+import json
+import platform
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+import pointup
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.errors import TrainingError
+from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.fingerprint import sampled
+
+MAY_DIFFER = frozenset(
+    {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
+)
+"""Options that may differ from one process to another. Of data it is the samples that count."""
+PACKAGES = ("torch", "accelerate", "torch-geometric", "numpy", "datasets")
+
+
+def check_agreement(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
+    """Raise TrainingError, on every process, unless `facts` are the same on all of them.
+
+    Facts are plain JSON values; every process must call this with the same names. They are
+    compared by a checksum each in one gather of a few bytes; only when some differ are they sent
+    whole, for a message that says which process differs in what.
+    """
+    if accelerator.num_processes == 1:
+        return
+    texts = {name: json.dumps(fact, sort_keys=True, default=str) for name, fact in facts.items()}
+    checksums = torch.tensor([[zlib.crc32(text.encode()) for text in texts.values()]])
+    gathered = accelerator.gather(checksums.to(accelerator.device))
+    if bool((gathered == gathered[0]).all()):
+        return
+    everyone: list[tuple[str, dict[str, str]]] = gather_object([(platform.node(), texts)])
+    raise TrainingError("; ".join(differences(everyone)))
+
+
+def differences(everyone: list[tuple[str, dict[str, str]]]) -> list[str]:
+    """A line for each fact of each process, (host, facts), that is not what most of them have."""
+    lines = []
+    for name in everyone[0][1]:
+        counts = Counter(facts[name] for _, facts in everyone)
+        usual = counts.most_common(1)[0][0]
+        for rank, (host, facts) in enumerate(everyone):
+            if facts[name] != usual:
+                others = " and ".join(
+                    f"process {i}" for i, (_, f) in enumerate(everyone) if f[name] == usual
+                )
+                if len(everyone) > 3:
+                    others = f"{counts[usual]} others"
+                lines.append(
+                    f"process {rank} on {host} differs from {others} in {name}"
+                    f"{detail(json.loads(facts[name]), json.loads(usual))}"
+                )
+    return lines
+
+
+def detail(here: Any, there: Any) -> str:
+    if not isinstance(here, dict) or not isinstance(there, dict):
+        return f": {here}, there {there}"
+    here, there = flattened(here), flattened(there)
+    differing = [n for n in sorted(here.keys() | there.keys()) if here.get(n) != there.get(n)]
+    return ": " + ", ".join(f"{n} {here.get(n)}, there {there.get(n)}" for n in differing[:4])
+
+
+def facts_of_start(config: TrainConfig) -> dict[str, Any]:
+    """What must be the same before anything else is done."""
+    options = {name: value for name, value in as_dict(config).items() if name not in MAY_DIFFER}
+    return {
+        "options": options,
+        "packages": {name: version(name) for name in PACKAGES},
+        "code": checksum_of_code(),
+    }
+
+
+def facts_of_epoch(
+    sampler: TokenBudgetBatchSampler, train: PairDataset, validation: PairDataset
+) -> dict[str, Any]:
+    """What must be the same before the first step of an epoch."""
+    return {
+        "dataset": {"train": sampled(train), "validation": sampled(validation)},
+        "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
+        "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
+    }
+
+
+def checksum_of_code() -> int:
+    checksum = 0
+    for path in sorted(Path(pointup.__file__).parent.rglob("*.py")):
+        checksum = zlib.crc32(path.name.encode() + path.read_bytes(), checksum)
+    return checksum

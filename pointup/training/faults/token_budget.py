@@ -1,0 +1,279 @@
+"""The token budget: by default large enough for every pair, or the largest that fits into memory;
+lowered where it did not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.datasets.batch import collate
+from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.errors import TrainingError
+from pointup.geometry.midpoints import slots_for_ratio
+from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig, write_config
+from pointup.training.datasets import TrainingData
+from pointup.training.faults.available_memory import (
+    PeakMemory,
+    in_gb,
+    memory_limit,
+    num_local_processes,
+)
+from pointup.training.faults.out_of_memory import attempt
+from pointup.training.progress import Progress
+
+logger = logging.getLogger("pointup")
+
+SHARE_TO_USE = 0.85
+"""Of the memory there is: allocators, the optimizer, and data workers need the rest."""
+ENOUGH = 0.9
+"""Share of the memory left to use at which the search for a larger budget ends."""
+MOST_PROBES = 8
+MOST_GROWTH = 4
+SMALLEST_PROBE = 4096
+SURE_TO_FIT = 0.98
+"""Share of the largest cloud that must have been tried: the search ends that near to its goal."""
+EVENTS_BEFORE_LOWERING = 3
+"""Times out of memory, of all processes together, after which the budget is lowered for all."""
+LOWERED_TO = 0.8
+
+
+def settle_token_budget(
+    config: TrainConfig,
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    propagate: Callable[[Batch], Tensor],
+    forget: Callable[[], None],
+    validation: PairDataset | None = None,
+) -> int:
+    """The token budget of a run, the same on every process, all of which must call this.
+
+    A number is taken as given. Where there is none, the budget is DEFAULT_TOKEN_BUDGET, or the size
+    of the largest pair of `dataset` and `validation` where that is more. "auto" is the largest that
+    fits on every process, found once a run: `config.json` keeps it, and a continued run takes it
+    from there. `propagate` works forward and backward on a batch, `forget` drops the gradients.
+    Raises TrainingError where the largest cloud doesn't fit into memory by itself.
+    """
+    if isinstance(config.token_budget, int):
+        return config.token_budget
+    if config.token_budget is None:
+        return _default_budget(config, dataset, accelerator, propagate, forget, validation)
+    recorded = recorded_budget(config.output_dir)
+    if recorded is not None:
+        return recorded
+    slots = accelerator.num_processes * config.accumulation_steps
+    largest = max(int(dataset.full_sizes.max()), -(-int(dataset.full_sizes.sum()) // slots))
+    smallest = int(dataset.full_sizes.max())
+    if config.crop:
+        smallest = min(smallest, SMALLEST_PROBE)
+    probe = Probe(config, dataset, accelerator.device, propagate, forget)
+    found, limit = _fits_everywhere(probe, accelerator, smallest, largest)
+    if not found:
+        name = dataset.names[int(dataset.full_sizes.argmax())]
+        raise TrainingError(
+            f"{name}: {smallest:,} points do not fit into the {in_gb(limit)} that a process "
+            "may use here; start fewer processes, or give a smaller --token-budget and --crop"
+        )
+    if accelerator.is_main_process:
+        path = config.output_dir / "config.json"
+        write_config(path, {**json.loads(path.read_text()), "found_token_budget": found})
+    return found
+
+
+def _default_budget(
+    config: TrainConfig,
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    propagate: Callable[[Batch], Tensor],
+    forget: Callable[[], None],
+    validation: PairDataset | None,
+) -> int:
+    largest = int(dataset.full_sizes.max())
+    if config.crop:
+        return DEFAULT_TOKEN_BUDGET
+    # A GPU that runs out of memory raises an error, which names the cloud; a CPU's process is
+    # killed. Evaluation keeps no gradients, and so needs less.
+    if largest > DEFAULT_TOKEN_BUDGET and accelerator.device.type == "cpu":
+        cropped = replace(config, crop=True)
+        probe = Probe(cropped, dataset, accelerator.device, propagate, forget)
+        found, limit = _fits_everywhere(probe, accelerator, SMALLEST_PROBE, largest)
+        dataset.max_tokens = None
+        if found < SURE_TO_FIT * largest:
+            raise TrainingError(
+                f"{dataset.names[int(dataset.full_sizes.argmax())]}: {largest:,} points do not "
+                f"fit into the {in_gb(limit)} that a process may use here, about {found:,} do; "
+                "prepare the data with a smaller --tile, start fewer processes, or give --crop"
+            )
+    if validation is not None:
+        largest = max(largest, int(validation.full_sizes.max()))
+    return max(largest, DEFAULT_TOKEN_BUDGET)
+
+
+def _fits_everywhere(
+    probe: Probe, accelerator: Accelerator, smallest: int, largest: int
+) -> tuple[int, int]:
+    """Most tokens, from `smallest` to `largest`, that fit on every process, 0 where none do, and
+    the bytes that this one may use."""
+    limit = memory_limit(accelerator.device, num_local_processes(accelerator.num_processes))
+    limit = int(SHARE_TO_USE * limit)
+    # Everyone has read what is left before anyone takes some of it.
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        logger.info("Looking for the largest token budget that fits into %s ...", in_gb(limit))
+    found = largest_that_fits(probe.peak_bytes, probe.bytes_before, smallest, largest, limit)
+    # 0 where nothing fits: then all of them end, rather than wait for the one that does.
+    everyones = accelerator.gather(torch.tensor([found], device=accelerator.device))
+    return int(everyones.min()), limit
+
+
+def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
+    """The budget as the plan of a run tells it; `fill` is the share of it that batches use."""
+    text = f"{token_budget:,}, {fill:.1%} used"
+    if config.token_budget is None and token_budget > DEFAULT_TOKEN_BUDGET:
+        parts = (data.train, data.validation)
+        names = [
+            str(part.names[int(part.full_sizes.argmax())])
+            for part in parts
+            if int(part.full_sizes.max()) == token_budget
+        ]
+        text += f"; grown from {DEFAULT_TOKEN_BUDGET:,} to the largest pair"
+        text += f", {names[0]}" if names else ""
+    return text
+
+
+class Probe:
+    """Measures the memory of the heaviest batches that a token budget allows."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        dataset: PairDataset,
+        device: torch.device,
+        propagate: Callable[[Batch], Tensor],
+        forget: Callable[[], None],
+    ) -> None:
+        self.config, self.dataset, self.device = config, dataset, device
+        self.propagate, self.forget = propagate, forget
+        with PeakMemory(device) as peak:
+            pass
+        self.bytes_before = peak.bytes
+
+    def peak_bytes(self, token_budget: int) -> int | None:
+        """Most bytes held in work on any of the heaviest batches; None where memory ran out."""
+        self.dataset.max_tokens = token_budget if self.config.crop else None
+        most = 0
+        for clouds in heaviest_batches(self.dataset, self.config, token_budget):
+            batch = collate([self.dataset[index] for index in clouds])
+            with PeakMemory(self.device) as peak:
+                losses = attempt(self.propagate, batch)
+            self.forget()
+            if losses is None:
+                return None
+            most = max(most, peak.bytes)
+        logger.debug("token budget %d takes %s", token_budget, in_gb(most))
+        return most
+
+
+def heaviest_batches(
+    dataset: PairDataset, config: TrainConfig, token_budget: int
+) -> list[list[int]]:
+    """Clouds that fill a budget: the largest first, and those first that get most children."""
+    sizes = np.minimum(dataset.full_sizes, token_budget)
+    num_source = dataset.num_source
+    if config.ratio is not None:
+        ratio = np.full(len(sizes), config.ratio)
+    else:
+        own = (dataset.full_sizes - num_source) / num_source.clip(min=1)
+        ratio = own.clip(1.0, config.max_ratio)
+    slots = slots_for_ratio(torch.from_numpy(ratio), config.model.slots_per_ratio).numpy()
+    orders = (-sizes, -slots * num_source / dataset.full_sizes.clip(min=1))
+    batches = [
+        filled(np.argsort(order, kind="stable"), sizes, token_budget, config.max_clouds)
+        for order in orders
+    ]
+    return batches[:1] if sorted(batches[0]) == sorted(batches[1]) else batches
+
+
+def filled(
+    order: np.ndarray, sizes: np.ndarray, token_budget: int, max_clouds: int | None
+) -> list[int]:
+    """Clouds taken in this order, each where it still fits."""
+    taken: list[int] = []
+    room, smallest = token_budget, int(sizes.min())
+    for index in order.tolist():
+        if sizes[index] <= room:
+            taken.append(index)
+            room -= int(sizes[index])
+        if room < smallest or len(taken) == max_clouds:
+            break
+    return taken
+
+
+def largest_that_fits(
+    peak_bytes: Callable[[int], int | None],
+    bytes_before: int,
+    smallest: int,
+    largest: int,
+    limit: int,
+) -> int:
+    """Most tokens, from `smallest` to `largest`, whose peak stays within `limit`; 0 where none do.
+
+    Bytes a token are measured from two probes; the number that they promise to fit is tried
+    itself, and what it took leads to the next. Nothing is tried that is expected to exceed the
+    limit: on the CPU that would be the end of some process.
+    """
+    fits, peak = 0, bytes_before
+    too_many = largest + 1
+    tokens = smallest
+    for _ in range(MOST_PROBES):
+        measured = peak_bytes(tokens)
+        if measured is None or measured > limit:
+            too_many = tokens
+        else:
+            # Where values begin to be computed again the peak falls, and then goes on rising.
+            recent = (measured - peak) / (tokens - fits)
+            per_token = max(recent, (measured - bytes_before) / tokens, 1.0)
+            fits, peak = tokens, measured
+        if not fits or peak - bytes_before >= ENOUGH * (limit - bytes_before):
+            break
+        step = (limit - peak) / per_token
+        if too_many <= largest:
+            step = min(step, (too_many - fits) / 2)
+        tokens = min(fits + int(step), MOST_GROWTH * fits, largest)
+        if tokens <= 1.02 * fits:
+            break
+    return fits
+
+
+def lower_budget(sampler: TokenBudgetBatchSampler, progress: Progress, settled: int) -> None:
+    """Lower the budget from the next step on; every process must call this after the same step.
+
+    `progress` keeps it for continued runs, together with the budget `settled` at their start.
+    """
+    before = sampler.token_budget
+    least = 1 if sampler.crop else int(sampler.sizes.max())
+    sampler.change_budget(max(least, int(LOWERED_TO * before)))
+    logger.warning(
+        "out of memory %d times since the token budget was set: %s",
+        progress.out_of_memory,
+        f"lowered from {before:,} to {sampler.token_budget:,} for all processes"
+        if sampler.token_budget < before
+        else f"it stays at {before:,}, the size of the largest cloud; --crop allows less",
+    )
+    progress.out_of_memory = 0
+    progress.lowered_budget, progress.budget_at_start = sampler.token_budget, settled
+
+
+def recorded_budget(output_dir: Path) -> int | None:
+    """The budget found when the run in a directory began."""
+    found = json.loads((output_dir / "config.json").read_text()).get("found_token_budget")
+    return None if found is None else int(found)

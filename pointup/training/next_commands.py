@@ -1,0 +1,94 @@
+"""The next command of the way from two surveys to an evaluated model, as it can be pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.commands.config.config_args import default_config_file
+
+import pointup
+from pointup.io.files import writable_extensions
+
+if TYPE_CHECKING:
+    # What a run needs takes seconds to import, and 200 MB; upsampling names commands, too.
+    from pointup.training.config import TrainConfig
+
+PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
+"""Which entry of pointup.json names the files that are like those to upsample."""
+
+
+def training_command(data: Path) -> str:
+    """What trains on a dataset of `pointup prepare`, on the hardware of this machine."""
+    names = (data.resolve().name + suffix for suffix in chain([""], map("-{}".format, count(2))))
+    # A run that is there already is of other data, or of these before they were replaced.
+    output_dir = next(path for name in names if not (path := Path("runs", name)).exists())
+    words = ["accelerate", "launch", *_launch_options(), _shipped("train.py")]
+    return shlex.join([*words, "--data", str(data), "--output-dir", str(output_dir)])
+
+
+def commands_after_training(config: TrainConfig) -> list[str]:
+    """What upsamples the sparse survey with the model of a run, and what evaluates the model.
+
+    Without those whose input is not known: a dataset that was not made here, a survey that is gone.
+    """
+    model = config.output_dir / "model"
+    if config.data is None or not model.is_dir():
+        return []
+    surveys = _surveys_of(Path(config.data))
+    upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
+    commands = [[*upsampling, "--model", str(model)]] if surveys else []
+    commands.append(["pointup", "evaluate", "pairs", config.data, "--model", str(model)])
+    return [shlex.join(command) for command in commands]
+
+
+def command_after_upsampling(model: str | Path) -> str | None:
+    """What evaluates the model of a run on the pairs that were held out; None for other models."""
+    path = Path(model).parent / "config.json"
+    try:
+        data = json.loads(path.read_text())["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not isinstance(data, str):
+        return None
+    return shlex.join(["pointup", "evaluate", "pairs", data, "--model", str(model)])
+
+
+def _launch_options() -> list[str]:
+    """The configuration that fits this machine; none where the user has made one a default."""
+    if Path(default_config_file).is_file():
+        return []
+    num_gpus = torch.cuda.device_count()
+    name = {0: "cpu", 1: "1gpu"}.get(num_gpus, "8gpu")
+    options = ["--config_file", _shipped(f"accelerate_configs/{name}.yaml")]
+    return options if num_gpus in (0, 1, 8) else [*options, "--num_processes", str(num_gpus)]
+
+
+def _shipped(name: str) -> str:
+    """A file beside the package, by its shorter name where that leads to it from here."""
+    path = Path(pointup.__file__).parents[1] / name
+    if not path.exists() or (Path(name).exists() and path.samefile(name)):
+        return name
+    return str(path)
+
+
+def _surveys_of(data: Path) -> list[Path]:
+    path = data / "pointup.json"
+    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    made_by = str(info.get("made_by", ""))
+    entries = [entry for command, entry in PREPARED_FROM.items() if made_by.endswith(command)]
+    surveys = [Path(name) for entry in entries for name in info.get(entry, [])]
+    return surveys if all(survey.exists() for survey in surveys) else []
+
+
+def _dense_name(surveys: list[Path]) -> str:
+    first = surveys[0] if surveys else Path("survey")
+    if len(surveys) != 1 or first.is_dir():
+        return f"{first.resolve().name if first.is_dir() else 'surveys'}_dense"
+    if first.name.lower().endswith(".copc.laz"):
+        return first.name[: -len(".copc.laz")] + "_dense.laz"
+    return f"{first.stem}_dense{first.suffix if first.suffix in writable_extensions else '.ply'}"

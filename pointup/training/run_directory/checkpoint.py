@@ -1,0 +1,259 @@
+"""Checkpoints of a run: whole or not there at all.
+
+A checkpoint is `checkpoints/step_N/`; the file `checkpoints/LATEST` names the newest whole one.
+It holds everything that a run's next step depends on. Random numbers are drawn anew for every
+micro-batch from (seed, step, slot), so there is no generator state to keep, on any process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from pointup.errors import PointupError
+from pointup.model.upsampler import Upsampler
+
+logger = logging.getLogger("pointup")
+
+LATEST = "LATEST"
+NAME = re.compile(r"step_([0-9]{1,18})")
+FORMAT = 1
+"""Version of the layout of checkpoints; one of another version is refused."""
+DATA_FILES = ("model.safetensors", "optimizer.pt")
+FILES = ("state.json", *DATA_FILES)
+
+
+class CheckpointError(PointupError):
+    """A checkpoint can't be written or continued from."""
+
+
+def save_checkpoint(
+    directory: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any | None,
+    state: dict[str, Any],
+    keep: int,
+) -> Path:
+    """Write `directory/step_N` for N = `state["step"]`, point LATEST to it, and keep only `keep`.
+
+    One process writes. Files are flushed to disk before the directory gets its name and the
+    directory before LATEST names it, so that a kill at any moment leaves LATEST on a whole one.
+    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    """
+    final = directory / f"step_{state['step']}"
+    temporary = final.with_suffix(".tmp")
+    marker = directory / LATEST
+    try:
+        if named_by(marker) == final.name and not fault_of(final):
+            # The same weights; what else is known may have grown, by an evaluation.
+            write_whole(final / "state.json", with_checksums(state, final))
+            return final
+        remove(temporary)
+        temporary.mkdir(parents=True)
+        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        save_file(weights, temporary / "model.safetensors")
+        torch.save(
+            {
+                "optimizer": optimizer.state_dict(),
+                "scaler": scaler.state_dict() if scaler is not None else None,
+            },
+            temporary / "optimizer.pt",
+        )
+        (temporary / "state.json").write_text(with_checksums(state, temporary))
+        for path in [*temporary.iterdir(), temporary]:
+            flush_to_disk(path)
+        remove(final)
+        temporary.rename(final)
+        write_whole(marker, final.name)
+        # Those of later steps were left behind by going back to an earlier one.
+        earlier = [p for p in whole_checkpoints(directory) if step_of(p) <= state["step"]]
+        for old in earlier[:-keep]:
+            shutil.rmtree(old)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # Half a checkpoint would only keep the disk full.
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{final}: the checkpoint can't be written ({reason}); "
+            "free or unlock the disk, then run the same command again"
+        ) from error
+    return final
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file, which holds the old text or the new one at any moment."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    flush_to_disk(temporary)
+    temporary.replace(path)
+    flush_to_disk(path.parent)
+
+
+def save_model(model: Upsampler, directory: Path) -> None:
+    """Replace the model in `directory`, which holds a whole one before and after.
+
+    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    """
+    written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
+    try:
+        for leftover in (written, replaced):
+            remove(leftover)
+        model.save_pretrained(written)
+        if directory.exists():
+            directory.rename(replaced)
+        written.rename(directory)
+        remove(replaced)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(written, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise CheckpointError(f"{directory}: the model can't be written ({reason})") from error
+
+
+def flush_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def with_checksums(state: dict[str, Any], path: Path) -> str:
+    """The text of a checkpoint's state.json: `state`, and what its other files must be."""
+    files = {
+        name: {"bytes": (path / name).stat().st_size, "crc32": checksum(path / name)}
+        for name in DATA_FILES
+    }
+    return json.dumps({"format": FORMAT, "files": files, **state}, indent=1)
+
+
+def checksum(path: Path) -> int:
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def remove(path: Path) -> None:
+    """Remove what bears a name that a checkpoint needs, be it a folder or a stray file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def checkpoint_directories(directory: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, whole or not, oldest step first."""
+    found = [path for path in directory.glob("step_*") if NAME.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_dir()), key=step_of)
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether a run has saved something there, be it whole or not."""
+    return bool(checkpoint_directories(directory)) or named_by(directory / LATEST) is not None
+
+
+def whole_checkpoints(directory: Path) -> list[Path]:
+    """Checkpoints whose files are all there at full length, oldest step first."""
+    return [path for path in checkpoint_directories(directory) if not fault_of(path)]
+
+
+def fault_of(path: Path) -> str:
+    """What keeps a checkpoint from being whole, seen without reading all of it; "" for nothing."""
+    if not path.is_dir():
+        return "is not there"
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    try:
+        state = json.loads((path / "state.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return "has a state.json that can't be read"
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        return "was written by another version of pointup"
+    if state.get("step") != step_of(path):
+        return f"has a state.json of step {state.get('step')}"
+    try:
+        lengths = {name: state["files"][name]["bytes"] for name in DATA_FILES}
+        checksums = [state["files"][name]["crc32"] for name in DATA_FILES]
+    except (LookupError, TypeError):
+        return "has a state.json without the checksums of its files"
+    if not all(isinstance(value, int) for value in (*lengths.values(), *checksums)):
+        return "has a state.json without the checksums of its files"
+    for name, length in lengths.items():
+        if (path / name).stat().st_size != length:
+            return f"has a {name} that was cut short"
+    return ""
+
+
+def named_by(marker: Path) -> str | None:
+    """The checkpoint that LATEST names; None where it isn't there or names none."""
+    try:
+        text = marker.read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return text if NAME.fullmatch(text) else None
+
+
+def latest_checkpoint(directory: Path) -> Path | None:
+    """The checkpoint to continue from, or None where no run has saved one.
+
+    LATEST names it. Where LATEST is missing, empty or damaged it is the newest whole one, and the
+    log says so. Raises CheckpointError when LATEST names one that is gone or not whole, and when
+    there are checkpoints but none is whole.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise CheckpointError(f"{directory}: is a file; move it away, checkpoints belong there")
+    marker = directory / LATEST
+    name = named_by(marker)
+    if name is not None:
+        path = directory / name
+        if fault := fault_of(path):
+            raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
+        return path
+    found = checkpoint_directories(directory)
+    if not found:
+        if marker.exists():
+            raise CheckpointError(
+                f"{marker}: names no checkpoint, and there is none beside it; remove {directory} "
+                "to start again from the first step"
+            )
+        return None
+    whole = whole_checkpoints(directory)
+    if not whole:
+        raise CheckpointError(
+            f"{found[-1]}: the checkpoint {fault_of(found[-1])}, and no other one is whole; "
+            f"remove {directory} to start again from the first step"
+        )
+    state = "names no checkpoint" if marker.exists() else "is missing"
+    logger.warning("%s %s: continuing from %s, the newest whole one", marker, state, whole[-1].name)
+    return whole[-1]
+
+
+def offer_instead_of(path: Path) -> str:
+    whole = [other for other in whole_checkpoints(path.parent) if other != path]
+    if not whole:
+        return f"remove {path.parent} to start again"
+    marker = path.parent / LATEST
+    return f"write {whole[-1].name} into {marker} to continue from the newest whole one"
+
+
+def damaged_files(path: Path, files: dict[str, dict[str, int]]) -> list[str]:
+    """Names of a checkpoint's files that aren't what its state.json says, by reading them all."""
+    return [name for name, known in files.items() if checksum(path / name) != known["crc32"]]

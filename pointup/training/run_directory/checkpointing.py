@@ -1,0 +1,67 @@
+"""What a run keeps: its checkpoints and its best model, written by one process for all."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+from pointup.model.upsampler import Upsampler
+from pointup.training.run_directory.checkpoint import CheckpointError, save_checkpoint, save_model
+
+logger = logging.getLogger("pointup")
+
+OnSaveError = Literal["go-on", "end"]
+
+
+class Saver:
+    """Saves on the main process while the others wait, so that all know whether it succeeded.
+
+    A disk that is full or read-only leaves what was saved before as it was. With `on_error` "end",
+    or where nothing comes after that could be saved later, all processes raise CheckpointError;
+    otherwise the log says so, and the training goes on to the next time of saving.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        weights: Upsampler,
+        optimizer: torch.optim.Optimizer,
+        output_dir: Path,
+        keep: int,
+        on_error: OnSaveError,
+    ) -> None:
+        self.accelerator, self.weights, self.optimizer = accelerator, weights, optimizer
+        self.output_dir, self.keep, self.on_error = output_dir, keep, on_error
+
+    def save(self, state: dict[str, Any], is_last: bool) -> None:
+        """Save a checkpoint; every process must call this."""
+
+        def write() -> None:
+            scaler, directory = self.accelerator.scaler, self.output_dir / "checkpoints"
+            save_checkpoint(directory, self.weights, self.optimizer, scaler, state, self.keep)
+
+        self.on_main_process(write, must_succeed=is_last)
+
+    def save_best(self) -> None:
+        """Save the model; every process must call this."""
+        self.on_main_process(lambda: save_model(self.weights, self.output_dir / "model"))
+
+    def on_main_process(self, write: Callable[[], Any], must_succeed: bool = False) -> None:
+        failure: list[str | None] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                write()
+            except CheckpointError as error:
+                failure = [str(error)]
+        broadcast_object_list(failure)
+        if failure[0] is not None:
+            if must_succeed or self.on_error == "end":
+                raise CheckpointError(failure[0])
+            if self.accelerator.is_main_process:
+                logger.warning("%s; training goes on", failure[0])

@@ -1,0 +1,148 @@
+"""What a run says: a file for every process, the console for the main one."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import platform
+import sys
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+from tqdm import tqdm
+
+from pointup.errors import ConfigError
+from pointup.terminal import literal, print_error
+
+logger = logging.getLogger("pointup")
+
+
+class RankLog:
+    """While open, Python's logging goes to `output_dir/logs/rank_N.log` and to the console.
+
+    The file takes everything that pointup logs, warnings of other libraries and of Python, the
+    exception that ends the `with` block, and the stacks of a crash in native code. A continued run
+    appends to it. The console, on the main process only, takes pointup's messages from INFO on and
+    warnings, above the progress bar; with `is_verbose` those of every process, in full. Opened
+    again for the same file it does nothing, so that a Monitor inside needs no care.
+    """
+
+    def __init__(
+        self,
+        output_dir: Path,
+        process_index: int = 0,
+        num_processes: int = 1,
+        is_verbose: bool = False,
+    ) -> None:
+        self.path = Path(output_dir).resolve() / "logs" / f"rank_{process_index}.log"
+        self.process_index, self.num_processes = process_index, num_processes
+        self.is_verbose = is_verbose
+        self.handlers: list[logging.Handler] = []
+        self.previous_level = logging.NOTSET
+        self.takes_crashes = False
+
+    def __enter__(self) -> RankLog:
+        root = logging.getLogger()
+        if any(getattr(handler, "baseFilename", "") == str(self.path) for handler in root.handlers):
+            return self
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = LogFile(self.path, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: can't be written ({error.strerror}); move away what is there, or "
+                "give another --output-dir"
+            ) from error
+        file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        self.handlers = [file]
+        if self.is_verbose:
+            self.handlers.append(ConsoleHandler(logging.DEBUG))
+            self.handlers[-1].setFormatter(FileFormatter(f"[{self.process_index}] %(message)s"))
+        elif self.process_index == 0:
+            self.handlers.append(ConsoleHandler(logging.INFO))
+        for handler in self.handlers:
+            root.addHandler(handler)
+        self.previous_level = logger.level
+        logger.setLevel(logging.DEBUG)
+        logging.captureWarnings(True)
+        self.takes_crashes = not faulthandler.is_enabled()
+        if self.takes_crashes and file.stream is not None:
+            faulthandler.enable(file.stream)
+        logger.debug(
+            "process %d of %d, pid %d on %s, started %s: %s",
+            self.process_index, self.num_processes, os.getpid(), platform.node(),
+            datetime.now().astimezone().isoformat(timespec="seconds"), " ".join(sys.argv),
+        )  # fmt: skip
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self.handlers:
+            return
+        if error is not None:
+            # To the file alone: whoever catches the exception tells the user.
+            message, values = "process %d ends: %s", (self.process_index, error)
+            cause = (type(error), error, traceback)
+            self.handlers[0].handle(
+                logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, values, cause)
+            )
+        if self.takes_crashes:
+            faulthandler.disable()
+        logging.captureWarnings(False)
+        logger.setLevel(self.previous_level)
+        for handler in self.handlers:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+        self.handlers = []
+
+
+class LogFile(logging.FileHandler):
+    """Says once, on stderr, that a disk is full, instead of a traceback for each message lost."""
+
+    has_said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self.has_said:
+            self.has_said = True
+            print_error(f"warning: {self.baseFilename}: {error.strerror}")
+
+    def close(self) -> None:
+        # What a full disk left in the buffer is lost anyway.
+        with contextlib.suppress(OSError):
+            super().close()
+
+
+class FileFormatter(logging.Formatter):
+    """Begins a message of several lines, a table, on a line of its own, and shows all of it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = literal(record.message)
+        if "\n" in record.message.rstrip():
+            record.message = "\n" + record.message
+        return super().formatMessage(record)
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes to stderr above a progress bar; bare messages, warnings marked as such."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = literal(self.format(record).rstrip())
+            if record.name == "py.warnings":
+                text = text.partition("\n")[0]
+            if record.levelno >= logging.WARNING:
+                text = f"{record.levelname.lower()}: {text}"
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)

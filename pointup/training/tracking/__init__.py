@@ -1,0 +1,1 @@
+"""What a run shows: trackers, tables, the progress bar."""

@@ -1,0 +1,295 @@
+"""The eyes on a run: metrics.jsonl, Accelerate's trackers, logs, pictures, a progress bar."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+
+from pointup.errors import ConfigError
+from pointup.terminal import literal
+from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.run_directory.metrics_file import MetricsFile
+from pointup.training.run_directory.rank_log import RankLog
+from pointup.training.tracking.progress_bar import ProgressBar
+from pointup.training.tracking.tables import evaluation_table, plan_table
+
+__all__ = ["Monitor", "evaluation_table", "plan_table"]
+
+logger = logging.getLogger("pointup")
+
+PROJECT = "pointup"
+"""Name of the project in trackers; TensorBoard's events are in a folder of this name."""
+
+SECTIONS = {"model": "validation", "midpoints": "baseline"}
+"""How rows of an evaluation are called in trackers, where not by their own name."""
+
+TRACKED = {
+    "loss": "train/loss",
+    "learning_rate": "train/learning_rate",
+    "grad_norm": "train/grad_norm",
+    "epoch": "train/epoch",
+    "num_clouds": "batch/clouds",
+    "num_tokens": "batch/tokens",
+    "fill": "batch/budget_fill",
+    "tokens_per_second": "speed/tokens_per_second",
+    "step_seconds": "speed/step_seconds",
+    "data_wait_seconds": "speed/data_wait_seconds",
+    "idle_fraction": "speed/idle_fraction",
+    "peak_memory_gib": "memory/peak_gib",
+    "out_of_memory": "memory/out_of_memory",
+}
+"""Grouped names in trackers."""
+
+
+class Monitor:
+    """Records a run; a context manager, to be entered on every process.
+
+    All of it is done by the main process; the others only keep their log file. `resume_step` is the
+    step that the run continues from, 0 for a new one: what an interrupted attempt wrote about later
+    steps is taken back, from metrics.jsonl and from TensorBoard's curves, and with
+    `evaluation_due` the evaluation of that step, which will be made again.
+
+    Raises ConfigError, on every process, for a tracker that isn't installed.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        config: TrainConfig,
+        resume_step: int = 0,
+        evaluation_due: bool = False,
+    ) -> None:
+        self.accelerator, self.config, self.resume_step = accelerator, config, resume_step
+        self.evaluation_due = evaluation_due
+        self.is_main = accelerator.is_main_process
+        self.log = RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes)
+        self.metrics: MetricsFile | None = None
+        self.bar: ProgressBar | None = None
+        self.learning_rate = math.nan
+        self.num_evaluations = 0
+        self.trackers_failed = False
+        # Accelerate leaves out, without a word, trackers whose package isn't there.
+        found = {getattr(tracker, "value", tracker) for tracker in accelerator.log_with}
+        missing = [name for name in config.log_with if name not in found and name != "all"]
+        if missing:
+            raise ConfigError(
+                f"--log-with {missing[0]}: the package is not installed; install it or leave it out"
+            )
+
+    def __enter__(self) -> Monitor:
+        self.log.__enter__()
+        if self.is_main:
+            self.config.output_dir.mkdir(parents=True, exist_ok=True)
+            path = self.config.output_dir / "metrics.jsonl"
+            self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
+            self.bar = ProgressBar()
+            self._unless_it_fails(self._start_trackers)
+            if self.trackers_failed:
+                self.accelerator.trackers = []
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        for tracker in self.accelerator.trackers:
+            self._unless_it_fails(tracker.finish)
+        # A second run of this process starts trackers of its own.
+        self.accelerator.trackers = []
+        self.log.__exit__(kind, error, traceback)
+
+    def train(
+        self,
+        *,
+        step: int,
+        epoch: int,
+        loss: float,
+        learning_rate: float,
+        grad_norm: float,
+        num_clouds: int,
+        num_tokens: int,
+        tokens_per_second: float,
+        step_seconds: float,
+        data_wait_seconds: float,
+        data_seconds: Mapping[str, float],
+        limited_by: str,
+        idle_fraction: float,
+        peak_memory_bytes: int,
+        fill: float,
+        out_of_memory: int,
+    ) -> None:
+        """Record a training step: a line of metrics.jsonl, and curves.
+
+        Counts, loss and speed are those of all processes together; `data_wait_seconds` is the
+        longest wait among them, `data_seconds` what each stage of making the main process's batches
+        took, in its workers if it has any, `limited_by` what a faster step needs, `idle_fraction`
+        the share of their time spent waiting for another, `peak_memory_bytes` that of the main
+        process, `fill` the share of the token budget in use, `out_of_memory` how often memory ran
+        out in this step.
+        """
+        if self.metrics is None:
+            return
+        self.learning_rate = learning_rate
+        values: dict[str, float] = {
+            "epoch": epoch,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "grad_norm": grad_norm,
+            "num_clouds": num_clouds,
+            "num_tokens": num_tokens,
+            "tokens_per_second": tokens_per_second,
+            "step_seconds": step_seconds,
+            "data_wait_seconds": data_wait_seconds,
+            **{f"data_{stage}_seconds": seconds for stage, seconds in data_seconds.items()},
+            "idle_fraction": idle_fraction,
+            "peak_memory_bytes": peak_memory_bytes,
+            "out_of_memory": out_of_memory,
+        }
+        self.metrics.write({"step": step, **values, "limited_by": limited_by})
+        values["fill"] = fill
+        values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
+        tracked = {TRACKED.get(name, f"speed/{name}"): value for name, value in values.items()}
+        self._track(tracked, step)
+
+    def validation(
+        self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
+    ) -> None:
+        """Record an evaluation: a line of metrics.jsonl, curves, and a table on the console.
+
+        `rows` are figures by metric for "model", "midpoints" (the no-network baseline), "source"
+        and "floor"; `shares` is, for each cloud, the model's Chamfer as a share of the midpoints'.
+        Nothing is recorded where no cloud could be measured.
+        """
+        if self.metrics is None or self.bar is None or not shares:
+            return
+        share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
+        self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
+        curves = {
+            f"{SECTIONS.get(row, row)}/{metric}": value
+            for row, figures in rows.items()
+            for metric, value in figures.items()
+        }
+        self._track({"validation/share_of_midpoints": share, **curves}, step)
+        if self.num_evaluations == 0:
+            self._chart_rows_together(rows)
+        title = f"step {step:,}"
+        self.print(
+            evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
+            + f"\nThe model's Chamfer is {share:.1%} of the midpoints', mean over the clouds; "
+            f"lower for {lower:.0%} of them."
+        )
+        self.num_evaluations += 1
+        self.bar.pause()
+
+    def flush(self) -> None:
+        """Try again to write what a full disk kept from metrics.jsonl: before a checkpoint is."""
+        if self.metrics is not None:
+            self.metrics.flush()
+
+    def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
+        """Send a picture (height, width, 3) uint8 to the trackers that take pictures."""
+        for tracker in self.accelerator.trackers:
+            if hasattr(tracker, "log_images"):
+                layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
+                images = {f"pictures/{literal(tag)}": picture[None]}
+                self._unless_it_fails(tracker.log_images, images, step=step, **layout)
+
+    def progress(
+        self,
+        step: int,
+        total_steps: int | None,
+        loss: float,
+        num_tokens: int,
+        share_done: float | None = None,
+    ) -> None:
+        """Move the progress bar after a step of `num_tokens` tokens over all processes.
+
+        `share_done`, 0 to 1, is for runs whose length isn't known in steps.
+        """
+        if self.bar is not None:
+            if share_done is None:
+                share_done = step / total_steps if total_steps else 0.0
+            self.bar.move(step, total_steps, share_done, loss, self.learning_rate, num_tokens)
+
+    def print(self, text: str) -> None:
+        """Say something on the console of the main process, above the bar, and in its log."""
+        if self.is_main:
+            logger.info(text)
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        self._unless_it_fails(self.accelerator.log, values, step=step)
+
+    def _unless_it_fails(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
+        """Curves are not worth a run: once a tracker can't write, this process does without."""
+        if self.trackers_failed:
+            return
+        try:
+            track(*values, **options)
+        except OSError as error:
+            self.trackers_failed = True
+            logger.warning("trackers can't write (%s): no more curves", error.strerror or error)
+        except Exception as error:
+            # Whatever a tracker does with its values; a picture may fail where curves do not.
+            what = ", ".join(str(name) for value in values for name in value)
+            logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
+            logger.debug("a tracker failed", exc_info=True)
+
+    def _start_trackers(self) -> None:
+        # A quick run has a directory of its own, below the one that the Accelerator was made with.
+        self.accelerator.project_configuration.logging_dir = str(self.config.output_dir)
+        name = self.config.output_dir.resolve().name
+        # Step 0 is lost with the rest where nothing had been saved, else the saved step is kept.
+        purge_step = self.resume_step + 1 if self.resume_step else 0
+        self.accelerator.init_trackers(
+            PROJECT,
+            init_kwargs={
+                "tensorboard": {"purge_step": purge_step},
+                "wandb": {"name": name, "dir": str(self.config.output_dir)},
+            },
+        )
+        values = {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in flattened(as_dict(self.config)).items()
+        }
+        for tracker in self.accelerator.trackers:
+            if tracker.name == "tensorboard":
+                write_hyperparameters(tracker, values)
+            else:
+                tracker.store_init_configuration(values)
+
+    def _chart_rows_together(self, rows: Mapping[str, Mapping[str, float]]) -> None:
+        """One TensorBoard chart for each metric: the model between baseline and floor."""
+        charts: dict[str, list[Any]] = {}
+        for row, figures in rows.items():
+            for metric in figures:
+                chart = charts.setdefault(metric, ["Multiline", []])
+                chart[1].append(f"{SECTIONS.get(row, row)}/{metric}")
+        for tracker in self.accelerator.trackers:
+            if tracker.name == "tensorboard":
+                self._unless_it_fails(tracker.tracker.add_custom_scalars, {"validation": charts})
+
+
+def write_hyperparameters(tracker: GeneralTracker, values: dict[str, Any]) -> None:
+    """Put hyperparameters into a TensorBoard run itself.
+
+    The tracker's own way, SummaryWriter.add_hparams, opens one more run, named by the time, at each
+    start, so that a run continued often is listed many times, and none of them has curves.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    for summary in hparams(values, {"validation/chamfer": 0.0}):
+        tracker.tracker.file_writer.add_summary(summary)
+    tracker.tracker.flush()

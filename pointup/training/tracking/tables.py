@@ -1,0 +1,79 @@
+"""Figures of a run as aligned text, at most 100 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+from pointup.evaluation.cloud_metrics import METRICS, Metric
+
+ROW_LABELS = {
+    "model": "model",
+    "midpoints": "midpoints (no network)",
+    "source": "source as it is",
+    "floor": "floor (sampled again)",
+}
+WIDTH = 100
+
+
+def evaluation_table(
+    rows: Mapping[str, Mapping[str, float]],
+    metrics: Mapping[str, Metric] = METRICS,
+    title: str = "",
+    conventions: bool = True,
+) -> str:
+    """A line for each of `rows`, a column for each metric that any has, its unit below its name.
+
+    Where both are there, a last line says how far the model is from the no-network baseline.
+    `conventions` adds what each figure is, in a sentence each. A figure that isn't in `metrics` is
+    printed under its own name, after the others.
+    """
+    given = list(dict.fromkeys(name for row in rows.values() for name in row))
+    names = [name for name in metrics if name in given] + [n for n in given if n not in metrics]
+    known = {name: metrics.get(name, Metric(name, "", "")) for name in names}
+    lines = [
+        [title, *(known[name].title for name in names)],
+        ["", *(known[name].unit for name in names)],
+    ]
+    for row, figures in rows.items():
+        cells = [f"{figures[name]:.4g}" if name in figures else "-" for name in names]
+        lines.append([ROW_LABELS.get(row, row), *cells])
+    if "model" in rows and "midpoints" in rows:
+        changes = [_change(rows["model"].get(n), rows["midpoints"].get(n)) for n in names]
+        lines.append(["model against midpoints", *changes])
+    text = _aligned(lines)
+    if conventions:
+        text += "".join(
+            "\n" + textwrap.fill(f"{m.title}: {m.convention}", WIDTH, subsequent_indent="    ")
+            for m in known.values()
+            if m.convention
+        )
+    return text
+
+
+def plan_table(values: Mapping[str, object]) -> str:
+    """A name and a value on each line; long values go on below their beginning."""
+    indent = max(map(len, values), default=0) + 2
+    return "\n".join(
+        textwrap.fill(
+            str(value),
+            WIDTH,
+            initial_indent=name.ljust(indent),
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+        for name, value in values.items()
+    )
+
+
+def _change(value: float | None, reference: float | None) -> str:
+    if value is None or not reference:
+        return "-"
+    return f"{value / reference - 1:+.1%}"
+
+
+def _aligned(lines: list[list[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    form = f"{{:{first}}}" + "".join(f"{{:>{width + 3}}}" for width in others)
+    return "\n".join(form.format(*line).rstrip() for line in lines)

@@ -1,0 +1,1 @@
+"""One pass of upsampling: candidates, thinning, relaxation."""

@@ -1,0 +1,48 @@
+"""How dense a cloud is on the ground, place by place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointup.upsampling.options import MAX_LOCAL_RATIO
+from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
+
+NUM_IN_CIRCLE = 32
+"""Neighbours that the density around a point is measured with."""
+
+# How far off the centre the mean of points lies, in radii: by chance in a full circle, and in one
+# that the straight edge of a survey halves.
+_OFF_BY_CHANCE = (2 * NUM_IN_CIRCLE) ** -0.5
+_OFF_AT_EDGE = 4 / (3 * np.pi)
+
+
+def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
+    """Points per unit of area around each query, (Q,), inf where they share one place.
+
+    They are counted in the circle to the last neighbour, of which a part is left out as their mean
+    lies off its centre: where the survey ends, the circle is not filled.
+
+    query: (Q, 2), distance: (Q, k) ascending horizontal distances to `neighbors` (Q, k, 2), the
+    first of which is the query itself.
+    """
+    radius = distance[:, -1]
+    mean = (neighbors[:, 1:] - query[:, None]).mean(axis=1)
+    off = np.divide(
+        np.linalg.norm(mean, axis=1), radius, out=np.zeros(len(query)), where=radius > 0
+    )
+    missing = (off - _OFF_BY_CHANCE) / (_OFF_AT_EDGE - _OFF_BY_CHANCE)
+    area = np.pi * radius**2 * (1 - 0.5 * missing.clip(0.0, 1.5))
+    # The last neighbour lies on the circle, not in it.
+    count = max(distance.shape[1] - 2, 1)
+    return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
+
+
+def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
+    """The ratio (N,) that reaches a density on the ground, for each point of a block."""
+    region = Region(store, block, block + 1, dims=2)
+    places = region.places(block)
+    distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(store)))
+    positions = region.rows["position"][:, :2]
+    there = ground_density(positions[places], distance, positions[near])
+    return (density / there).clip(1.0, MAX_LOCAL_RATIO)

@@ -1,0 +1,93 @@
+"""The measured points as a pass sees them: what its new points must keep to, and take from them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
+from pointup.upsampling.ground import Ground
+from pointup.upsampling.options import Wishes
+from pointup.upsampling.single_pass.reach import Reach
+from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
+
+# Of candidates, which are float32.
+_ROUNDING = 1e-4
+
+
+class Measured:
+    """The measured points of a pass over `store`: the store's own in the first pass, where
+    `measured` is None. Points are given in the coordinates of `store`."""
+
+    def __init__(self, store: Store, measured: Store | None, wishes: Wishes) -> None:
+        self._store = measured or store
+        self._shift = np.zeros(3) if measured is None else store.anchor
+        self._is_other = measured is not None
+        self._wishes = wishes
+        self.reach = Reach(self._store)
+
+    def distance(self, region: Region, points: np.ndarray) -> np.ndarray:
+        """Distance (Q,) of points (Q, 3) to the nearest measured one. `region`: part of `store`."""
+        gaps: np.ndarray = self._nearest(region, points, 1)[1][:, 0]
+        return gaps
+
+    def is_below_ground(self, points: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) lie below the ground; none do where heights have no meaning."""
+        if not self._wishes.above_ground or not len(points):
+            return np.zeros(len(points), dtype=bool)
+        there = points + self._shift
+        return there[:, 2] < self._ground(there).floor(there)
+
+    def settle(
+        self, region: Region, points: np.ndarray, instead: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """New points (Q, 3) with all that is told of them; `instead` (Q, 3) take the place of
+        those that are too far from measured points or below the ground, and the nearest measured
+        points that of those that are still too far.
+
+        As `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
+        `num_below`, how many are lower than all returns around them; and `attributes`.
+        """
+        around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
+        slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+        rejected = slack < 0
+        if self._wishes.max_distance is not None:
+            rejected |= gaps[:, 0] > self._wishes.max_distance
+        rejected |= self.is_below_ground(points)
+        if rejected.any():
+            points = np.where(rejected[:, None], instead, points)
+            around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
+            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+        if (slack < -_ROUNDING * gaps[:, 0]).any():
+            # Where a denser place begins, a point of a later pass may be too far from its points.
+            too_far = slack < -_ROUNDING * gaps[:, 0]
+            there = around.rows["position"][nearest[:, 0]] - self._shift
+            points = np.where(too_far[:, None], there, points)
+            around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
+            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+        attributes = attributes_between(around.rows["attributes"], gaps, nearest)
+        num_below = 0
+        if self._wishes.above_ground and len(points):
+            there = points + self._shift
+            ground = self._ground(there)
+            num_below = int(ground.is_below_returns(there).sum())
+            classify_ground(attributes, around.rows[nearest], ground, there)
+        return {
+            "position": points,
+            "distance": gaps[:, 0].astype(np.float32),
+            "slack": slack.clip(min=0).astype(np.float32),
+            "num_below": np.array(num_below),
+            "attributes": attributes,
+        }
+
+    def _ground(self, points: np.ndarray) -> Ground:
+        return Ground(self._store, points[:, :2].min(axis=0), points[:, :2].max(axis=0))
+
+    def _nearest(
+        self, region: Region, points: np.ndarray, k: int
+    ) -> tuple[Region, np.ndarray, np.ndarray]:
+        """The k nearest measured points: distances (Q, k) and places (Q, k) in a region of them."""
+        if self._is_other and len(points):
+            points = points + self._shift
+            region = Region.around(self._store, points)
+        return region, *region.neighbors(points, k)

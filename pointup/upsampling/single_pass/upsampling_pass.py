@@ -1,0 +1,283 @@
+"""One pass over a stored cloud, part by part: candidates by the model, thinning, evening out.
+
+The parts are nested boxes, made by halving. A cell has a quota of new points; a block is thinned at
+once; a batch goes through the model at once; a tile is read at once and worked on by one thread.
+Only the first three touch the result, and they depend on the cloud and not on tiles.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.spatial import cKDTree
+
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.attributes import PARENT
+from pointup.upsampling.options import Wishes
+from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
+from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
+from pointup.upsampling.single_pass.measured import Measured
+from pointup.upsampling.single_pass.oversampling import Draft
+from pointup.upsampling.single_pass.pass_output import MadePoints
+from pointup.upsampling.single_pass.relaxation import onto_surface, relax
+from pointup.upsampling.single_pass.selection import (
+    NUM_WITHIN,
+    first_radius,
+    select_evenly,
+    shuffled,
+)
+from pointup.upsampling.single_pass.target_counts import Demand
+from pointup.upsampling.store.bisection import split_boxes
+from pointup.upsampling.store.block_files import BlockFiles
+from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
+from pointup.upsampling.store.region import Region
+from pointup.upsampling.store.tiling import Tile, cut_into_tiles
+
+CELL_SIZE = 32
+"""Most points of a cell, in which the number of new points is exact."""
+_CHILDREN_PER_CALL = 16_384
+# How far around a block points are looked at to even it out, in spacings of its source.
+_MARGIN = 3.0
+# Points near measured ones are the surest: in the choice from a draft they count as farther away.
+_NEAR_MEASURED = 1.5
+
+
+class Upsampling:
+    """One cloud being upsampled: `make_candidates` of every tile, `thin` and then `even_out` every
+    block.
+
+    Results of each go to files in the store's directory, where the other processes find them.
+
+    `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
+    is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
+    `PARENT`, the row in the measured store of the point that each came from, and `WANTED`, the
+    ratio that is left to reach.
+
+    With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
+    for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
+    all over again. `num_steps` is how often points are pushed in evening out, as often
+    as the model says by default.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        model: Upsampler,
+        wishes: Wishes,
+        device: torch.device,
+        token_budget: int | None = None,
+        *,
+        ratio: float | None,
+        measured: Store | None = None,
+        oversampling: float = 1.0,
+        num_steps: int | None = None,
+    ) -> None:
+        self.store, self.model, self.wishes, self.device = store, model, wishes, device
+        self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
+        self.num_steps = model.config.evening_steps if num_steps is None else num_steps
+        self._files = BlockFiles(store.directory)
+        self.made = MadePoints(store, self._files, measured, wishes.originals)
+        self._measured = Measured(store, measured, wishes)
+        self._demand = Demand(store, wishes, model.config, ratio, is_first=measured is None)
+        self._draft: Draft | None = None
+        on_cpu = device.type == "cpu"
+        budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
+        # Small enough for a CPU's cache.
+        self._children_per_call = _CHILDREN_PER_CALL if on_cpu else 4 * budget
+        self._batches = split_boxes(
+            store.block_keys,
+            lambda starts, stops: store.block_ptr[stops] - store.block_ptr[starts] <= budget,
+        )
+        # One batch at a time on an accelerator; neighbours of others are looked up meanwhile.
+        self._device_turn: Any = nullcontext() if on_cpu else threading.Lock()
+
+    def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
+        """Tiles of at most so many points, or with sides of at most `side`."""
+        return cut_into_tiles(self.store, self._batches, num_points, side)
+
+    def make_candidates(self, tile: Tile) -> None:
+        """Let the model make more points than wanted of every point of a tile."""
+        region = Region(self.store, tile.start, tile.stop)
+        for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
+            blocks = range(start, stop)
+            ratios, later = zip(*(self._demand.ratios(block) for block in blocks), strict=True)
+            core = np.concatenate([region.places(block) for block in blocks])
+            candidates = make_candidates(
+                self.model,
+                region,
+                core,
+                self._demand.num_slots(np.concatenate(ratios)),
+                self.device,
+                self._children_per_call,
+                self._device_turn,
+            )
+            row = 0
+            for block, ratio, wanted in zip(blocks, ratios, later, strict=True):
+                rows = slice(row, row + len(ratio))
+                row += len(ratio)
+                part = candidates.rows(rows.start, rows.stop)
+                if self.measured is None:
+                    self._measured.reach.save(block, part.reach)
+                self._save_candidates(block, part, ratio, wanted)
+
+    def take_draft(self, draft: Upsampling) -> None:
+        """The points are to be chosen once more: from those made so far and from those of a draft,
+        a pass over `made.for_draft` of which this pass's store is the measured cloud."""
+        self._draft = Draft(self.made, draft.made)
+
+    def candidates_from_draft(self, block: int) -> None:
+        """Let the points of the draft take the place of the model's candidates."""
+        assert self._draft is not None
+        with self._files.load(block, "candidates") as saved:
+            of_rows = [saved[name] for name in ("spacing", "reach", "quota")]
+            ratio, wanted = saved["ratio"], saved["wanted"]
+        self._save_candidates(block, self._draft.candidates(block, *of_rows), ratio, wanted)
+
+    def colors(self) -> list[list[int]]:
+        """Blocks in an order to thin them: those of one list don't touch each other."""
+        bounds, spacing = [], []
+        for block in range(len(self)):
+            with self._files.load(block, "candidates") as saved:
+                bounds.append(saved["bounds"])
+                spacing.append(np.median(saved["spacing"]))
+        self._low, self._high = np.array(bounds).transpose(1, 0, 2)
+        self._spacing = np.array(spacing)
+        self._quotas = self._demand.of_cells(self._files)
+        self._colors = color_boxes(self._low, self._high)
+        return [
+            np.flatnonzero(self._colors == color).tolist()
+            for color in range(self._colors.max() + 1)
+        ]
+
+    def thin(self, block: int) -> None:
+        """Keep as many of a block's candidates as wanted, far from what its neighbours keep."""
+        with self._files.load(block, "candidates") as saved:
+            found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
+            cell, radius = saved["cell"], float(saved["radius"])
+            wanted = saved["wanted"]
+        if self.oversampling == 1:
+            self._files.delete(block, "candidates")
+        region = Region(self.store, block, block + 1)
+        core = region.places(block)
+        parent = found.parent
+        points = region.rows["position"][core[parent]] + found.offset
+        scale = found.spacing[parent].astype(np.float64)
+        distance = np.full(len(points), np.inf)
+        if self.wishes.originals:
+            distance = found.distance / scale
+            if self._draft:
+                distance *= _NEAR_MEASURED
+        for other in touching(self._low, self._high, block):
+            if self._colors[other] < self._colors[block]:
+                with self._files.load(other, "picked") as saved:
+                    kept = saved["position"]
+                if len(kept) and len(points):
+                    gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
+                    distance = np.minimum(distance, gap / scale)
+        if self.wishes.max_distance is not None and len(points):
+            away = found.distance
+            if self.measured is not None:
+                away = self._measured.distance(region, points)
+            distance[away > self.wishes.max_distance] = -1.0
+        start = int(self.store.block_ptr[block])
+        priority = shuffled(self.wishes.seed, start + parent, found.slot)
+        picked = np.empty(0, dtype=np.int64)
+        if len(points):
+            picked = select_evenly(
+                points, scale, distance, cell[parent], self._quotas[block], priority, radius
+            )
+        points, row = points[picked], parent[picked]
+        attributes = region.rows["attributes"][core]
+        self._files.save(
+            block,
+            "picked",
+            position=points,
+            row=row,
+            wanted=wanted,
+            parent=start + row if self.measured is None else attributes[PARENT][row],
+        )
+
+    def even_out(self, block: int) -> None:
+        """Move a block's new points along the surface until they are evenly spread."""
+        with self._files.load(block, "picked") as saved:
+            picked = {name: saved[name] for name in saved.files}
+        region = Region(self.store, block, block + 1)
+        selected = picked["position"]
+        free, fixed = self._around(block, "candidates" if self._draft else "picked")
+        if self._draft:
+            # Even already, they are only brought to the surface that the draft shows.
+            points = onto_surface(selected, free, fixed)
+        else:
+            points = relax(np.concatenate([selected, free]), fixed, self.num_steps)
+            points = points[: len(selected)]
+        settled = self._measured.settle(region, points, selected)
+        self._files.save(block, "points", **picked | settled)
+
+    def _around(self, block: int, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Points that a block's new ones are evened out among: of all `candidates`, or of those
+        `picked` in other blocks; and measured ones."""
+        margin = _MARGIN * self._spacing[block]
+        low, high = self._low[block] - margin, self._high[block] + margin
+        new, old = [np.empty((0, 3))], [np.empty((0, 3))]
+        for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
+            rows = self.store.read_block(other)["position"]
+            if what == "candidates":
+                with self._files.load(other, what) as saved:
+                    parent = np.repeat(np.arange(len(rows)), saved["num_slots"])
+                    new.append(rows[parent] + saved["offset"])
+            elif other != block:
+                with self._files.load(other, what) as saved:
+                    new.append(saved["position"])
+            if self.wishes.originals:
+                old.append(rows)
+        free, fixed = np.concatenate(new), np.concatenate(old)
+        is_near, is_fixed = (
+            ((cloud >= low) & (cloud <= high)).all(axis=1) for cloud in (free, fixed)
+        )
+        return free[is_near], fixed[is_fixed]
+
+    def has_more_to_make(self) -> bool:
+        """Whether there are points that a further pass makes more of."""
+        if self.made.num_points() < 2:
+            return False
+        return self.ratio is not None or self.made.most_wanted() > 1
+
+    def __len__(self) -> int:
+        return self.store.num_blocks
+
+    def _save_candidates(
+        self,
+        block: int,
+        found: Candidates,
+        ratio: np.ndarray,
+        wanted: np.ndarray,
+    ) -> None:
+        rows = self.store.read_block(block)
+        found = found.copies(
+            self._measured.is_below_ground(rows["position"][found.parent] + found.offset)
+        )
+        first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
+        cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
+        points = rows["position"][found.parent] + found.offset
+        scale = found.spacing[found.parent]
+        radius = first_radius(points, scale, self._num_within()) if len(points) else 0.0
+        reach = radius * scale.max(initial=0.0)
+        around = points if len(points) else rows["position"]
+        self._files.save(
+            block,
+            "candidates",
+            **vars(found),
+            cell=cell,
+            wanted=wanted,
+            ratio=ratio,
+            radius=np.array(radius),
+            bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
+        )
+
+    def _num_within(self) -> int:
+        """Candidates around one that are to lie within the first radius of thinning."""
+        return round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling)) if self._draft else NUM_WITHIN

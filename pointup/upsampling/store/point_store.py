@@ -1,0 +1,249 @@
+"""The points of a cloud of any size in the order of space, on disk.
+
+The cloud is read once, in chunks. Its points are then dealt out to parts of the space that fit in
+memory, and sorted there; what is held at a time does not grow with the cloud. A survey in several
+files is one cloud: the order of its points does not depend on how it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pointup.io.cloud import PointCloud, os_errors
+from pointup.upsampling.store.bisection import KEY_BITS, Halving, split_boxes
+from pointup.upsampling.store.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
+from pointup.upsampling.store.resolution import grid_resolution
+from pointup.upsampling.store.spooling import spool_points
+
+BLOCK_SIZE = 8192
+"""Most points of a block, the part of the cloud that is thinned at a time."""
+CHUNK_SIZE = 250_000
+"""Points read, or sorted in memory, at a time."""
+
+_HISTOGRAM_BITS = 20
+
+
+class Store:
+    """A cloud in a directory, cut into blocks: boxes made by halving, in the order of their keys.
+
+    Attributes:
+        anchor: (3,) float64, the lowest coordinates of the cloud. Positions are relative to it, so
+            that a cloud gives the same results wherever it lies.
+        block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
+        block_keys: (B,) int64, the key of the first point of each block.
+        low, high: (B, 3) float64, the tight bounds of the points of each block.
+        num_read: (F,) int64, points in each of the files that the cloud came in.
+        num_taken: (F,) int64, how many of them take part; those in several files count in each.
+        dtype: of a row: `position` (3,) float64; `index`, its place in its file, and from bit
+            `FILE_BITS` on the number of the file; `key`; and the `attributes`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        with np.load(directory / "blocks.npz") as tables:
+            self.anchor = tables["anchor"]
+            self.block_ptr = tables["block_ptr"]
+            self.block_keys = tables["block_keys"]
+            self.low, self.high = tables["low"], tables["high"]
+            self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
+            self._repeated_ptr = tables["repeated_ptr"]
+            self._files, self._files_ptr = tables["files"], tables["files_ptr"]
+        self.dtype = np.load(directory / "dtype.npy").dtype
+
+    def __len__(self) -> int:
+        return int(self.block_ptr[-1])
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_keys)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows of the store, (stop - start,) of `dtype`."""
+        path = self.directory / "rows"
+        with os_errors(path, "read"):
+            return _read_rows(path, self.dtype, start, stop)
+
+    def read_block(self, block: int) -> np.ndarray:
+        return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
+
+    def places_in_file(self, rows: np.ndarray, file: int) -> np.ndarray:
+        """(N,) int64, places in a file of the points of rows (N,) of the store; -1 if absent."""
+        place = np.full(len(rows), -1)
+        of_row = np.searchsorted(self.block_ptr, rows, side="right") - 1
+        for block in np.unique(of_row).tolist():
+            here = np.flatnonzero(of_row == block)
+            index = self.read_block(block)["index"][rows[here] - self.block_ptr[block]]
+            repeated = self._read_repeated(block)
+            repeated = repeated[repeated[:, 1] >> FILE_BITS == file]
+            if len(repeated):
+                found = np.searchsorted(repeated[:, 0], rows[here]).clip(max=len(repeated) - 1)
+                is_repeated = repeated[found, 0] == rows[here]
+                index = np.where(is_repeated, repeated[found, 1], index)
+            is_there = index >> FILE_BITS == file
+            place[here[is_there]] = index[is_there] & ((1 << FILE_BITS) - 1)
+        return place
+
+    def files_of(self, block: int) -> np.ndarray:
+        """(F,) int64, the numbers of the files that have points of a block, ascending."""
+        return self._files[self._files_ptr[block] : self._files_ptr[block + 1]]
+
+    def _read_repeated(self, block: int) -> np.ndarray:
+        """(D, 2) int64, rows of a block and their `index` in another file that has them, too."""
+        start, stop = self._repeated_ptr[block : block + 2].tolist()
+        path = self.directory / "repeated"
+        if start == stop:
+            return np.empty((0, 2), np.int64)
+        with os_errors(path, "read"):
+            pairs = np.fromfile(path, np.int64, 2 * (stop - start), offset=16 * start)
+        return pairs.reshape(-1, 2)
+
+
+def build_store(
+    chunks: Iterable[PointCloud], directory: Path, block_size: int = BLOCK_SIZE
+) -> Store:
+    """Sort a cloud, given in chunks with the same attributes, into an existing empty directory.
+
+    As `build_survey_store`, but duplicates stay in the order of the cloud.
+    """
+    return _build([chunks], directory, block_size, None, order_by_key)
+
+
+def build_survey_store(
+    files: Iterable[Iterable[PointCloud]],
+    directory: Path,
+    block_size: int = BLOCK_SIZE,
+    takes_part: Callable[[PointCloud], np.ndarray] | None = None,
+) -> Store:
+    """Sort a survey, given file by file in chunks with the same attributes, into a directory.
+
+    The directory exists and is empty. Blocks have at most `block_size` points. The order of points
+    is that of their keys, positions and attributes. Of a point that stands in several files one row
+    is kept. Only points of which `takes_part` says so, (n,) bool for a chunk, are stored.
+
+    Raises DataError for a survey of less than two different points, and FileError when the
+    directory can't be written.
+    """
+    return _build(files, directory, block_size, takes_part, order_rows)
+
+
+def _build(
+    files: Iterable[Iterable[PointCloud]],
+    directory: Path,
+    block_size: int,
+    takes_part: Callable[[PointCloud], np.ndarray] | None,
+    ordered: Callable[[np.ndarray], np.ndarray],
+) -> Store:
+    with os_errors(directory, "written"):
+        low, extent, dtype, *numbers = spool_points(files, directory / "spool", takes_part)
+        num_points = int(numbers[1].sum())
+
+        def spooled() -> Iterator[np.ndarray]:
+            for start in range(0, num_points, CHUNK_SIZE):
+                yield _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
+
+        resolution = grid_resolution(
+            lambda: (chunk["position"] for chunk in spooled()), low, extent
+        )
+        # Rounding may move a point beyond the extent.
+        halving = Halving(extent + 2 * resolution)
+
+        def rows() -> Iterator[np.ndarray]:
+            for chunk in spooled():
+                relative = (chunk["position"] - low) / resolution
+                chunk["position"] = np.rint(relative) * resolution
+                chunk["key"] = halving.keys(chunk["position"])
+                yield chunk
+
+        shift = KEY_BITS - _HISTOGRAM_BITS
+        counts = np.zeros(2**_HISTOGRAM_BITS, dtype=np.int64)
+        for chunk in rows():
+            counts += np.bincount(chunk["key"] >> shift, minlength=len(counts))
+        filled = np.flatnonzero(counts)
+        ptr = np.append(0, np.cumsum(counts[filled]))
+        first = split_boxes(
+            filled << shift, lambda starts, stops: ptr[stops] - ptr[starts] <= CHUNK_SIZE
+        )
+        part_keys, part_ptr = filled[first] << shift, np.append(ptr[first], num_points)
+        with (directory / "rows").open("wb+") as stream:
+            _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
+            (directory / "spool").unlink()
+            repeated = directory / "repeated"
+            blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
+        blocks |= {"anchor": low, "num_read": numbers[0], "num_taken": numbers[1]}
+        np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
+        np.save(directory / "dtype.npy", np.empty(0, dtype))
+    return Store(directory)
+
+
+def _deal_out(
+    chunks: Iterator[np.ndarray], part_keys: np.ndarray, cursors: np.ndarray, stream: BinaryIO
+) -> None:
+    """Write every row to its part of the file; in a part they keep their order."""
+    for chunk in chunks:
+        part = np.searchsorted(part_keys, chunk["key"], side="right") - 1
+        order = np.argsort(part, kind="stable")
+        parts, starts = np.unique(part[order], return_index=True)
+        for i, rows in zip(parts, np.split(chunk[order], starts[1:]), strict=True):
+            stream.seek(int(cursors[i]) * rows.itemsize)
+            stream.write(rows.data)
+            cursors[i] += len(rows)
+
+
+def _sort_parts(
+    stream: BinaryIO,
+    repeated_path: Path,
+    dtype: np.dtype,
+    part_ptr: np.ndarray,
+    block_size: int,
+    ordered: Callable[[np.ndarray], np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Sort each part, drop points repeated in other files, and cut it into blocks."""
+    keys, starts, low, high, files = [], [], [], [], []
+    repeated_ptr = [np.zeros(1, np.int64)]
+    end = 0
+    with repeated_path.open("wb") as repeated_stream:
+        for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
+            stream.seek(start * dtype.itemsize)
+            rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
+            rows, repeated = drop_repeated(ordered(rows))
+            stream.seek(end * dtype.itemsize)
+            stream.write(rows.data)
+            first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
+            # Boxes that halving can't split, of points nearly in one place.
+            first = np.concatenate(
+                [
+                    np.arange(begin, stop, block_size)
+                    for begin, stop in zip(first, np.append(first[1:], len(rows)), strict=True)
+                ]
+            )
+            keys.append(rows["key"][first])
+            starts.append(first + end)
+            low.append(np.minimum.reduceat(rows["position"], first))
+            high.append(np.maximum.reduceat(rows["position"], first))
+            cuts = np.searchsorted(repeated[:, 0], first[1:])
+            own, others = np.split(rows["index"], first[1:]), np.split(repeated[:, 1], cuts)
+            files += [
+                np.unique(np.append(index, other) >> FILE_BITS)
+                for index, other in zip(own, others, strict=True)
+            ]
+            repeated_ptr.append(repeated_ptr[-1][-1] + np.append(cuts, len(repeated)))
+            repeated_stream.write((repeated + np.array([end, 0])).data)
+            end += len(rows)
+    stream.truncate(end * dtype.itemsize)
+    return {
+        "block_ptr": np.append(np.concatenate(starts), end),
+        "block_keys": np.concatenate(keys),
+        "low": np.concatenate(low),
+        "high": np.concatenate(high),
+        "repeated_ptr": np.concatenate(repeated_ptr),
+        "files": np.concatenate(files),
+        "files_ptr": np.append(0, np.cumsum([len(numbers) for numbers in files])),
+    }
+
+
+def _read_rows(path: Path, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+    return np.fromfile(path, dtype, count=stop - start, offset=start * dtype.itemsize)

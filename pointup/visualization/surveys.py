@@ -1,0 +1,188 @@
+"""Surveys before and after: from above, and a cross-section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pointup.visualization.coloring import HEIGHTS, Paint
+from pointup.visualization.page import FAINT, Page, labelled, number
+from pointup.visualization.rendering import Camera, point_spacing, render_points, view_axes
+
+SIZE, GAP, FOOT = 776, 16, 84
+WINDOW_SPACINGS = 240
+SECTION_SPACINGS, SECTION_ASPECT = 70, 1.9
+DEPTH_SPACINGS, LEAST_DEPTH = 4, 0.03
+
+
+@dataclass(frozen=True)
+class Section:
+    """An upright box, much wider (x) than deep (y): its corners (3,)."""
+
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def depth(self) -> float:
+        return float(self.high[1] - self.low[1])
+
+    def cut(self, cloud: np.ndarray) -> np.ndarray:
+        """Points (N, 3) of the cloud that are in it, at any height."""
+        inside = (cloud >= self.low) & (cloud <= self.high)
+        return cloud[inside[:, :2].all(axis=1)]
+
+    def camera(self, width: int, height: int) -> Camera:
+        """Sees all of it from the side, in so many pixels at most."""
+        extent = np.maximum(self.high - self.low, 1e-9)
+        scale = float(min(width / extent[0], (height - 16) / extent[2]))
+        rows = int(np.ceil(extent[2] * scale)) + 16
+        return Camera(view_axes(0, 0), (self.low + self.high) / 2, scale, width, rows)
+
+
+def find_section(cloud: np.ndarray) -> Section:
+    """The cross-section along x where heights differ most, of a cloud (N, 3), N > 0.
+
+    About 70 spacings wide, or more where things are tall, and four deep.
+    """
+    low, high = cloud.min(axis=0), cloud.max(axis=0)
+    spacing = point_spacing(cloud) or 1.0
+    tall = float(np.subtract(*np.percentile(cloud[:, 2], [99.9, 0.1])))
+    width = min(max(SECTION_SPACINGS * spacing, SECTION_ASPECT * tall), float(high[0] - low[0]))
+    depth = min(max(DEPTH_SPACINGS * spacing, LEAST_DEPTH * width), float(high[1] - low[1]))
+    # Boxes half as wide, side by side, so that one of them has whatever is there.
+    step = np.maximum([width / 2, depth], 1e-9)
+    place = np.floor((cloud[:, :2] - low[:2]) / step).astype(np.int64)
+    _, box, count = np.unique(place, axis=0, return_inverse=True, return_counts=True)
+    order = np.lexsort((cloud[:, 2], box.reshape(-1)))
+    first = np.concatenate([[0], np.cumsum(count)[:-1]])
+    heights = cloud[order, 2]
+    # Without the highest and lowest twentieth: a bird doesn't make a section.
+    trim = count // 20
+    spread = heights[first + count - 1 - trim] - heights[first + trim]
+    # Boxes at the rim hold little, whatever its height.
+    spread = np.where(count >= np.median(count) / 2, spread, -1.0)
+    best = int(spread.argmax())
+    middle = cloud[order[first[best] : first[best] + count[best]]].mean(axis=0)
+    half = np.array([width, depth]) / 2
+    corner = np.clip(middle[:2] - half, low[:2], np.maximum(high[:2] - 2 * half, low[:2]))
+    bottom, top = corner, corner + 2 * half
+    inside = cloud[((cloud[:, :2] >= bottom) & (cloud[:, :2] <= top)).all(axis=1)]
+    lowest, highest = np.percentile(inside[:, 2], [0.1, 99.9])
+    return Section(np.append(bottom, lowest), np.append(top, max(highest, lowest + 1e-9)))
+
+
+def survey_picture(
+    before: np.ndarray, after: np.ndarray, unit: str, totals: tuple[int, int]
+) -> np.ndarray:
+    """Two surveys (N, 3) side by side, coloured by height, of `totals` points; see
+    `before_after_picture`."""
+    before, after, low, high = _window(before, after)
+    extent = np.maximum(high - low, 1e-9)
+    centre, paint = (low + high) / 2, Paint(np.concatenate([before, after]), vertical=True)
+    spacings = [point_spacing(before), point_spacing(after)]
+    seen = before if len(before) else after
+    section = find_section(seen) if len(seen) else Section(low, high)
+    scale = float(np.min(np.array([SIZE, 400]) / extent[:2]))
+    above_rows = int(np.ceil(extent[1] * scale)) + 16
+    above = Camera(view_axes(0, 90), centre, scale, SIZE, above_rows)
+    side = section.camera(SIZE, 440)
+    area = _occupied_area(np.concatenate([before, after]), 3 * max(spacings))
+    # One size of ball for both leaves the sparse cloud hardly visible, its own spacing alone blows
+    # few points up until they look like a closed surface.
+    finest = min((spacing for spacing in spacings if spacing > 0), default=0.0)
+
+    page = Page(2 * SIZE + 3 * GAP, FOOT + above_rows + 40 + side.height + GAP + 60)
+    upper = FOOT + above_rows + 40
+    for panel, (name, cloud) in enumerate((("before", before), ("after", after))):
+        left = GAP + panel * (SIZE + GAP)
+        cut = section.cut(cloud)
+        radius = 0.45 * min(spacings[panel], 2 * finest)
+        density = f"{number(len(cloud) / area)} points/{unit or 'unit'}\u00b2" if area > 0 else ""
+        is_all = len(cloud) == totals[panel]
+        shown = "" if is_all else f"shown: {len(cloud):,} points"
+        page.heading(left, page.height - 34, name, f"{totals[panel]:,} points")
+        note = ", ".join(filter(None, (shown, density)))
+        page.write(left, FOOT + above_rows + 10, f"from above; {note}", 18, FAINT)
+        page.paste(left, FOOT, render_points(cloud, paint.colors(cloud), above, radius, haze=0))
+        # Balls of one size: there are more of them after, and none is blown up.
+        picture = render_points(cut, paint.colors(cut), side, 0.4 * finest, haze=0.15)
+        page.paste(left, upper, picture)
+        wide = f"{number(float(section.high[0] - section.low[0]), unit)} wide"
+        deep = f"{number(section.depth, unit)} deep"
+        note = f"cross-section: {len(cut):,} points, {wide}, {deep}"
+        page.write(left, page.height - 58, note, 18, FAINT)
+        corner = (section.low - centre)[:2] * scale + [SIZE / 2, above_rows / 2]
+        size = (section.high - section.low)[:2] * scale
+        page.frame(left + corner[0], FOOT + corner[1], size[0], size[1])
+    end = page.scale_bar(GAP, scale, unit, "from above")
+    page.scale_bar(int(end) + 40, side.scale, unit, "cross-section")
+    page.color_bar(page.width - GAP - 420, 420, HEIGHTS, paint.heights, labelled("height", unit))
+    return page.pixels()
+
+
+def section_picture(surveys: Mapping[str, np.ndarray], unit: str, width: int) -> np.ndarray:
+    """One cross-section through several surveys (N, 3), two in a row, `width` pixels wide.
+
+    It lies where heights of the last survey differ most, and runs along its longer side.
+    """
+    *_, last = surveys.values()
+    turned = dict(surveys)
+    if np.ptp(last[:, 1]) > np.ptp(last[:, 0]):
+        turned = {name: cloud[:, [1, 0, 2]] * (1, -1, 1) for name, cloud in surveys.items()}
+    *_, last = turned.values()
+    section = find_section(last)
+    wide = (width - 3 * GAP) // 2
+    camera = section.camera(wide, 360)
+    cuts = {name: section.cut(cloud) for name, cloud in turned.items()}
+    paint = Paint(section.cut(last), vertical=True)
+    spacings = [point_spacing(cut) for cut in cuts.values() if len(cut) > 1]
+    radius = 0.4 * min(spacings, default=1.0)
+    step, rows = camera.height + 48, -(-len(cuts) // 2)
+    page = Page(width, FOOT + rows * step)
+    for panel, (name, cut) in enumerate(cuts.items()):
+        left, bottom = GAP + panel % 2 * (wide + GAP), FOOT + (rows - 1 - panel // 2) * step
+        picture = render_points(cut, paint.colors(cut), camera, radius, haze=0.15)
+        page.paste(left, bottom, picture)
+        page.heading(left, bottom + camera.height + 14, name, f"{len(cut):,} points in the section")
+    end = page.scale_bar(GAP, camera.scale, unit, f"section {number(section.depth, unit)} deep")
+    left = max(int(end) + 40, width - GAP - 420)
+    page.color_bar(left, width - GAP - left, HEIGHTS, paint.heights, labelled("height", unit))
+    return page.pixels()
+
+
+def _window(
+    before: np.ndarray, after: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Both clouds cut to a legible window, their longer side along x, and the window's corners."""
+    seen = before if len(before) else after
+    if len(seen) == 0:
+        return before, after, np.zeros(3), np.ones(3)
+    if np.ptp(seen[:, 1]) > np.ptp(seen[:, 0]):
+        # Seen from the east, north to the right.
+        before, after = (cloud[:, [1, 0, 2]] * (1, -1, 1) for cloud in (before, after))
+        seen = before if len(before) else after
+    low, high = seen.min(axis=0), seen.max(axis=0)
+    width = WINDOW_SPACINGS * point_spacing(seen) or 1.0
+    # A point of the cloud, since the medians of a bent area may lie outside it.
+    middle = seen[np.abs(seen[:, :2] - np.median(seen[:, :2], axis=0)).sum(axis=1).argmin()]
+    for axis, side in ((0, width), (1, width / 2)):
+        if high[axis] - low[axis] > side:
+            low[axis] = np.clip(middle[axis] - side / 2, low[axis], high[axis] - side)
+            high[axis] = low[axis] + side
+    before, after = (
+        cloud[((cloud >= low) & (cloud <= high))[:, :2].all(axis=1)] for cloud in (before, after)
+    )
+    seen = before if len(before) else after
+    # A bird or a multipath return far off the ground must not flatten the rest of the picture.
+    low[2], high[2] = np.percentile(seen[:, 2], [0.02, 99.98])
+    return before, after, low, high
+
+
+def _occupied_area(points: np.ndarray, cell: float) -> float:
+    """Ground area under the points: the square cells, `cell` wide, that hold one."""
+    if cell == 0:
+        return 0.0
+    cells = np.floor((points[:, :2] - points[:, :2].min(axis=0)) / cell).astype(np.int64)
+    return len(np.unique(cells[:, 0] * (cells[:, 1].max() + 1) + cells[:, 1])) * cell**2

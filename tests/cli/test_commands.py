@@ -1,0 +1,169 @@
+"""The commands that are printed: as they are typed, and that they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import tyro
+from conftest import ROOT
+
+from pointup.training import next_commands as commands
+from pointup.training.config import TrainConfig
+from pointup.training.next_commands import (
+    command_after_upsampling,
+    commands_after_training,
+    training_command,
+)
+
+OFFSET = np.array([5e5, 4e6, 100.0])
+MODEL = "runs/pairs/model"
+
+
+@pytest.fixture(autouse=True)
+def without_default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "default_config_file", "/nowhere/default_config.yaml")
+
+
+def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
+    """A finished run on a dataset of which pointup.json says this."""
+    data.mkdir(parents=True)
+    (data / "pointup.json").write_text(json.dumps(info))
+    (folder / "model").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"data": str(data)}))
+    return TrainConfig(data=str(data), output_dir=folder)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "expected"),
+    [
+        (0, ["accelerate_configs/cpu.yaml"]),
+        (1, ["accelerate_configs/1gpu.yaml"]),
+        (3, ["accelerate_configs/8gpu.yaml", "--num_processes", "3"]),
+        (8, ["accelerate_configs/8gpu.yaml"]),
+    ],
+)
+def test_the_training_command_names_the_configuration_of_the_machine(
+    num_gpus: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.chdir(ROOT)
+    words = shlex.split(training_command(Path("my pairs")))
+    assert words[:3] == ["accelerate", "launch", "--config_file"]
+    assert words[3 : words.index("train.py")] == expected
+    config = tyro.cli(TrainConfig, args=words[words.index("train.py") + 1 :])
+    assert (config.data, config.output_dir) == ("my pairs", Path("runs/my pairs"))
+
+
+def test_from_another_folder_files_are_named_in_full_and_runs_that_are_there_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(training_command(Path("pairs")))
+    assert Path(words[3]).parent == ROOT / "accelerate_configs"
+    assert words[words.index("--data") - 1] == str(ROOT / "train.py")
+    for number in ("", "-2", "-3"):
+        assert training_command(Path("pairs")).endswith(f"--output-dir runs/pairs{number}")
+        (tmp_path / "runs" / f"pairs{number}").mkdir(parents=True)
+
+
+def test_a_configuration_of_the_user_needs_no_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "default_config.yaml").touch()
+    monkeypatch.setattr(commands, "default_config_file", str(tmp_path / "default_config.yaml"))
+    assert "--config_file" not in training_command(Path("pairs"))
+
+
+@pytest.mark.parametrize(
+    ("source", "made_by", "output"),
+    [
+        (["als.laz"], "prepare pairs", "als_dense.laz"),
+        (["als.copc.laz"], "prepare pairs", "als_dense.laz"),
+        (["als.las"], "prepare thin", "als_dense.las"),
+        (["tiles/"], "prepare pairs", "tiles_dense"),
+        (["a.laz", "b.laz"], "prepare thin", "surveys_dense"),
+    ],
+)
+def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
+    source: list[str],
+    made_by: str,
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in source:
+        Path(name).mkdir() if name.endswith("/") else Path(name).touch()
+    key = "source" if made_by == "prepare pairs" else "inputs"
+    config = run_of(Path("runs/a"), Path("pairs"), made_by=f"pointup 1 {made_by}", **{key: source})
+    surveys = " ".join(name.rstrip("/") for name in source)
+    assert commands_after_training(config) == [
+        f"pointup upsample {surveys} -o {output} --model runs/a/model",
+        "pointup evaluate pairs pairs --model runs/a/model",
+    ]
+    assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
+
+
+def test_what_is_not_known_is_not_printed(tmp_path: Path) -> None:
+    gone = run_of(tmp_path / "a", tmp_path / "p", made_by="pointup 1 prepare pairs", source=["x"])
+    assert [line.split()[1] for line in commands_after_training(gone)] == ["evaluate"]
+    shapes = run_of(tmp_path / "b", tmp_path / "q", made_by="pointup 1 prepare meshes")
+    assert [line.split()[1] for line in commands_after_training(shapes)] == ["evaluate"]
+    assert commands_after_training(TrainConfig(output_dir=tmp_path)) == []
+    for model in ("lidar", str(tmp_path / "nothing" / "model")):
+        assert command_after_upsampling(model) is None
+
+
+def printed(output: str) -> Iterator[str]:
+    for line in output.splitlines():
+        if line.startswith("next: "):
+            yield line.removeprefix("next: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", [False, True], ids=["files", "folders of tiles"])
+def test_the_four_commands_run_as_they_are_printed(cut: bool, tmp_path: Path) -> None:
+    """Only the length of the training is added, which takes minutes by default."""
+    rng = np.random.default_rng(0)
+    for name, number in (("sparse", 3_000), ("dense", 12_000)):
+        xy = rng.random((number, 2)) * [40, 20]
+        points = np.column_stack([xy, np.sin(xy[:, 0] / 3) + xy[:, 1] / 5]) + OFFSET
+        if not cut:
+            np.save(tmp_path / f"{name}.npy", points.round(3))
+            continue
+        (tmp_path / name).mkdir()
+        for half in range(2):
+            inside = (xy[:, 0] > 23) == half
+            np.save(tmp_path / name / f"tile_{half}.npy", points[inside].round(3))
+    suffix = "" if cut else ".npy"
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["HF_HOME"] = str(tmp_path / "hf")
+
+    def run(line: str) -> str:
+        done = subprocess.run(
+            line, shell=True, cwd=tmp_path, env=environment, text=True, timeout=600,
+            capture_output=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    inputs = f"--source sparse{suffix} --target dense{suffix}"
+    (training,) = printed(run(f"pointup prepare pairs {inputs} --tile 10 -o pairs/"))
+    upsampling, evaluation = printed(run(f"{training} --steps 3"))
+    if cut:
+        # The folder has to be there.
+        (tmp_path / "sparse_dense").mkdir(exist_ok=True)
+    assert upsampling == f"pointup upsample sparse{suffix} -o sparse_dense{suffix} --model {MODEL}"
+    assert list(printed(run(upsampling))) == [evaluation]
+    assert "Chamfer" in run(evaluation)
+    outputs = (tmp_path / "sparse_dense").iterdir() if cut else [tmp_path / "sparse_dense.npy"]
+    assert sum(len(np.load(path)) for path in outputs) == 12_000

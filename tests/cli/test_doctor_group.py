@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from conftest import Run, free_port
+
+from pointup.cli.doctor import launch as doctor_launch
+from pointup.cli.doctor.finding import Finding, warn
+
+
+def test_a_launch_that_does_not_end_or_fails_is_told_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "hanging.py").write_text("import time; time.sleep(600)")
+    began = time.monotonic()
+    (hung,) = doctor_launch.launch(2, use_cpu=True, module="hanging", seconds=1)
+    assert hung.level == "fail" and "not done in 1.0 s" in hung.text
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_a_launch_whose_processes_fail_is_told_with_their_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "failing.py").write_text("raise ValueError('no network')")
+    (failed,) = doctor_launch.launch(2, use_cpu=True, module="failing")
+    assert failed.level == "fail" and "no network" in failed.text
+
+
+@pytest.mark.slow
+def test_a_machine_alone_launches_two_processes_itself() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pointup", "doctor"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 processes over gloo" in done.stdout and "ok    all-reduce" in done.stdout
+
+
+WITH_ANOTHER_TORCH = """
+import os, sys
+from pointup.cli import main as cli
+from pointup.cli.doctor import process_group as doctor_group
+real = doctor_group.version
+if os.environ["RANK"] == "1":
+    doctor_group.version = lambda name: "1.0" if name == "torch" else real(name)
+sys.exit(cli.main(["doctor"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_launched_group_is_checked_as_a_whole_and_what_differs_is_named(
+    tmp_path: Path, launch: Callable[..., Run]
+) -> None:
+    script = tmp_path / "differing.py"
+    script.write_text(WITH_ANOTHER_TORCH)
+    done = launch(script=script, num_processes=2, timeout=600)
+    assert done.returncode == 1
+    assert done.stdout.count("environment") == 1
+    assert "2 processes over gloo" in done.stdout and "ok    broadcast objects" in done.stdout
+    named = f"process 1 on {platform.node()} differs from process 0 in packages: torch 1.0, there"
+    assert f"fail  agreement          {named}" in done.stdout
+
+
+ONE_GOES = """
+import os, sys
+from pointup.cli import main as cli
+from pointup.cli.doctor import process_group as doctor_group
+def leave(device):
+    os._exit(0)
+if os.environ["RANK"] == "1":
+    doctor_group.compute_finding = leave
+sys.exit(cli.main(["doctor"]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_goes_is_told_by_the_others(
+    tmp_path: Path, launch: Callable[..., Run]
+) -> None:
+    script = tmp_path / "going.py"
+    script.write_text(ONE_GOES)
+    done = launch(script=script, num_processes=2, timeout=600)
+    assert done.returncode == 1
+    assert "fail  group              a process has gone" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_process_that_never_comes_is_told_in_bounded_time() -> None:
+    code = (
+        "import sys; from pointup.cli import cli, doctor_group; doctor_group.MINUTES = 0.05\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, **place, **address},
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith(f"fail  group              process 0 on {platform.node()} found")
+
+
+def test_findings_travel_between_processes_as_plain_values() -> None:
+    finding = warn("disk", "little", "free some")
+    assert Finding(**json.loads(json.dumps(asdict(finding)))) == finding

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pointup.cli.inspect import inspect_dataset
+from pointup.cli.main import main
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_writer import write_pairs
+
+
+def cloud(number: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, number]).random((number, 3)).astype(np.float32)
+
+
+def dataset(path: Path, train: list[Pair], validation: list[Pair] | None = None) -> Path:
+    write_pairs(train, validation or [Pair("v", cloud(10), cloud(40))], path, {"made_by": "tests"})
+    return path
+
+
+@pytest.fixture
+def with_bad(tmp_path: Path) -> Path:
+    hurt = cloud(20)
+    hurt[3] = np.nan
+    pairs = [Pair(f"p{i}", cloud(10 + i), cloud(40, seed=1)) for i in range(9)]
+    return dataset(
+        tmp_path / "d", [*pairs, Pair("hurt", hurt, cloud(40)), Pair("no", hurt[:0], hurt)]
+    )
+
+
+def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path: Path) -> None:
+    pairs = [Pair(f"p{i}", cloud(10 + i), cloud(30 + i, seed=1)) for i in range(5)]
+    train, validation = inspect_dataset(dataset(tmp_path / "d", pairs))
+    assert (train.name, train.num_samples, validation.num_samples) == ("train", 5, 1)
+    assert train.columns["source points"].tolist() == [10, 11, 12, 13, 14]
+    assert train.columns["tokens"].tolist() == [40, 42, 44, 46, 48]
+    for i, pair in enumerate(pairs):
+        source, target = pair.source, pair.target
+        assert train.columns["ratio"][i] == pytest.approx((30 + i) / (10 + i))
+        assert train.columns["longest side"][i] == pytest.approx(np.ptp(source, axis=0).max())
+        own = np.linalg.norm(source[:, None] - source, axis=2) + np.diag([np.inf] * len(source))
+        gap = np.linalg.norm(source[:, None] - target, axis=2)
+        assert train.columns["source spacing"][i] == pytest.approx(np.median(own.min(axis=1)))
+        assert train.columns["source to target"][i] == pytest.approx(np.median(gap.min(axis=1)))
+
+
+def test_a_source_out_of_its_target_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = cloud(40)
+    path = dataset(tmp_path / "d", [Pair("subset", target[::4], target)] * 3)
+    assert inspect_dataset(path)[0].share_in_target == 1
+    assert main(["inspect", str(path)]) == 0
+    assert "100%  scores look better" in capsys.readouterr().out
+
+
+def test_bad_samples_are_listed_by_name_and_reason(
+    with_bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(with_bad)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{with_bad}: 12 pairs,")
+    assert re.search("made by +tests", text)
+    assert "bad samples in train: 2" in text
+    assert "  hurt: source has 1 points that are not finite" in text
+    assert "  no: source is empty" in text
+
+
+def test_strict_makes_bad_samples_a_failure(
+    with_bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(with_bad), "--strict"]) == 1
+    good = dataset(tmp_path / "good", [Pair("p", cloud(10), cloud(40))])
+    assert main(["inspect", str(good), "--strict"]) == 0
+    assert "no bad samples" in capsys.readouterr().out
+
+
+def test_json_says_the_same(with_bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(with_bad), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["info"]["made_by"] == "tests"
+    train = found["splits"]["train"]
+    assert train["num_samples"] == 11
+    assert train["source_points"]["max"] == 20
+    assert [sample["name"] for sample in train["bad_samples"]] == ["hurt", "no"]
+
+
+def test_a_picture_is_drawn(with_bad: Path, tmp_path: Path) -> None:
+    path = tmp_path / "sizes.png"
+    assert main(["inspect", str(with_bad), "--picture", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bars_follow_the_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [10] * 8 + [20]
+    path = dataset(
+        tmp_path / "d", [Pair(f"p{i}", cloud(n), cloud(40)) for i, n in enumerate(sizes)]
+    )
+    main(["inspect", str(path)])
+    (line, *_) = [x for x in capsys.readouterr().out.splitlines() if "source points" in x]
+    assert line.split() == ["source", "points", "10", "10", "20", "█", "▁"]
+
+
+@pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
+def test_what_is_no_dataset_is_named(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nothing"
+    make(path)
+    assert main(["inspect", str(path)]) == 1
+    assert str(path) in capsys.readouterr().err

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from pointup.cli.main import main
+from pointup.cli.prepare import new_dataset as newdataset
+from pointup.datasets import workers
+from pointup.datasets.pair_dataset import open_pairs
+from pointup.geometry.surfaces import Surface
+
+OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
+TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
+
+
+def ground(number: int, seed: int, width: float = 80.0) -> np.ndarray:
+    points = np.random.default_rng(seed).random((number, 3)) * [width, width, 3]
+    return OFFSET + points.round(3)
+
+
+def run(*arguments: object) -> int:
+    return main(["prepare", *(str(argument) for argument in arguments)])
+
+
+def read(path: Path, split: str) -> dict[str, dict[str, Any]]:
+    """The pairs of a split by name; points in the coordinates of the files, sorted."""
+    pairs = {}
+    for row in open_pairs(path, split):
+        for side in ("source", "target"):
+            points = (np.reshape(row[side], (-1, 3)) + row["origin"]).round(3)
+            row[side] = points[np.lexsort(points.T)]
+        pairs[str(row["name"])] = dict(row)
+    return pairs
+
+
+def both(path: Path) -> dict[str, dict[str, Any]]:
+    return read(path, "train") | read(path, "validation")
+
+
+def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bool:
+    return one.keys() == other.keys() and all(
+        np.array_equal(one[name][side], other[name][side])
+        for name in one
+        for side in ("source", "target")
+    )
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    """sparse/ in two overlapping files, dense/ in three, and each as one file."""
+    sparse, dense = ground(4_000, 0), ground(12_000, 1)
+    east = sparse[:, 0] > OFFSET[0] + 33
+    parts = {"sparse/a": sparse[east], "sparse/b": sparse[~east]}
+    parts |= {f"dense/{i}": dense[i::3] for i in range(3)}
+    parts |= {"sparse_in_one": sparse, "dense_in_one": dense}
+    for name, points in parts.items():
+        path = tmp_path / f"{name}.npy"
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, points)
+    return tmp_path
+
+
+def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
+    files = [surveys / f"{name}_in_one.npy" for name in ("sparse", "dense")]
+    out = surveys / "out"
+    options = ["--source", files[0], "--target", files[1], "--tile", 16, "--strip", 0]
+    assert run("pairs", *options, "-o", out) == 0
+    sparse, dense = (np.load(file) for file in files)
+    pairs = both(out)
+    assert len(pairs) == 25
+    for name, pair in pairs.items():
+        corner = 16 * np.array([int(number) for number in name.split("_")[-2:]])
+        for side, survey in (("source", sparse), ("target", dense)):
+            inside = ((survey[:, :2] >= corner) & (survey[:, :2] < corner + 16)).all(axis=1)
+            expected = survey[inside]
+            np.testing.assert_array_equal(pair[side], expected[np.lexsort(expected.T)].round(3))
+        assert pair["vertical"]
+
+
+def test_how_a_survey_is_cut_into_files_does_not_matter(surveys: Path) -> None:
+    options = ["--tile", 16, "-o"]
+    folders = ["--source", surveys / "sparse", "--target", surveys / "dense"]
+    one = ["--source", surveys / "sparse_in_one.npy", "--target", surveys / "dense_in_one.npy"]
+    assert run("pairs", *folders, *options, surveys / "x") == 0
+    assert run("pairs", *one, *options, surveys / "y") == 0
+    renamed = {name.replace("dense_in_one", "tile"): p for name, p in both(surveys / "y").items()}
+    assert same(both(surveys / "x"), renamed)
+
+
+def test_places_with_coordinates_of_their_own_stay_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", ground(2_000, ord(name), width=30))
+    options = ["--tile", 15, "--min-points", 10, "--strip", 0, "-o"]
+    inputs = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    assert run("thin", *inputs, *options, tmp_path / "one") == 0
+    assert run("thin", *inputs, "--separate", *options, tmp_path / "two") == 0
+    num_tiles = len(both(tmp_path / "one"))
+    names = [name.split("_")[0] for name in both(tmp_path / "two")]
+    assert names.count("a") == names.count("b") == num_tiles
+
+
+def test_validation_takes_whole_blocks(surveys: Path) -> None:
+    dense, out = surveys / "dense_in_one.npy", surveys / "out"
+    options = ["--tile", 5, "--min-points", 2, "--block", 2, "--validation", 0.2, "--strip", 1]
+    assert run("thin", dense, *options, "-o", out) == 0
+
+    def blocks(split: str) -> list[tuple[int, ...]]:
+        return [tuple(int(n) // 2 for n in name.split("_")[-2:]) for name in read(out, split)]
+
+    train, validation = blocks("train"), blocks("validation")
+    assert not set(train) & set(validation)
+    assert 0.1 < len(validation) / len(train + validation) < 0.3
+
+
+def test_thinned_pairs_have_the_ratio_and_share_no_point(surveys: Path) -> None:
+    dense = surveys / "dense_in_one.npy"
+    assert run("thin", dense, "--ratio", 3, "--tile", 20, "-o", surveys / "out") == 0
+    for pair in both(surveys / "out").values():
+        assert len(pair["target"]) == pytest.approx(3 * len(pair["source"]), abs=4)
+        assert not set(map(tuple, pair["source"])) & set(map(tuple, pair["target"]))
+
+
+def test_a_bad_file_among_good_ones_is_named_and_left_out(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = surveys / "dense" / "bad.laz"
+    bad.write_bytes(b"no LAZ at all")
+    assert run("thin", surveys / "dense", "--tile", 20, "-o", surveys / "out") == 1
+    captured = capsys.readouterr()
+    assert f"left out: {bad}" in captured.err
+    assert "next: accelerate launch --config_file" in captured.out
+    assert len(both(surveys / "out")) == 16
+    info = json.loads((surveys / "out" / "pointup.json").read_text())
+    assert str(bad) in info["left_out"][0]
+
+
+def assert_nothing_is_left(folder: Path, before: set[Path]) -> None:
+    assert set(folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, reason",
+    [
+        (["thin", "bad.laz"], "bad.laz"),
+        (["thin", "missing.laz"], "missing.laz: no such file"),
+        (["thin", "empty"], "empty: no files in it"),
+        (["thin"], "no input"),
+        (["thin", "far.npy", "--tile", "0.001"], "try a larger --tile"),
+        (["pairs", "--source", "far.npy", "--target", "near.npy"], "coordinates of one system"),
+        (["meshes", "bad.off"], "bad.off"),
+        (["h5", "bad.h5"], "bad.h5"),
+        (["thin", "near.npy", "--validation", "1.5"], "--validation 1.5"),
+    ],
+)
+def test_what_gives_no_pairs_is_one_line_and_leaves_nothing(
+    arguments: list[str],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("near.npy", ground(500, 0))
+    np.save("far.npy", ground(500, 0) + 1000)
+    Path("empty").mkdir()
+    for name in ("bad.laz", "bad.off", "bad.h5"):
+        Path(name).write_text("hello")
+    before = set(tmp_path.iterdir())
+    assert run(*arguments, "-o", "out") == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
+    assert_nothing_is_left(tmp_path, before)
+
+
+def test_a_dataset_is_replaced_only_on_request(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, dense = surveys / "out", surveys / "dense_in_one.npy"
+    assert run("thin", dense, "--tile", 20, "-o", out) == 0
+    assert run("thin", dense, "--tile", 40, "-o", out) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert len(both(out)) == 16
+    assert run("thin", dense, "--tile", 40, "-o", out, "--overwrite") == 0
+    assert len(both(out)) < 16
+
+
+def test_other_files_are_never_replaced(surveys: Path) -> None:
+    keep = surveys / "home"
+    keep.mkdir()
+    (keep / "thesis.txt").write_text("years of work")
+    assert run("thin", surveys / "dense", "-o", keep, "--overwrite") == 1
+    assert (keep / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(
+    surveys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, dense = surveys / "out", surveys / "dense_in_one.npy"
+    assert run("thin", dense, "--tile", 20, "-o", out) == 0
+    before = set(surveys.iterdir())
+
+    def interrupted(calls: Any, num_workers: int) -> Any:
+        for number, call in enumerate(calls):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield call()
+
+    monkeypatch.setattr(newdataset, "call_each", interrupted)
+    assert run("thin", dense, "--tile", 5, "--min-points", 2, "-o", out, "--overwrite") == 130
+    assert_nothing_is_left(surveys, before)
+    assert len(both(out)) == 16
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    folder = tmp_path / "meshes"
+    for name in ("a/tetra", "b/tetra", "b/other", "b/cad_1"):
+        path = folder / f"{name}.off"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TETRAHEDRON)
+    return folder
+
+
+SMALL = ["--num-source", 40, "--ratio", 2]
+
+
+def test_workers_change_nothing(
+    meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.0)
+    for number in (1, 2):
+        options = [*SMALL, "--num-workers", number, "-o", tmp_path / f"with_{number}"]
+        assert run("meshes", meshes, *options) == 0
+    assert same(both(tmp_path / "with_1"), both(tmp_path / "with_2"))
+    assert list(both(tmp_path / "with_1")) == list(both(tmp_path / "with_2"))
+
+
+def test_meshes_are_trained_or_validated_on_as_a_whole(meshes: Path, tmp_path: Path) -> None:
+    options = [*SMALL, "--samples-per-mesh", 2, "--samples-for", "cad_*=1"]
+    assert run("meshes", meshes, *options, "--validation", 0.3, "-o", tmp_path / "out") == 0
+    train = [name.rpartition("/")[0] for name in read(tmp_path / "out", "train")]
+    validation = read(tmp_path / "out", "validation")
+    # One sample of each pattern, and the truth.
+    assert len(validation) == 3
+    (held_out,) = {name.rpartition("/")[0] for name in validation}
+    assert held_out not in train
+    expected = {"tetra": 2, "b/tetra": 2, "other": 2, "cad_1": 1}
+    expected.pop(held_out)
+    assert {name: train.count(name) for name in train} == expected
+    for pair in validation.values():
+        surface = Surface.load(tmp_path / "out" / "surfaces" / pair["surface"])
+        assert surface.distance(np.reshape(pair["resample"], (-1, 3))).max() < 1e-6
+        assert len(pair["target_normals"]) == len(pair["target"]) == 80
+
+
+def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
+    options = [*SMALL, "--validation-meshes", meshes / "a", "--pattern", "random"]
+    assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0
+    assert list(read(tmp_path / "out", "validation")) == ["tetra/0-random"]
+    train = {name.rpartition("/")[0] for name in read(tmp_path / "out", "train")}
+    assert train == {"b/tetra", "other", "cad_1"}
+
+
+def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    target = rng.random((40, 16, 3))
+    target[9] = np.inf
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["poisson_256"] = rng.random((40, 4, 3))
+        file["poisson_1024"] = target
+        file["name"] = np.repeat([b"cat", b"dog", b"hen", b"cow"], 10)
+    assert run("h5", tmp_path / "a.h5", "-o", tmp_path / "out") == 1
+    assert "a/9: coordinates that are not finite" in capsys.readouterr().err
+    shapes = {
+        split: {int(name.split("/")[1]) // 10 for name in read(tmp_path / "out", split)}
+        for split in ("train", "validation")
+    }
+    assert len(shapes["train"]) == 3
+    assert len(shapes["validation"]) == 1
+    assert not shapes["train"] & shapes["validation"]
+
+
+def test_the_default_dataset_has_the_size_asked_for(tmp_path: Path) -> None:
+    options = ["--num-pairs", 4, "--validation", 0.25, "--num-workers", 1]
+    assert run("default", *options, "-o", tmp_path / "out") == 0
+    assert len(read(tmp_path / "out", "train")) == 3
+    assert len(read(tmp_path / "out", "validation")) == 1
+
+
+@pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
+def test_the_default_dataset_has_the_share_of_scenes_asked_for(
+    tmp_path: Path, share: int, all_are_scenes: bool
+) -> None:
+    options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
+    assert run("default", *options, "-o", tmp_path / "out") == 0
+    are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]
+    assert are_scenes == [all_are_scenes] * 3
+
+
+@pytest.mark.parametrize(
+    "make, note",
+    [
+        (lambda: (ground(400, 0), ground(9_000, 1)), "is little"),
+        (lambda: (ground(9_000, 0), ground(4_000, 1)), "swapped"),
+        (lambda: (ground(999, 0, width=4), ground(999, 1, width=4)), "too little to set"),
+    ],
+)
+def test_notes_tell_what_looks_wrong(
+    make: Callable[[], tuple[np.ndarray, np.ndarray]],
+    note: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, points in zip(("s", "t"), make(), strict=True):
+        np.save(tmp_path / f"{name}.npy", points)
+    files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
+    assert run("pairs", *files, "--tile", 25, "-o", tmp_path / "out") == 0
+    assert note in capsys.readouterr().err
+
+
+def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
+    meshes: Path, surveys: Path, tmp_path: Path
+) -> None:
+    shapes, tiles, joined = tmp_path / "shapes", tmp_path / "tiles", tmp_path / "joined"
+    one = ("--num-workers", 1)
+    assert run("meshes", meshes, *SMALL, "--validation", 0.3, "-o", shapes, *one) == 0
+    assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", tiles, *one) == 0
+    assert run("join", shapes, tiles, shapes, "-o", joined) == 0
+    for split, parts in (("train", (shapes, tiles, shapes)), ("validation", (shapes, tiles))):
+        expected = {
+            f"{number}-{part.name}/{name}": pair
+            for number, part in enumerate(parts)
+            for name, pair in read(part, split).items()
+        }
+        found = read(joined, split)
+        assert same(found, expected)
+        for name, pair in found.items():
+            original = expected[name]
+            for column in ("target_normals", "resample", "vertical", "origin"):
+                assert pair[column] == original[column]
+            if original["surface"]:
+                stored = Surface.load(joined / "surfaces" / pair["surface"])
+                assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
+
+
+def test_what_is_no_dataset_is_not_joined(
+    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1
+    assert "missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

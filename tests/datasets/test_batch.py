@@ -1,0 +1,141 @@
+"""Collating samples, and the loader's workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.utils import send_to_device
+from conftest import shared_memory
+
+from pointup.datasets.batch import collate, make_loader
+from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+
+
+@pytest.fixture
+def samples(pair_directory) -> PairDataset:
+    return PairDataset(open_pairs(pair_directory, "train"), seed=3, augment=True)
+
+
+def test_a_batch_holds_its_clouds_one_after_another(samples):
+    chosen = [samples[(1, i)] for i in (4, 0, 9)]
+    batch = collate(chosen)
+    assert batch.num_graphs == 3
+    assert batch.name == [sample.name for sample in chosen]
+    assert batch.index.tolist() == [4, 0, 9]
+    for b, sample in enumerate(chosen):
+        assert torch.equal(batch.pos[batch.ptr[b] : batch.ptr[b + 1]], sample.pos)
+        assert torch.equal(batch.pos[batch.batch == b], sample.pos)
+        assert torch.equal(batch.target[batch.target_batch == b], sample.target)
+        assert torch.equal(batch.target_normals[batch.target_batch == b], sample.target_normals)
+        start, end = batch.target_ptr[b : b + 2]
+        assert torch.equal(batch.target[start:end], sample.target)
+        start, end = batch.resample_ptr[b : b + 2]
+        assert torch.equal(batch.resample[start:end], sample.resample)
+
+
+def test_a_sample_without_normals_or_second_sampling_takes_none_from_the_others(samples):
+    chosen = [samples[0], samples[1]]
+    del chosen[1].resample, chosen[1].target_normals
+    batch = collate(chosen)
+    of_first = batch.target_batch == 0
+    assert torch.equal(batch.target_normals[of_first], chosen[0].target_normals)
+    assert not batch.target_normals[~of_first].any()
+    assert batch.resample_ptr.tolist() == [0, len(chosen[0].resample), len(chosen[0].resample)]
+    batch = collate(chosen[1:])
+    assert "target_normals" not in batch
+    assert "resample" not in batch
+    assert "resample_ptr" not in batch
+
+
+def test_an_empty_batch_is_a_batch():
+    batch = send_to_device(collate([]), torch.device("cpu"), non_blocking=True)
+    assert batch.num_graphs == 0
+    assert batch.pos.shape == batch.target.shape == (0, 3)
+    assert batch.pos.dtype == torch.float32
+    assert batch.ptr.tolist() == batch.target_ptr.tolist() == [0]
+    assert batch.batch.dtype == batch.target_batch.dtype == batch.index.dtype == torch.int64
+
+
+def test_a_batch_moves_to_a_device_whole(samples):
+    batch = send_to_device(collate([samples[0], samples[1]]), torch.device("meta"))
+    tensors = {name: value for name, value in batch.to_dict().items() if torch.is_tensor(value)}
+    assert len(tensors) == 10
+    assert all(tensor.device.type == "meta" for tensor in tensors.values())
+    assert batch.num_graphs == 2
+
+
+def test_workers_make_the_batches_that_the_process_itself_would(samples):
+    sampler = TokenBudgetBatchSampler(samples.sizes, 1000, accumulation_steps=2, seed=1)
+    loaders = [make_loader(samples, sampler, num_workers) for num_workers in (0, 2)]
+    for epoch in (0, 1):
+        sampler.set_epoch(epoch)
+        alone, by_workers = (list(loader) for loader in loaders)
+        assert len(alone) == len(by_workers) == len(sampler)
+        for one, other in zip(alone, by_workers, strict=True):
+            assert one.name == other.name
+            assert torch.equal(one.pos, other.pos)
+            assert torch.equal(one.target, other.target)
+
+
+SCRIPT = """
+import os, signal, sys, time
+from multiprocessing import active_children
+from pointup.datasets.batch import make_loader
+from pointup.datasets.pair_dataset import PairDataset, open_pairs
+
+samples = PairDataset(open_pairs(sys.argv[1], "train"))
+batches = iter(make_loader(samples, [[(0, i)] for i in range(40)] * 10, num_workers=2))
+# They have only just been forked: nothing has been heard of them yet.
+workers = [child.pid for child in active_children()]
+for worker in workers:
+    os.kill(worker, signal.SIGTERM)
+    os.kill(worker, signal.SIGINT)
+for _ in range(30):
+    next(batches)
+print("workers", *workers, flush=True)
+if sys.argv[2] == "exception":
+    raise RuntimeError("the step failed")
+if sys.argv[2] == "interrupt":
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is no directory here")
+def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_ctrl_c(
+    pair_directory,
+):
+    before = shared_memory()
+    endings = {
+        ending: subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, pair_directory, ending],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A launcher signals the whole process group, workers too.
+            start_new_session=True,
+        )
+        for ending in ("end", "exception", "interrupt")
+    }
+    expected = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
+    try:
+        for ending, process in endings.items():
+            assert process.stdout is not None
+            workers = process.stdout.readline().split()[1:]
+            assert len(workers) == 2, process.communicate(timeout=60)
+            if ending == "interrupt":
+                os.killpg(process.pid, signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == expected[ending], errors
+            assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+        assert shared_memory() <= before
+    finally:
+        for process in endings.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,145 @@
+"""Every column of a dataset is checked, and each bad sample is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from accelerate import Accelerator
+from datasets import Dataset
+from runs import options
+
+from pointup.datasets.checks import find_bad_samples
+from pointup.datasets.columns import pack_points
+from pointup.datasets.pair_dataset import Pair, open_pairs, write_pairs
+from pointup.errors import DataError
+from pointup.geometry.surfaces import Surface
+from pointup.training.datasets import open_training_data
+
+TRIANGLE = Surface.from_triangles(np.eye(3), np.array([[0, 1, 2]]))
+
+
+def cloud(num_points: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random((num_points, 3), dtype=np.float32)
+
+
+def with_holes(num_points: int, rows: list[int], value: float = np.nan) -> np.ndarray:
+    points = cloud(num_points, 9)
+    points[rows, 1] = value
+    return points
+
+
+def pair(name: str, **columns: Any) -> Pair:
+    return Pair(name, cloud(20), cloud(40, 1), **columns)
+
+
+BAD = [
+    pair("normals", target_normals=with_holes(40, [3, 7])),
+    pair("resample", resample=with_holes(30, [5], np.inf)),
+    pair("missing", surface="missing.npz"),
+    pair("cut off", surface="cut.npz"),
+    pair("outside", surface="../secret.npz"),
+    pair("elsewhere", surface="/etc/passwd"),
+]
+REASONS = {
+    "normals": "target_normals has 2 points that are not finite",
+    "resample": "resample has 1 points that are not finite",
+    "missing": "surfaces/missing.npz is missing",
+    "cut off": "surfaces/cut.npz is damaged",
+    "outside": "surface '../secret.npz' lies outside the dataset's",
+    "elsewhere": "surface '/etc/passwd' lies outside the dataset's",
+}
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A dataset whose splits hold a good sample before each bad one."""
+    folder = tmp_path / "pairs"
+    good = [
+        pair(f"good {i}", surface="a.npz", target_normals=cloud(40, 2), resample=cloud(9, 3))
+        for i in range(len(BAD))
+    ]
+    mixed = [sample for both in zip(good, BAD, strict=True) for sample in both]
+    surfaces = {"a.npz": TRIANGLE, "cut.npz": TRIANGLE}
+    write_pairs(mixed, mixed, folder, {}, surfaces)
+    path = folder / "surfaces" / "cut.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    TRIANGLE.save(tmp_path / "secret.npz")
+    return folder
+
+
+def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> None:
+    found = find_bad_samples(open_pairs(damaged, "train"), 5, damaged)
+    assert [sample.name for sample in found] == list(REASONS)
+    assert [sample.index for sample in found] == [1, 3, 5, 7, 9, 11]
+    for sample in found:
+        assert REASONS[sample.name] in sample.reason
+
+
+def test_training_leaves_them_out_by_name(damaged: Path, accelerator: Accelerator) -> None:
+    config = options(damaged, damaged.parent / "run")
+    data = open_training_data(config, accelerator)
+    for part in (data.train, data.validation):
+        assert part.names.tolist() == [f"good {i}" for i in range(6)]
+    assert len(data.left_out) == 12
+    for line, (split, name) in zip(
+        data.left_out, ((s, n) for s in ("train", "validation") for n in REASONS), strict=True
+    ):
+        assert line.startswith(f"{split} sample {name}: ")
+    assert all(path is not None and path.is_file() for path in data.surfaces)
+
+
+def test_a_missing_entry_spoils_its_own_sample_only() -> None:
+    whole = pack_points([cloud(6), cloud(7), cloud(8)])
+    triples = pa.array([[0.0, 0.0, 0.0], None, [1.0, 1.0, 1.0]], pa.list_(pa.float32(), 3))
+    hurt = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), triples)
+    source = pa.concat_arrays([whole.slice(0, 1), hurt.cast(whole.type), whole.slice(2, 1)])
+    table = pa.table(
+        {
+            "name": ["a", "b", "c"],
+            "source": source,
+            "target": whole,
+            "num_source": pa.array([6, 3, 8]),
+            "num_target": pa.array([6, 7, 8]),
+        }
+    )
+    (bad,) = find_bad_samples(Dataset(table), 2)
+    assert (bad.index, bad.name, bad.reason) == (1, "b", "an entry is missing")
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("name", [None, None]),
+        ("name", ["a", None]),
+        ("origin", [None, None]),
+        ("origin", [[0.0, 0.0, 0.0], None]),
+        ("origin", [[0.0, 0.0, None], [0.0, 0.0, 0.0]]),
+        ("origin", [[0.0, 0.0], [0.0, 0.0]]),
+        ("num_target", [8, None]),
+    ],
+)
+def test_missing_values_of_a_column_are_one_line_with_the_dataset_and_the_remedy(
+    column: str, values: list[Any], tmp_path: Path
+) -> None:
+    points = [cloud(8).tolist()] * 2
+    given = Dataset.from_dict({"source": points, "target": points, column: values})
+    given.save_to_disk(tmp_path / "given")
+    with pytest.raises(DataError, match="leave the column out") as error:
+        open_pairs(tmp_path / "given", "train")
+    for text in (str(tmp_path / "given"), repr(column)):
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_whether_z_is_up_may_be_missing(tmp_path: Path) -> None:
+    points = [cloud(8).tolist()] * 3
+    columns = {"source": points, "target": points, "vertical": [None, True, False]}
+    features = datasets.Dataset.from_dict(columns)
+    features.save_to_disk(tmp_path / "given")
+    for split in ("train", "validation"):
+        assert not find_bad_samples(open_pairs(tmp_path / "given", split), 2, tmp_path / "given")

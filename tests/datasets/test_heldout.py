@@ -1,0 +1,261 @@
+"""Held-out places never touch training places: by brute force over all points."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointup.cli.main import main
+from pointup.datasets.held_out import measure_held_out
+from pointup.datasets.pair_dataset import open_pairs
+from pointup.datasets.surveys import HeldOutTiles, hold_out
+from pointup.datasets.tiles import away_from, split_few
+
+OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
+TILE = 10.0
+
+
+def ground(columns: int, rows: int, per_tile: int, seed: int, shift: float = 0.0) -> np.ndarray:
+    """Points over columns x rows tiles; with a shift they lie in parts of one more each way."""
+    rng = np.random.default_rng(seed)
+    points = rng.random((per_tile * columns * rows, 3)) * [columns * TILE, rows * TILE, 3]
+    return OFFSET + points.round(3) + [shift, shift, 0]
+
+
+def prepare(folder: Path, *options: Any) -> int:
+    words = ["prepare", *options, "--tile", TILE, "--num-workers", 1, "-o", folder / "out"]
+    return main([str(word) for word in words])
+
+
+def points_of(folder: Path, split: str) -> np.ndarray:
+    """(N, 2) all points of a split in the coordinates of the files."""
+    dataset = open_pairs(folder / "out", split)
+    clouds = [
+        np.reshape(row[side], (-1, 3)) + row["origin"]
+        for row in dataset
+        for side in ("source", "target")
+    ]
+    return np.concatenate(clouds)[:, :2]
+
+
+def smallest_distance(one: np.ndarray, other: np.ndarray) -> float:
+    """By all distances between two sets."""
+    nearest = [np.square(other - point).sum(axis=1).min() for point in one]
+    return float(np.sqrt(min(nearest)))
+
+
+@settings(max_examples=12)
+@given(
+    columns=st.integers(1, 3),
+    rows=st.integers(1, 3),
+    shift=st.sampled_from([0.0, 1.5, 5.0]),
+    strip=st.sampled_from([None, 2.0, 5.0]),
+    command=st.sampled_from(["pairs", "thin"]),
+    seed=st.integers(0, 5),
+)
+def test_no_point_of_training_is_nearer_to_a_held_out_one_than_the_strip(
+    columns: int, rows: int, shift: float, strip: float | None, command: str, seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.save(folder / "sparse.npy", ground(columns, rows, 150, seed, shift))
+        np.save(folder / "dense.npy", ground(columns, rows, 400, seed + 1, shift))
+        inputs = (
+            ["pairs", "--source", folder / "sparse.npy", "--target", folder / "dense.npy"]
+            if command == "pairs"
+            else ["thin", folder / "dense.npy"]
+        )
+        options = [*inputs, "--min-points", 4, "--seed", seed]
+        assert prepare(folder, *options, *(["--strip", strip] if strip else [])) == 0
+        if columns * rows == 1 and not shift:
+            return  # A single tile is not split.
+        train, validation = (points_of(folder, split) for split in ("train", "validation"))
+        distance = smallest_distance(validation, train)
+        # Points are stored as float32 relative to the origin of their pair.
+        assert distance >= (strip or TILE / 2) - 1e-5
+        splits = [open_pairs(folder / "out", split) for split in ("train", "validation")]
+        measured = measure_held_out(*splits, {"made_by": f"pointup 0 prepare {command}"})
+        assert measured.gap == pytest.approx(distance, abs=1e-5)
+        assert measured.share_of_points == len(validation) / (len(train) + len(validation))
+        assert measured.num_pairs == len(splits[1])
+        if columns * rows == 9 and not shift:
+            assert len(splits[1]) == 1
+            assert len(train) > 0.5 * 9 * (550 if command == "pairs" else 400)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([0.5, 1.0, 2.5]),
+    st.integers(0, 4),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.3, 1.0, 2.2]),
+)
+def test_only_points_within_the_strip_are_left_out(
+    seed: int, tile: float, num_held: int, block: int, strip: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    held = rng.integers(-4, 5, (num_held, 2))
+    block_xy = tuple(rng.integers(-2, 2, 2).tolist())
+    points = rng.random((60, 3)) * block * tile
+    points[:, :2] += np.array(block_xy) * block * tile
+    near = HeldOutTiles(tile, held, strip).near_block(block_xy, block)
+    kept = near.without_strip(points)
+    expected = []
+    for point in points:
+        gaps = []
+        for low in held * tile:
+            nearest = np.minimum(np.maximum(point[:2], low), low + tile)
+            gaps.append(np.hypot(*(point[:2] - nearest)))
+        if all(gap >= strip for gap in gaps):
+            expected.append(point)
+    np.testing.assert_array_equal(kept, np.reshape(expected, (-1, 3)))
+
+
+def test_points_at_the_edge_of_the_strip_stay() -> None:
+    xy = np.array([[0.5, 0.5], [1.999, 0.5], [2.0, 0.5], [-1.0, 0.5], [1.8, 1.8], [1.7, 1.7]])
+    kept = away_from(xy, 1.0, np.array([[0, 0]]), 1.0)
+    assert kept.tolist() == [False, False, True, True, True, False]
+
+
+@given(
+    st.sets(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=9),
+    st.floats(0.05, 0.6),
+    st.integers(0, 3),
+    st.randoms(use_true_random=False),
+)
+def test_few_tiles_are_split_by_their_points_and_not_by_their_order(
+    tiles: set[tuple[int, int]], fraction: float, seed: int, random: Any
+) -> None:
+    tile_xy = np.array(sorted(tiles))
+    weights = np.array([random.randint(1, 100) for _ in tiles])
+    held = split_few(tile_xy, weights, fraction, seed)
+    assert 0 < held.sum() < len(tiles)
+    # No other number of points of that many tiles is taken where a single light one would do.
+    wanted = fraction * weights.sum()
+    light = weights[weights < 2 * wanted]
+    if len(light) and (weights.argmax() != weights.argmin()):
+        assert weights[held].sum() < 2 * wanted or weights[held].sum() == weights.min()
+    order = random.sample(range(len(tiles)), len(tiles))
+    assert np.array_equal(split_few(tile_xy[order], weights[order], fraction, seed), held[order])
+
+
+def test_the_few_tiles_held_out_lie_together_and_the_fullest_is_trained_on() -> None:
+    tile_xy = np.stack(np.meshgrid(np.arange(8), np.arange(2)), axis=-1).reshape(-1, 2)
+    for seed in range(20):
+        (held,) = hold_out([tile_xy], 0.13, seed, block=4, weights=[np.ones(16)])
+        assert held.sum() == 2
+        assert np.abs(np.diff(tile_xy[held], axis=0)).sum() == 1
+    sliver = np.array([[0, 0], [1, 0]])
+    for seed in range(20):
+        (held,) = hold_out([sliver], 0.1, seed, block=4, weights=[np.array([95, 5])])
+        assert held.tolist() == [False, True]
+
+
+def test_source_and_target_of_a_cut_pair_cover_the_same_ground(tmp_path: Path) -> None:
+    np.save(tmp_path / "sparse.npy", ground(3, 1, 3000, 0))
+    np.save(tmp_path / "dense.npy", ground(3, 1, 3000, 1))
+    inputs = ["--source", tmp_path / "sparse.npy", "--target", tmp_path / "dense.npy"]
+    assert prepare(tmp_path, "pairs", *inputs, "--strip", 4) == 0
+    cut = 0
+    for row in open_pairs(tmp_path / "out", "train"):
+        source, target = (np.reshape(row[side], (-1, 3)) for side in ("source", "target"))
+        for one, other in ((source, target), (target, source)):
+            assert np.abs(one.min(axis=0) - other.min(axis=0)).max() < 0.3
+            assert np.abs(one.max(axis=0) - other.max(axis=0)).max() < 0.3
+        cut += np.ptp(source[:, 0]) < 7
+    assert cut >= 1
+
+
+def test_what_leaves_nothing_to_train_on_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(2, 1, 400, 0))
+    assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--strip", 30) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--strip" in error and "--tile" in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("strip", [-1, "nan", "inf"])
+def test_an_impossible_strip_is_refused(
+    strip: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(1, 1, 400, 0))
+    assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--strip", strip) == 1
+    assert f"--strip {float(str(strip))}" in capsys.readouterr().err
+
+
+def test_inspect_tells_what_is_held_out_and_where_it_touches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(3, 3, 400, 0))
+    for strip, text in ((4, "a strip of 4 was left out"), (0, "touches training ground")):
+        assert (
+            prepare(tmp_path, "thin", tmp_path / "dense.npy", "--strip", strip, "--overwrite") == 0
+        )
+        capsys.readouterr()
+        assert main(["inspect", str(tmp_path / "out")]) == 0
+        told = capsys.readouterr().out
+        assert "held out to validate on: 1 pair (11.1%)" in told
+        assert text in told
+
+
+def test_files_with_coordinates_of_their_own_are_compared_with_themselves_only(
+    tmp_path: Path,
+) -> None:
+    for name in ("a", "b", "c"):
+        np.save(tmp_path / f"{name}.npy", ground(1, 1, 400, ord(name)))
+    inputs = [tmp_path / f"{name}.npy" for name in ("a", "b", "c")]
+    assert prepare(tmp_path, "thin", *inputs, "--separate") == 0
+    train, validation = (open_pairs(tmp_path / "out", split) for split in ("train", "validation"))
+    info = {"made_by": "pointup 0 prepare thin"}
+    assert measure_held_out(train, validation, {**info, "separate": True}).gap is None
+    assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)
+
+
+def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(4, 4, 200, 0))
+    np.save(tmp_path / "elsewhere.npy", ground(4, 4, 200, 1))
+    names = ("a", "b", "c")
+    for name, file, tile in (("a", "dense", 10), ("b", "dense", 8), ("c", "elsewhere", 10)):
+        words = ["prepare", "thin", tmp_path / f"{file}.npy", "--tile", tile, "--strip", 2]
+        words += ["--min-points", 4]
+        words += ["--seed", ord(name), "--num-workers", 1, "-o", tmp_path / name]
+        assert main([str(word) for word in words]) == 0
+    capsys.readouterr()
+    folders = [str(tmp_path / name) for name in names]
+    assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    assert f"training pairs touch what {folders[1]} validates on" in told
+    assert folders[2] not in told
+
+    def points(split: str, numbers: str) -> list[np.ndarray]:
+        rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
+        return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]
+
+    validation = np.concatenate(points("validation", "01"))
+    train = points("train", "01")
+    assert min(smallest_distance(validation, pair) for pair in train) >= 2 - 1e-4
+    # No more than what touches is left out.
+    for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
+        before = open_pairs(tmp_path / name, "train")
+        held = points("validation", "1" if other == "b" else "0")
+        far = 0
+        for row in before:
+            clouds = [np.reshape(row[side], (-1, 3)) for side in ("source", "target")]
+            xy = np.concatenate(clouds)[:, :2] + row["origin"][:2]
+            sources = [
+                np.reshape(r["source"], (-1, 3))[:, :2] + r["origin"][:2]
+                for r in open_pairs(tmp_path / other, "validation")
+            ]
+            far += smallest_distance(np.concatenate([*held, *sources]), xy) >= 2 - 1e-4
+        assert len(points("train", number)) == far

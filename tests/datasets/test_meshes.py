@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from pointup.datasets.meshes import Sampling, mesh_file_pairs, surface_pairs
+from pointup.datasets.pair import Pair
+from pointup.errors import ConfigError
+from pointup.geometry.surfaces import Surface
+
+TETRAHEDRON = Surface.from_triangles(
+    np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]),
+    np.array([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]]),
+).normalized()
+
+
+def sample(
+    num_samples: int = 1, resample: bool = False, seed: int = 0, **options: object
+) -> list[Pair]:
+    values: dict[str, Any] = {"num_source": 60, "ratio": 3.0, "pattern": "random"} | options
+    return surface_pairs(TETRAHEDRON, "t", Sampling(**values), num_samples, resample, seed)
+
+
+@pytest.mark.parametrize("pattern", ["poisson", "random", "scanline"])
+def test_both_sides_lie_on_the_surface_and_share_no_point(pattern: str) -> None:
+    (pair,) = sample(pattern=pattern, resample=True)
+    assert pair.name == f"t/0-{pattern}"
+    assert len(pair.source) == 60
+    assert pair.resample is not None and pair.target_normals is not None
+    assert len(pair.target) == len(pair.resample) == 180
+    for points in (pair.source, pair.target, pair.resample):
+        assert TETRAHEDRON.distance(points).max() < 1e-6
+    assert np.min(cKDTree(pair.target).query(pair.source)[0]) > 0
+    assert np.min(cKDTree(pair.target).query(pair.resample)[0]) > 0
+    np.testing.assert_allclose(np.linalg.norm(pair.target_normals, axis=1), 1, atol=1e-6)
+
+
+def test_a_mix_takes_the_patterns_in_turn() -> None:
+    kinds = [pair.name.split("-")[1] for pair in sample(6, pattern="mixed")]
+    assert kinds[:3] == kinds[3:]
+    assert set(kinds) == {"poisson", "random", "scanline"}
+
+
+def test_a_sampling_follows_from_seed_name_and_number_alone() -> None:
+    once, again, other = sample(2), sample(1), sample(1, seed=1)
+    np.testing.assert_array_equal(once[0].target, again[0].target)
+    assert not np.array_equal(once[0].target, once[1].target)
+    assert not np.array_equal(once[0].target, other[0].target)
+
+
+def test_a_patch_is_one_ball_on_all_sides() -> None:
+    (whole,) = sample(resample=True)
+    patches = sample(resample=True, num_patches=5, patch_size=12)
+    assert len({pair.name for pair in patches}) == 5
+    assert len({pair.source.tobytes() for pair in patches}) > 1
+
+    def is_ball_around(centre: np.ndarray, patch: Pair) -> bool:
+        radius = np.linalg.norm(patch.source - centre, axis=1).max()
+        for side in ("source", "target", "resample"):
+            points = getattr(whole, side)
+            inside = points[np.linalg.norm(points - centre, axis=1) <= radius]
+            if not np.array_equal(inside, getattr(patch, side)):
+                return False
+        return True
+
+    for patch in patches:
+        assert len(patch.source) == 12
+        assert any(is_ball_around(centre, patch) for centre in patch.source)
+        assert patch.target_normals is not None
+        assert len(patch.target_normals) == len(patch.target)
+
+
+def test_a_mesh_file_is_normalised_and_its_truth_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "big.off"
+    path.write_text("OFF\n4 2 0\n0 0 0\n50 0 0\n50 50 0\n0 50 0\n3 0 1 2\n3 0 2 3\n")
+    sampling = Sampling(num_source=50, ratio=2, pattern="poisson")
+    pairs, surface = mesh_file_pairs(path, "a/big", sampling, 1, True, 0)
+    assert np.linalg.norm(surface.vertices, axis=1).max() == pytest.approx(1)
+    assert surface.distance(pairs[0].source).max() < 1e-6
+    assert pairs[0].surface == "a_big.npz"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"ratio": 0.5}, {"pattern": "grid"}, {"num_source": 0}, {"num_patches": 1, "patch_size": 61}],
+)
+def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        sample(**wrong)

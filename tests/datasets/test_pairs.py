@@ -1,0 +1,337 @@
+"""Pair datasets: written, opened, checked, and read one sample at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from datasets import Array2D, Dataset, Features, LargeList, List, Value
+
+from pointup.datasets.columns import standardize
+from pointup.datasets.pair_dataset import (
+    Pair,
+    PairDataset,
+    find_bad_samples,
+    open_pairs,
+    surface_path,
+    write_pairs,
+)
+from pointup.errors import DataError, FileError, PointupError
+
+UTM = np.array([500_000.0, 4_500_000.0, 100.0])
+
+
+def cloud(num_points: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).random((num_points, 3), dtype=np.float32)
+
+
+def pairs(number: int, prefix: str = "p") -> Iterator[Pair]:
+    for i in range(number):
+        yield Pair(f"{prefix}{i}", cloud(3 + i, i), cloud(8 + 2 * i, 100 + i), origin=UTM + i)
+
+
+def saved(directory: Path, columns: dict, features: Features | None = None) -> Path:
+    Dataset.from_dict(columns, features=features).save_to_disk(directory)
+    return directory
+
+
+def test_pairs_come_back_as_they_were_written(tmp_path):
+    full = Pair(
+        "tile",
+        cloud(5),
+        cloud(7, 1),
+        origin=UTM + 0.123,
+        target_normals=cloud(7, 2),
+        resample=cloud(9, 3),
+        vertical=False,
+        surface="tile.npz",
+    )
+    write_pairs([full, *pairs(3)], pairs(2, "v"), tmp_path / "pairs", {"made_by": "test"})
+    dataset = open_pairs(tmp_path / "pairs", "train")
+    row = dataset[0]
+    for column in ("source", "target", "target_normals", "resample", "origin"):
+        assert np.array_equal(row[column], getattr(full, column)), column
+    assert (row["num_source"], row["num_target"], row["surface"]) == (5, 7, "tile.npz")
+
+    samples = PairDataset(dataset)
+    assert samples.sizes.tolist() == [12, 3 + 8, 4 + 10, 5 + 12]
+    assert samples.names.tolist() == ["tile", "p0", "p1", "p2"]
+    first, second = samples[(0, 0)], samples[1]
+    assert np.array_equal(first.pos, full.source)
+    assert np.array_equal(first.resample, full.resample)
+    assert (first.name, first.index, first.vertical) == ("tile", 0, False)
+    assert "resample" not in second
+    assert "target_normals" not in second
+    assert second.vertical
+
+    assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == ["v0", "v1"]
+    info = json.loads((tmp_path / "pairs" / "pointup.json").read_text())
+    assert info["made_by"] == "test" and info["contents"].keys() == {"train", "validation"}
+    assert sorted(datasets.load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
+
+
+def test_surfaces_are_saved_beside_the_pairs(tmp_path):
+    class Surface:
+        def save(self, path: Path) -> None:
+            path.write_text("surface")
+
+    write_pairs(pairs(1), [], tmp_path / "pairs", {}, surfaces={"p0.npz": Surface()})
+    assert (tmp_path / "pairs" / "surfaces" / "p0.npz").read_text() == "surface"
+
+
+def test_writing_that_fails_leaves_nothing_behind(tmp_path):
+    def broken() -> Iterator[Pair]:
+        yield from pairs(2)
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        write_pairs(broken(), [], tmp_path / "pairs", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_is_there_is_not_overwritten(tmp_path):
+    write_pairs(pairs(1), [], tmp_path / "pairs", {})
+    with pytest.raises(FileError, match="exists already"):
+        write_pairs(pairs(2), [], tmp_path / "pairs", {})
+    assert len(open_pairs(tmp_path / "pairs", "train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (Pair("flat", np.zeros((4, 2)), cloud(3)), r"flat: source has shape \(4, 2\)"),
+        (Pair("n", cloud(3), cloud(4), target_normals=cloud(3)), "n: 3 normals for 4"),
+    ],
+)
+def test_a_pair_of_a_wrong_shape_is_named(tmp_path, pair, message):
+    with pytest.raises(DataError, match=message):
+        write_pairs([pair], [], tmp_path / "pairs", {})
+
+
+def test_no_training_pairs_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no training pairs"):
+        write_pairs([], pairs(1), tmp_path / "pairs", {})
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        None,
+        Features({c: Array2D((None, 3), "float64") for c in ("source", "target")}),
+        Features({c: LargeList(List(Value("float64"), length=3)) for c in ("source", "target")}),
+        Features(
+            {
+                "source": List(List(Value("float64"), length=3), length=5),
+                "target": Array2D((7, 3), "float64"),
+            }
+        ),
+    ],
+    ids=["nested lists", "arrays", "large lists", "fixed sizes"],
+)
+def test_float64_columns_of_other_shapes_are_converted_without_losing_digits(tmp_path, features):
+    sources = [cloud(5, i).astype(float) + UTM for i in range(3)]
+    targets = [cloud(7, i).astype(float) + UTM for i in range(3)]
+    columns = {"source": [s.tolist() for s in sources], "target": [t.tolist() for t in targets]}
+    dataset = open_pairs(saved(tmp_path / "given", columns, features), "train")
+    assert dataset.features["source"] == List(List(Value("float32"), length=3))
+    for row in dataset:
+        i = int(row["name"].removeprefix("sample_"))
+        assert np.abs(np.array(row["source"]) + row["origin"] - sources[i]).max() < 1e-6
+        assert np.abs(np.array(row["target"]) + row["origin"] - targets[i]).max() < 1e-6
+        assert (row["num_source"], row["num_target"]) == (5, 7)
+    assert PairDataset(dataset)[0].pos.abs().max() < 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"source": [[[1.0, 2.0, 3.0]]]}, "no column 'target'"),
+        ({"source": ["text"], "target": [[[1.0, 2.0, 3.0]]]}, "column 'source' is Value"),
+        ({"source": [[[1.0, 2.0]]], "target": [[[1.0, 2.0, 3.0]]]}, "'source'.*has 2 coord"),
+        ({"source": [[[1.0, 2.0, 3.0]]], "target": [[[1, 2, 3]]]}, "column 'target' is List"),
+    ],
+)
+def test_a_missing_or_wrong_column_is_named_with_what_is_expected(tmp_path, columns, message):
+    with pytest.raises(DataError, match=message) as error:
+        open_pairs(saved(tmp_path / "given", columns), "train")
+    assert "expected" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_dataset_is_told_in_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "notes.bin").write_text("x")
+    write_pairs(pairs(2), [], tmp_path / "pairs", {})
+    for path, split, message in (
+        (tmp_path / "empty", "train", "empty directory"),
+        (tmp_path / "file", "train", "is a file"),
+        (tmp_path / "junk", "train", "can't be opened"),
+        (tmp_path / "missing", "train", "no such directory"),
+        ("nowhere", "train", "no such directory"),
+        (tmp_path / "pairs", "test", "no split 'test'; there are: train"),
+    ):
+        with pytest.raises(PointupError, match=message) as error:
+            open_pairs(path, split)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_without_a_validation_split_the_same_tenth_is_held_out_of_train_and_this_is_said(
+    tmp_path, caplog
+):
+    write_pairs(pairs(30), [], tmp_path / "pairs", {})
+    with caplog.at_level(logging.WARNING):
+        validation = open_pairs(tmp_path / "pairs", "validation")["name"][:]
+    assert "no validation split: 3 of its 30" in caplog.text
+    train = open_pairs(tmp_path / "pairs", "train")["name"][:]
+    assert len(validation) == 3
+    assert sorted(train + validation) == sorted(f"p{i}" for i in range(30))
+    assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == validation
+
+
+def test_one_sample_can_be_trained_on_but_not_split(tmp_path):
+    write_pairs(pairs(1), [], tmp_path / "pairs", {})
+    assert len(open_pairs(tmp_path / "pairs", "train")) == 1
+    with pytest.raises(DataError, match="one sample can't be split"):
+        open_pairs(tmp_path / "pairs", "validation")
+
+
+def test_every_kind_of_bad_sample_is_found_and_good_ones_are_not(tmp_path):
+    good, hole = cloud(20), cloud(20)
+    hole[3, 1], hole[5, 2] = np.nan, np.inf
+    bad = {
+        "no source": (Pair("", good[:0], good), "source is empty"),
+        "no target": (Pair("", good, good[:0]), "target is empty"),
+        "few": (Pair("", good[:4], good), "source has 4 points, fewer than 5"),
+        "hole": (Pair("", good, hole), "target has 2 points that are not finite"),
+        "dot": (Pair("", good * 0 + 3, good), "source has all its 20 points in one place"),
+        "huge": (Pair("", good * 1e6, good), "source is .* units wide"),
+        "tiny": (Pair("", good, good * 1e-8), "target is .* units wide"),
+    }
+    for name, (pair, _) in bad.items():
+        pair.name = name
+    written = [p for name in bad for p in (Pair(f"good {name}", good, good), bad[name][0])]
+    write_pairs(written, [], tmp_path / "pairs", {})
+    dataset = datasets.load_from_disk(tmp_path / "pairs")["train"]
+    found = find_bad_samples(dataset, min_points=5)
+    assert [(b.index, b.name) for b in found] == [
+        (i, p.name) for i, p in enumerate(written) if not p.name.startswith("good")
+    ]
+    for sample in found:
+        assert re.search(bad[sample.name][1], sample.reason)
+
+
+def test_sizes_that_are_not_what_the_columns_hold_are_found():
+    points = [cloud(6).tolist()] * 3
+    columns = {"source": points, "target": points, "num_target": [6, 9, 6]}
+    columns["target_normals"] = [[], [], points[0][:2]]
+    dataset = standardize(Dataset.from_dict(columns), "given")
+    assert {bad.name: bad.reason for bad in find_bad_samples(dataset, min_points=1)} == {
+        "sample_1": "num_target is 9, but target has 6 points",
+        "sample_2": "2 normals for 6 points",
+    }
+
+
+def test_kept_samples_are_counted_from_zero(pair_directory):
+    dataset = open_pairs(pair_directory, "train")
+    every, some = PairDataset(dataset), PairDataset(dataset, keep=[7, 3])
+    assert len(some) == 2
+    assert some.names.tolist() == every.names[[7, 3]].tolist()
+    assert some.sizes.tolist() == every.sizes[[7, 3]].tolist()
+    sample = some[(0, 1)]
+    assert (sample.name, sample.index) == (every.names[3], 1)
+    assert np.array_equal(sample.pos, every[3].pos)
+
+
+def test_samples_may_be_written_to_without_touching_the_dataset(pair_directory):
+    samples = PairDataset(open_pairs(pair_directory, "train"))
+    before = samples[0].pos.clone()
+    sample = samples[0]
+    sample.pos += 1
+    sample.target.zero_()
+    assert np.array_equal(samples[0].pos, before)
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone(pair_directory):
+    dataset = open_pairs(pair_directory, "train")
+    samples = PairDataset(dataset, seed=1, augment=True)
+    first = samples[(2, 5)]
+    samples[(2, 6)]
+    again = PairDataset(dataset, seed=1, augment=True)[(2, 5)]
+    for name in ("pos", "target", "target_normals", "resample"):
+        assert np.array_equal(first[name], again[name])
+    others = [samples[(3, 5)], PairDataset(dataset, seed=2, augment=True)[(2, 5)]]
+    assert not any(np.array_equal(first.pos, other.pos) for other in others)
+
+
+def test_a_cropped_pair_is_the_nearest_points_to_one_of_its_source_points(pair_directory):
+    dataset = open_pairs(pair_directory, "train")
+    samples = PairDataset(dataset, max_tokens=150)
+    assert samples.sizes.tolist() == samples.full_sizes.clip(max=150).tolist()
+    assert (samples.full_sizes > 150).any()
+    assert (samples.full_sizes < 150).any()
+    whole = PairDataset(dataset)
+    for index, full_size in enumerate(samples.full_sizes):
+        sample, uncut = samples[(1, index)], whole[index]
+        assert len(sample.pos) + len(sample.target) == min(full_size, 150)
+        if full_size <= 150:
+            assert np.array_equal(sample.pos, uncut.pos)
+            continue
+        points = np.concatenate([uncut.pos, uncut.target])
+        kept = {tuple(p) for p in np.concatenate([sample.pos, sample.target]).tolist()}
+        balls = [
+            points[np.argsort(((points - centre) ** 2).sum(axis=1))[:150]]
+            for centre in uncut.pos.numpy()
+        ]
+        assert any({tuple(p) for p in ball.tolist()} == kept for ball in balls)
+        # Normals stay with their points.
+        normals = dict(
+            zip(map(tuple, uncut.target.tolist()), uncut.target_normals.tolist(), strict=True)
+        )
+        assert [normals[tuple(p)] for p in sample.target.tolist()] == sample.target_normals.tolist()
+        assert 0 < len(sample.resample) < len(uncut.resample)
+
+
+def test_a_surface_is_a_file_in_the_folder_of_its_dataset(tmp_path):
+    (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "data")
+    for dataset in ("data", "linked", "other/../data"):
+        assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"
+
+
+@pytest.mark.parametrize(
+    "name", ["../state.json", "a/../../x.npz", "/etc/passwd", "link", "links/a", "loop", "a\0b"]
+)
+def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
+    surfaces, outside = tmp_path / "data" / "surfaces", tmp_path / "outside"
+    surfaces.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "a").write_bytes(b"secret")
+    (surfaces / "link").symlink_to(outside / "a")
+    (surfaces / "links").symlink_to(outside)
+    (surfaces / "loop").symlink_to(surfaces / "loop")
+    with pytest.raises(DataError, match=r"data: the surface .* is not a file in its folder"):
+        surface_path(tmp_path / "data", name)
+
+
+def test_offsets_beyond_a_damaged_file_are_an_error_before_they_are_read(tmp_path):
+    write_pairs(pairs(2), pairs(1), tmp_path / "data", info={})
+    (path,) = (tmp_path / "data" / "train").glob("*.arrow")
+    with path.open("rb") as file:
+        table = pa.ipc.open_stream(file).read_all()
+    offsets = pa.py_buffer(np.array([0, 2**30, 5], "<i4"))
+    names = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"hello")])
+    damaged = table.set_column(table.column_names.index("name"), table.schema.field("name"), names)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(damaged)
+    with pytest.raises(DataError, match=r"data: can't be opened: .*offset"):
+        open_pairs(tmp_path / "data", "train")

@@ -1,0 +1,118 @@
+"""Thinning: exact numbers, and the pattern that was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from pointup.datasets.thinning_patterns import PATTERNS, thin
+from pointup.errors import ConfigError
+
+
+def make_ground(count: int) -> np.ndarray:
+    """A hillside with walls, in map coordinates."""
+    rng = np.random.default_rng(0)
+    positions = rng.random((count, 3)) * [50, 50, 8] + [4e5, 5.1e6, 100]
+    ground = positions[:, 0] % 10 > 0.5
+    positions[ground, 2] = 100 + 0.3 * (positions[ground, 0] - 4e5)
+    return positions
+
+
+def make_sphere(count: int) -> np.ndarray:
+    directions = np.random.default_rng(0).normal(size=(count, 3))
+    return directions / np.linalg.norm(directions, axis=1, keepdims=True)
+
+
+CLOUDS = {
+    "ground": make_ground(3000),
+    "sphere": make_sphere(3000),
+    "copies": np.ones((50, 3)),
+    "line": np.linspace(0, 1, 101)[:, None] * [1, 0, 0],
+    "pole": np.linspace(0, 9, 100)[:, None] * [0, 0, 1],
+    "outlier": np.concatenate([make_sphere(99), [[1e9, -1e9, 1e9]]]),
+    "point": np.zeros((1, 3)),
+    "nothing": np.zeros((0, 3)),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", CLOUDS)
+def test_exactly_the_wanted_number_of_distinct_points_is_kept(name: str, pattern: str) -> None:
+    cloud = CLOUDS[name]
+    for ratio in (1, 1.5, 4, 7.3, 100):
+        index = thin(cloud, ratio, pattern, np.random.default_rng(1))
+        assert len(index) == round(len(cloud) / ratio)
+        assert (np.diff(index) > 0).all()
+        assert ((index >= 0) & (index < len(cloud))).all()
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_thinning_is_a_function_of_its_generator(pattern: str) -> None:
+    cloud = CLOUDS["sphere"]
+    first, again, other = (thin(cloud, 4, pattern, np.random.default_rng(s)) for s in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def spacing(points: np.ndarray) -> np.ndarray:
+    return cKDTree(points).query(points, 2)[0][:, 1]
+
+
+def test_poisson_is_even_and_random_is_not() -> None:
+    cloud = make_sphere(8000)
+    even, random = (
+        spacing(cloud[thin(cloud, 8, pattern, np.random.default_rng(0))])
+        for pattern in ("poisson", "random")
+    )
+    assert even.min() > 0.6 * np.median(even)
+    assert random.min() < 0.2 * np.median(random)
+
+
+def anisotropy(points: np.ndarray) -> float:
+    """Ratio of the spread of the steps to the nearest neighbours along and across their heading."""
+    xy = points[:, :2] - points[:, :2].mean(axis=0)
+    near = cKDTree(xy).query(xy, 3)[1][:, 1:]
+    steps = (xy[near] - xy[:, None]).reshape(-1, 2)
+    across, along = np.linalg.eigvalsh(steps.T @ steps)
+    return float(np.sqrt(along / across))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_scan_lines_are_further_apart_than_the_points_along_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ground = rng.random((40_000, 3)) * [60, 60, 0] + [4e5, 5.1e6, 3]
+    ground[:, 2] += 0.2 * (ground[:, 0] - 4e5)
+    lines = ground[thin(ground, 8, "scanline", rng)]
+    random = ground[thin(ground, 8, "random", rng)]
+    assert anisotropy(random) < 1.15
+    assert anisotropy(lines) > 1.6
+    # No part of the ground is left out: every original point has a line near it.
+    gaps = cKDTree(lines).query(ground)[0]
+    assert gaps.max() < 3 * np.sqrt(8 * 60 * 60 / len(ground))
+
+
+def test_scan_lines_reach_walls_and_all_sides_of_shapes() -> None:
+    sphere = make_sphere(20_000)
+    kept = sphere[thin(sphere, 8, "scanline", np.random.default_rng(0))]
+    gaps = cKDTree(kept).query(sphere)[0]
+    assert gaps.max() < 4 * np.sqrt(4 * np.pi / len(kept))
+
+
+def test_scan_lines_pass_through_what_is_above_the_ground() -> None:
+    rng = np.random.default_rng(0)
+    floors = rng.random((40_000, 3)) * [60, 60, 0] + [0, 0, 5] * rng.integers(0, 2, (40_000, 1))
+    kept = floors[thin(floors, 8, "scanline", rng)]
+    for height in (0, 5):
+        floor, lines = floors[floors[:, 2] == height], kept[kept[:, 2] == height]
+        assert cKDTree(lines).query(floor)[0].max() < 1.3 * np.sqrt(60 * 60 / len(lines))
+        assert anisotropy(lines) > 1.6
+
+
+def test_impossible_thinning_is_an_error() -> None:
+    rng = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="'zigzag': must be one of random, poisson, scanline"):
+        thin(np.zeros((4, 3)), 2, "zigzag", rng)
+    for ratio in (0.5, 0, -1, np.nan, np.inf):
+        with pytest.raises(ConfigError, match="must be at least 1"):
+            thin(np.zeros((4, 3)), ratio, "random", rng)

@@ -1,0 +1,329 @@
+"""The token-budget sampler: what a plan promises, how it resumes, how Accelerate deals it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, prepare_data_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.errors import ConfigError
+
+BUDGET = 1000
+Batch = list[tuple[int, int]]
+
+sizes_lists = st.one_of(
+    st.lists(st.integers(0, BUDGET), min_size=1, max_size=200),
+    st.lists(st.integers(1, 60), min_size=1, max_size=400),
+    st.lists(st.sampled_from([3, 400, 501, BUDGET]), min_size=1, max_size=100),
+)
+limits = st.one_of(st.none(), st.integers(1, 5))
+
+
+def batches_of_all(
+    sizes: list[int], num_processes: int, steps: int, **options
+) -> list[list[Batch]]:
+    """Batches by process, of accumulation steps times so many processes."""
+    return [
+        list(
+            TokenBudgetBatchSampler(
+                sizes, BUDGET, num_processes, p, accumulation_steps=steps, **options
+            )
+        )
+        for p in range(num_processes)
+    ]
+
+
+@given(sizes_lists, st.integers(1, 9), st.integers(1, 3), limits, st.integers(0, 3), st.booleans())
+def test_every_sample_comes_once_within_budget_and_limit_and_all_processes_get_as_many_batches(
+    sizes, num_processes, steps, max_clouds, seed, shuffle
+):
+    per_process = batches_of_all(
+        sizes, num_processes, steps, seed=seed, max_clouds=max_clouds, shuffle=shuffle
+    )
+    sampler = TokenBudgetBatchSampler(
+        sizes, BUDGET, num_processes, 0, steps, seed, max_clouds, shuffle=shuffle
+    )
+    assert {len(batches) for batches in per_process} == {len(sampler)}
+    assert len(sampler) == sampler.num_steps * steps
+    batches = list(itertools.chain(*per_process))
+    assert sorted(index for batch in batches for _, index in batch) == list(range(len(sizes)))
+    assert all(sum(sizes[index] for _, index in batch) <= BUDGET for batch in batches)
+    assert all(len(batch) <= (max_clouds or len(sizes)) for batch in batches)
+    if len(sizes) >= len(batches):
+        assert all(batches)
+
+
+@given(sizes_lists, limits, st.integers(0, 2))
+@settings(max_examples=30)
+def test_a_slot_of_a_step_is_the_same_list_however_the_slots_are_made_up(sizes, limit, epoch):
+    plans = []
+    for num_processes, steps in ((1, 8), (2, 4), (4, 2), (8, 1)):
+        slots: dict[tuple[int, int], Batch] = {}
+        for p in range(num_processes):
+            sampler = TokenBudgetBatchSampler(
+                sizes, BUDGET, num_processes, p, steps, max_clouds=limit
+            )
+            sampler.set_epoch(epoch)
+            for number, batch in enumerate(sampler):
+                step, micro_batch = divmod(number, steps)
+                slots[step, micro_batch * num_processes + p] = batch
+        plans.append(slots)
+    assert plans[0] == plans[1] == plans[2] == plans[3]
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=300),
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 2), st.integers(300, 2000), limits),
+        min_size=1,
+        max_size=5,
+    ),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_an_epoch_resumed_on_other_processes_and_budgets_sees_every_sample_once(sizes, parts, data):
+    seen: list[int] = []
+    state = None
+    for number, (num_processes, steps, budget, limit) in enumerate(parts):
+        samplers = [
+            TokenBudgetBatchSampler(sizes, budget, num_processes, p, steps, 5, limit)
+            for p in range(num_processes)
+        ]
+        for sampler in samplers:
+            if state is None:
+                sampler.set_epoch(3)
+            else:
+                sampler.load_state_dict(state)
+        steps_left = len(samplers[0]) // steps
+        last = number == len(parts) - 1
+        num_steps = steps_left if last else data.draw(st.integers(0, steps_left))
+        for sampler in samplers:
+            batches = itertools.islice(sampler, num_steps * steps)
+            seen += [index for batch in batches for _, index in batch]
+            sampler.advance(num_steps)
+        states = [json.dumps(sampler.state_dict()) for sampler in samplers]
+        assert len(set(states)) == 1
+        assert len(states[0]) < 500
+        state = json.loads(states[0])
+    assert sorted(seen) == list(range(len(sizes)))
+    assert len(samplers[0]) == 0
+    assert samplers[0].steps_done == samplers[0].num_steps
+
+
+def test_eight_then_four_then_six_then_one_process_with_a_smaller_budget_see_every_sample_once():
+    sizes = np.random.default_rng(0).integers(50, 900, 2000)
+    seen: list[int] = []
+    state = None
+    for num_processes, budget, num_steps in (
+        (8, 4000, 9),
+        (4, 4000, 20),
+        (6, 2500, 11),
+        (1, 2500, 0),
+    ):
+        for p in range(num_processes):
+            sampler = TokenBudgetBatchSampler(sizes, budget, num_processes, p)
+            if state is not None:
+                sampler.load_state_dict(state)
+            batches = list(sampler)[: num_steps or None]
+            seen += [index for batch in batches for _, index in batch]
+        sampler.advance(num_steps)
+        state = sampler.state_dict()
+    assert sorted(seen) == list(range(2000))
+    assert [segment[:2] for segment in state["segments"]] == [[8, 4000], [4, 4000], [6, 2500]]
+
+
+def test_the_same_slots_go_on_batch_for_batch():
+    sizes = np.random.default_rng(1).integers(1, 500, 300)
+    before = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3, seed=4)
+    before.set_epoch(7)
+    whole = list(before)
+    before.advance(5)
+    after = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3)
+    after.load_state_dict(before.state_dict())
+    assert after.epoch == 7
+    assert list(after) == whole[15:]
+    assert len(after) == len(whole) - 15
+    assert after.state_dict() == before.state_dict()
+    alone = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=1, accumulation_steps=6)
+    alone.load_state_dict(before.state_dict())
+    assert alone.num_steps == before.num_steps
+
+
+def test_reading_ahead_does_not_move_the_position_but_advance_does():
+    sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
+    whole = list(sampler)
+    assert list(sampler) == whole
+    assert sampler.state_dict()["segments"] == []
+    sampler.advance(3)
+    assert list(sampler) == whole[3:]
+    sampler.set_epoch(0)
+    assert list(sampler) == whole[3:]
+    sampler.set_epoch(1)
+    assert len(sampler) == len(whole)
+    with pytest.raises(ValueError, match="can't advance by 11 from step 0 of 10"):
+        sampler.advance(11)
+
+
+def test_epochs_and_seeds_differ_and_evaluation_does_not():
+    sizes = np.random.default_rng(2).integers(1, 500, 200)
+
+    def indices(sampler: TokenBudgetBatchSampler, epoch: int) -> list[list[int]]:
+        sampler.set_epoch(epoch)
+        return [[index for _, index in batch] for batch in sampler]
+
+    training = TokenBudgetBatchSampler(sizes, BUDGET, seed=0)
+    assert indices(training, 0) != indices(training, 1)
+    assert indices(training, 0) != indices(TokenBudgetBatchSampler(sizes, BUDGET, seed=1), 0)
+    evaluation = TokenBudgetBatchSampler(sizes, BUDGET, shuffle=False)
+    assert indices(evaluation, 0) == indices(evaluation, 5)
+    evaluation.set_epoch(5)
+    assert {epoch for batch in evaluation for epoch, _ in batch} == {5}
+
+
+def test_a_small_dataset_is_cut_into_other_batches_every_epoch():
+    # Without blurred sizes a single window packs the same clouds together, 98 % of the pairs again.
+    sizes = np.random.default_rng(3).lognormal(5, 0.7, 300).astype(int).clip(1, 5000)
+    sampler = TokenBudgetBatchSampler(sizes, 5000, num_processes=4)
+
+    def companions(epoch: int) -> set[tuple[int, int]]:
+        sampler.set_epoch(epoch)
+        plan = sampler.plan
+        batches = np.split(plan.samples, plan.ptr[1:-1])
+        return {pair for batch in batches for pair in itertools.combinations(sorted(batch), 2)}
+
+    first, second = companions(0), companions(1)
+    assert len(first & second) < 0.2 * len(first)
+
+
+@pytest.mark.parametrize("num_processes", [1, 8, 32])
+def test_a_large_plan_is_full_and_even(num_processes):
+    rng = np.random.default_rng(4)
+    number = 60_000
+    for sizes in (
+        rng.lognormal(9, 1, number).clip(16, 100_000),
+        (2000 * (1 + rng.pareto(1.5, number))).clip(16, 100_000),
+        np.where(rng.random(number) < 0.5, 2000, 24_000) * rng.normal(1, 0.1, number).clip(0.5, 2),
+    ):
+        statistics = TokenBudgetBatchSampler(sizes.astype(int), 100_000, num_processes).statistics()
+        # A last step is never full: 1 in 100 to 200 of them here.
+        assert statistics.fill > (0.99 if num_processes <= 8 else 0.97)
+        assert statistics.idle < 1e-3
+
+
+def test_a_few_hundred_samples_are_spread_evenly():
+    for seed in range(5):
+        sizes = np.random.default_rng(seed).lognormal(9, 1, 300).clip(16, 100_000).astype(int)
+        statistics = TokenBudgetBatchSampler(sizes, 100_000, num_processes=8).statistics()
+        assert statistics.idle < 3e-3
+
+
+def test_a_cloud_larger_than_the_mean_step_is_joined_by_as_many_tokens_in_the_other_slots():
+    sizes = [900] + [100] * 43
+    sampler = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=4)
+    loads = sampler.plan.loads(np.array(sizes))
+    assert sorted(loads.tolist()) == [[400] * 4, [900] * 4]
+
+
+def test_fewer_samples_than_slots_leave_empty_batches():
+    sampler = TokenBudgetBatchSampler([5, 6, 7], BUDGET, num_processes=8)
+    assert sampler.num_steps == 1
+    assert sampler.statistics().num_empty == 5
+
+
+def test_statistics_are_what_they_say():
+    sampler = TokenBudgetBatchSampler([600, 700, 800, 900], BUDGET, num_processes=2)
+    statistics = sampler.statistics()
+    assert statistics.fill == pytest.approx(3000 / 4000)
+    assert statistics.idle == pytest.approx(1 - 3000 / (2 * (900 + 700)))
+
+
+def test_a_sample_over_the_budget_is_named_with_the_remedy():
+    with pytest.raises(ConfigError) as error:
+        TokenBudgetBatchSampler([10, 1500, 1200], BUDGET, names=["a", "church", "c"])
+    assert str(error.value) == (
+        "church has 1500 points, more than the token budget of 1000 (2 samples are too large): "
+        "raise --token-budget to at least 1500, or give --crop"
+    )
+
+
+def test_cropped_sizes_count_as_the_budget_and_resume_with_another_one():
+    sizes = [10, 1500, 1200] * 10
+    first = TokenBudgetBatchSampler(sizes, BUDGET, crop=True)
+    seen = [index for batch in list(first)[:7] for _, index in batch]
+    first.advance(7)
+    second = TokenBudgetBatchSampler(sizes, 800, crop=True)
+    second.load_state_dict(first.state_dict())
+    seen += [index for batch in second for _, index in batch]
+    assert sorted(seen) == list(range(30))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"token_budget": 0}, "token_budget is 0"),
+        ({"num_processes": 0}, "num_processes is 0"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0"),
+        ({"max_clouds": 0}, "max_clouds is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"process_index": 2, "num_processes": 2}, "process_index is 2 of 2"),
+        ({"process_index": -1}, "process_index is -1 of 1"),
+        ({"sizes": []}, "whole numbers"),
+        ({"sizes": [1.5]}, "whole numbers"),
+        ({"sizes": [3, -2]}, "size of sample 1 is -2"),
+        ({"names": ["a"]}, "1 names for 2 sizes"),
+    ],
+)
+def test_impossible_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TokenBudgetBatchSampler(**{"sizes": [1, 2], "token_budget": 10, **options})
+
+
+def test_a_changed_dataset_is_refused_at_resume():
+    state = TokenBudgetBatchSampler([1, 2, 3], 10).state_dict()
+    with pytest.raises(ConfigError, match="dataset has changed"):
+        TokenBudgetBatchSampler([1, 2, 4], 10).load_state_dict(state)
+
+
+class Keys(Dataset):
+    """Hands back the keys it is asked for."""
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
+        return key
+
+
+@pytest.mark.parametrize("even_batches", [True, False])
+@pytest.mark.parametrize("num_processes", [1, 2, 4])
+def test_accelerate_deals_a_global_plan_as_the_sampler_itself_would(num_processes, even_batches):
+    sizes = np.random.default_rng(5).integers(1, 500, 101)
+    assert not hasattr(TokenBudgetBatchSampler, "batch_size")
+    for process in range(num_processes):
+        plan = TokenBudgetBatchSampler(sizes, BUDGET, accumulation_steps=8, seed=2)
+        shard = BatchSamplerShard(plan, num_processes, process, even_batches=even_batches)
+        own = TokenBudgetBatchSampler(
+            sizes, BUDGET, num_processes, process, 8 // num_processes, seed=2
+        )
+        assert list(shard) == list(own)
+        assert len(shard) == len(own)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_set_epoch_of_a_prepared_loader_reaches_the_sampler(num_processes):
+    sizes = np.random.default_rng(6).integers(1, 500, 101)
+    plan = TokenBudgetBatchSampler(sizes, BUDGET, accumulation_steps=4)
+    loader = DataLoader(Keys(), batch_sampler=plan, collate_fn=list)
+    prepared = prepare_data_loader(
+        loader, torch.device("cpu"), num_processes, process_index=0, put_on_device=False
+    )
+    own = TokenBudgetBatchSampler(sizes, BUDGET, num_processes, 0, 4 // num_processes)
+    for epoch in (0, 1, 5):
+        prepared.set_epoch(epoch)
+        own.set_epoch(epoch)
+        assert list(prepared) == list(own)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from pointup.datasets import workers
+from pointup.datasets.workers import call_each
+from pointup.errors import DataError, PointupError
+
+
+def slow_square(number: int) -> tuple[int, int]:
+    time.sleep(0.05 * (number % 3 == 0))
+    if number == 5:
+        raise DataError("five")
+    return number**2, os.getpid()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_results_come_in_order_with_errors_in_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.08)
+    monkeypatch.setattr(workers, "PRELOADED", [])
+    results = list(call_each([partial(slow_square, i) for i in range(20)], num_workers=2))
+    assert str(results.pop(5)) == "five"
+    squares = [result[0] for result in results if not isinstance(result, PointupError)]
+    assert squares == [i**2 for i in range(20) if i != 5]
+    # This process began; the workers took over.
+    pids = [result[1] for result in results if not isinstance(result, PointupError)]
+    assert pids[0] == os.getpid() != pids[-1]
+
+
+def test_one_worker_is_this_process() -> None:
+    results = list(call_each([partial(slow_square, i) for i in range(4)], num_workers=1))
+    assert results == [(i**2, os.getpid()) for i in range(4)]
+
+
+def test_a_worker_that_dies_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.0)
+    monkeypatch.setattr(workers, "PRELOADED", [])
+    with pytest.raises(PointupError, match="--num-workers"):
+        list(call_each([die, die], num_workers=2))

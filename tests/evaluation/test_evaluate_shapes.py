@@ -1,0 +1,301 @@
+"""Figures of shapes, by hand and by brute force; shapes drawn from meshes and read from folders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pointup.errors import ConfigError, DataError, FileError
+from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
+from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+from pointup.evaluation.shapes import (
+    Shape,
+    evaluate_shape,
+    measure_shape,
+    shape_metrics,
+    upsample_shape,
+)
+from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.surfaces import Surface
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.in_memory import upsample
+
+TRUTH = np.array([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0]])
+PREDICTION = np.array([[0.0, 0.0, 0.0], [2.0, 2.0, 0.0]])
+# The plane y = 0, as far as the points go.
+PLANE = Surface.from_triangles(
+    np.array([[-9.0, 0.0, -9.0], [9.0, 0.0, -9.0], [0.0, 0.0, 9.0]]), np.array([[0, 1, 2]])
+)
+
+
+def torus(num: int = 24) -> Surface:
+    """Of radii 1 and 0.4; its points are (1 + 0.4 cos v) away from the axis."""
+    u, v = np.meshgrid(*[2 * np.pi * np.arange(num) / num] * 2, indexing="ij")
+    radius = 1 + 0.4 * np.cos(v)
+    vertices = np.stack([radius * np.cos(u), radius * np.sin(u), 0.4 * np.sin(v)], axis=-1)
+    i, j = (index.ravel() for index in np.indices((num, num)))
+    a, b = i * num + j, (i + 1) % num * num + j
+    c, d = i * num + (j + 1) % num, (i + 1) % num * num + (j + 1) % num
+    faces = np.concatenate([np.stack([a, b, c], 1), np.stack([b, d, c], 1)])
+    return Surface.from_triangles(vertices.reshape(-1, 3), faces)
+
+
+def write_off(surface: Surface, path: Path) -> None:
+    lines = [f"OFF\n{len(surface.vertices)} {len(surface.faces)} 0"]
+    lines += [" ".join(map(str, vertex)) for vertex in surface.vertices.tolist()]
+    lines += [" ".join(map(str, (3, *face))) for face in surface.faces.tolist()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    distance = np.linalg.norm(a[:, None] - b[None], axis=2)
+    return distance.min(axis=1), distance.min(axis=0)
+
+
+def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
+    shape = Shape("pair", TRUTH, surface=PLANE)
+    figures = measure_shape(PREDICTION, shape, "field")
+    # By itself the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s), s = sqrt(1/2):
+    # all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
+    assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
+    assert figures["hd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
+    # By the truth: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
+    assert figures["cd_shared"] == pytest.approx(4000)
+    assert figures["hausdorff"] == pytest.approx(2000)
+    # As given, 0 and 2 away from the plane.
+    assert figures["p2f"] == pytest.approx(1000)
+    assert figures["uniformity"] == 0
+
+
+def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
+    shape = Shape("pair", TRUTH, surface=PLANE)
+    figures = measure_shape(PREDICTION, shape, "half")
+    assert figures["cd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
+    assert figures["hd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
+    assert figures["cd_shared"] == pytest.approx(2000)
+    assert figures["hausdorff"] == pytest.approx(2000)
+    assert figures["p2f"] == pytest.approx(1000)
+    assert "half" in shape_metrics("half")["cd"].convention
+    assert "half" not in shape_metrics("field")["cd"].convention
+
+
+def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_larger_one_here() -> (
+    None
+):
+    truth = np.array([[-1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0]])
+    prediction = np.array([[-1.0, 0, 0], [1, 0, 0]])
+    # Both have mean 0 and furthest distance 1. To the truth 0; back 0 twice and sqrt 2 twice.
+    figures = measure_shape(prediction, Shape("cross", truth), "field")
+    assert figures["cd"] == pytest.approx(1e3 * (0 + (2 + 2) / 4), rel=1e-6)
+    assert figures["hd"] == pytest.approx(1e3 * (0 + 2), rel=1e-6)
+    assert figures["hausdorff"] == pytest.approx(1e3 * np.sqrt(2), rel=1e-6)
+
+
+def test_unevenness_of_three_points_in_a_line() -> None:
+    line = np.array([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]])
+    # Nearest others 1, 1 and 2 away: standard deviation sqrt(2) / 3, mean 4 / 3.
+    figures = measure_shape(line, Shape("line", line), "field")
+    assert figures["uniformity"] == pytest.approx(np.sqrt(2) / 4, rel=1e-6)
+    assert figures["cd"] == 0
+
+
+def test_plain_figures_of_a_pair_are_those_computed_by_hand() -> None:
+    pos, target = torch.tensor(PREDICTION).float(), torch.tensor(TRUTH).float()
+    ptr = torch.tensor([0, 2])
+    (figures,) = measure(pos, ptr, target, ptr, [PLANE])
+    assert figures.keys() == METRICS.keys()
+    assert figures["chamfer"] == pytest.approx(0 / 2 + 2 / 2 + 0 / 2 + 2 / 2)
+    assert figures["hausdorff"] == pytest.approx(2)
+    assert figures["p2f"] == pytest.approx(1000)
+
+
+def test_packed_clouds_are_measured_one_by_one_as_by_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    clouds = [rng.normal(size=(num, 3)) * 3 for num in (30, 0, 7, 12)]
+    targets = [rng.normal(size=(num, 3)) + 1 for num in (11, 5, 0, 40)]
+
+    def pack(parts: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+        bounds = np.cumsum([0, *map(len, parts)])
+        return torch.tensor(np.concatenate(parts)).float(), torch.tensor(bounds)
+
+    measured = measure(*pack(clouds), *pack(targets))
+    assert measured[1] == measured[2] == {}
+    for figures, cloud, target in [
+        (measured[0], clouds[0], targets[0]),
+        (measured[3], clouds[3], targets[3]),
+    ]:
+        forward, backward = nearest_by_brute_force(cloud, target)
+        assert figures["chamfer"] == pytest.approx(forward.mean() + backward.mean(), rel=1e-5)
+        assert figures["hausdorff"] == pytest.approx(max(forward.max(), backward.max()), rel=1e-5)
+        own = [points - points.mean(axis=0) for points in (cloud, target)]
+        own = [points / np.linalg.norm(points, axis=1).max() for points in own]
+        forward, backward = (d**2 for d in nearest_by_brute_force(*own))
+        assert figures["cd"] == pytest.approx(1e3 * (forward.mean() + backward.mean()), rel=1e-4)
+        assert figures["hd"] == pytest.approx(1e3 * (forward.max() + backward.max()), rel=1e-4)
+        assert "p2f" not in figures
+
+
+def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> None:
+    surface = torus()
+    rng = np.random.default_rng(1)
+    truth, prediction = surface.sample(300, rng)[0], surface.sample(200, rng)[0] * 1.02
+    here = measure_shape(prediction, Shape("torus", truth, surface=surface), "field")
+    move = np.array([5e5, 4e6, 100.0])
+    there = measure_shape(
+        7 * prediction + move,
+        Shape(
+            "torus", 7 * truth + move, surface=Surface(7 * surface.vertices + move, surface.faces)
+        ),
+        "field",
+    )
+    assert there.pop("p2f") == pytest.approx(7 * here.pop("p2f"), rel=1e-5)
+    assert there == pytest.approx(here, rel=1e-4)
+
+
+def test_floor_is_on_the_surface_and_below_the_baseline(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (shape,) = DrawnShapes(meshes=tmp_path, num_source=300)
+    rows = evaluate_shape(shape, None)
+    assert list(rows) == ["midpoints", "floor"]
+    assert rows["floor"]["p2f"] < 1e-6
+    for name in ("cd", "hd", "p2f", "cd_shared", "hausdorff"):
+        assert rows["floor"][name] < rows["midpoints"][name]
+
+
+def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path) -> None:
+    write_off(Surface(100 * torus().vertices + 30, torus().faces), tmp_path / "torus.off")
+    shapes = list(DrawnShapes(meshes=tmp_path, num_source=100, ratio=2.5, num_seeds=2))
+    assert [(shape.name, shape.seed) for shape in shapes] == [("torus", 0), ("torus", 1)]
+    clouds = [cloud for shape in shapes for cloud in (shape.source, shape.truth, shape.second)]
+    assert [len(cloud) for cloud in clouds] == [100, 250, 250] * 2
+    assert len(np.unique(np.concatenate(clouds), axis=0)) == 1200
+    # Scaled about the middle of its box, which is the torus's own.
+    assert np.linalg.norm(clouds[1], axis=1).max() == pytest.approx(1, abs=0.02)
+    assert np.abs(clouds[1].mean(axis=0)).max() < 0.05
+
+
+def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
+    (uneven,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
+    assert np.array_equal(even.truth, uneven.truth)
+    assert np.array_equal(even.second, uneven.second)
+    spread = [measure_shape(shape.source, shape, "field")["uniformity"] for shape in (even, uneven)]
+    assert spread[0] < 0.25 < spread[1]
+
+
+def test_16x_is_done_in_two_passes_of_4x() -> None:
+    source = torus().sample(60, np.random.default_rng(2))[0]
+    centre = source.mean(axis=0)
+    pos, ptr = torch.tensor(source - centre).float(), torch.tensor([0, 60])
+    for _ in range(2):
+        pos, ptr = midpoint_upsample(pos, ptr, 4.0)
+    twice = upsample_shape(source, 16.0, None)
+    assert np.array_equal(twice, pos.double().numpy() + centre)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.37, 7.3, 11.1])
+def test_clouds_get_the_size_that_the_ratio_says(ratio: float) -> None:
+    source = torus().sample(97, np.random.default_rng(3))[0]
+    for model in (None, Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()):
+        assert len(upsample_shape(source, ratio, model)) == round(97 * ratio)
+
+
+def test_midpoints_are_the_same_far_from_the_origin() -> None:
+    source = torus().sample(60, np.random.default_rng(4))[0]
+    move = np.array([5e5, 4.1e6, 0.0])
+    midpoints = upsample_shape(source + move, 3.0, None)
+    between = 0.5 * (source[:, None] + source[None])
+    assert nearest_by_brute_force(midpoints - move, between.reshape(-1, 3))[0].max() < 1e-6
+
+
+def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40, ratio=16)
+    assert shape.source is not None
+    model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
+    made = upsample(shape.source, 16, model=model)
+    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "field")
+    assert np.array_equal(made[:40], shape.source)
+
+
+def test_means_are_over_the_shapes_that_have_a_figure() -> None:
+    measured = [
+        {"model": {"cd": 1.0, "p2f": 4.0}, "floor": {"cd": 5.0}},
+        {"model": {"cd": 2.0}},
+    ]
+    assert mean_rows(measured) == {"model": {"cd": 1.5, "p2f": 4.0}, "floor": {"cd": 5.0}}
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Two shapes with truth, inputs, predictions and meshes."""
+    rng = np.random.default_rng(5)
+    for name in ("truth", "inputs", "predictions", "meshes"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        surface = torus()
+        write_off(surface, tmp_path / "meshes" / f"{name}.off")
+        np.savetxt(tmp_path / "truth" / f"{name}.xyz", surface.sample(120, rng)[0])
+        np.savetxt(tmp_path / "inputs" / f"{name}.txt", surface.sample(40, rng)[0])
+        np.save(tmp_path / "predictions" / f"{name}.npy", surface.sample(90, rng)[0])
+    return tmp_path
+
+
+def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
+    shapes = StoredShapes(*(folders / f for f in ("truth", "inputs", "predictions", "meshes")))
+    assert len(shapes) == 2
+    for shape, name in zip(shapes, "ab", strict=True):
+        assert shape.name == name
+        assert shape.source is not None and np.array_equal(
+            shape.source, np.loadtxt(folders / "inputs" / f"{name}.txt")
+        )
+        rows = evaluate_shape(shape, Upsampler().eval())
+        assert list(rows) == ["model", "prediction", "midpoints", "floor"]
+        assert shape.prediction is not None
+        assert rows["prediction"] == measure_shape(shape.prediction, shape, "field")
+        assert len(shape.second if shape.second is not None else []) == 120
+
+
+def test_what_is_wrong_with_folders_is_said_by_name(folders: Path) -> None:
+    truth, inputs = folders / "truth", folders / "inputs"
+    with pytest.raises(FileError, match="nowhere: no such folder"):
+        StoredShapes(truth, folders / "nowhere")
+    (inputs / "b.txt").rename(inputs / "c.txt")
+    with pytest.raises(FileError, match="no file named b;"):
+        StoredShapes(truth, inputs)
+    (inputs / "c.txt").rename(inputs / "a.xyz")
+    with pytest.raises(ConfigError, match=r"a\.xyz: there is also a\.txt"):
+        StoredShapes(truth, inputs)
+    with pytest.raises(FileError, match="no files of shapes"):
+        StoredShapes(truth, predictions=folders)
+
+
+def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
+    write_off(Surface(torus().vertices + 2, torus().faces), folders / "meshes" / "b.off")
+    shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
+    with pytest.raises(DataError, match=r"b\.off: the truth is .* away from this mesh"):
+        list(shapes)
+
+
+def test_shapes_that_can_t_be_measured_are_named() -> None:
+    point = np.zeros((5, 3))
+    with pytest.raises(DataError, match="flat: all points of the truth are in one place"):
+        measure_shape(PREDICTION, Shape("flat", point), "field")
+    with pytest.raises(DataError, match="pair: the prediction has no points"):
+        measure_shape(point[:0], Shape("pair", TRUTH), "field")
+    swapped = replace(Shape("pair", TRUTH), source=point)
+    with pytest.raises(DataError, match="pair: the input has 5 points, the truth only 2"):
+        evaluate_shape(swapped, None)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}]
+)
+def test_drawing_refuses_what_makes_no_sense(options: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        DrawnShapes(meshes=tmp_path, **options)  # type: ignore[arg-type]

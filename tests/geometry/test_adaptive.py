@@ -1,0 +1,85 @@
+"""Thinning in units of a spacing that differs from place to place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointup.geometry import adaptive_thinning as adaptive
+from pointup.geometry.adaptive_thinning import log_pick_distances, sample_by_spacing
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.geometry.thinning import farthest_point_sample
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
+def test_every_cloud_gives_the_number_asked_for_of_distinct_points(
+    clouds: list[tuple[int, float]], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
+    wanted = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
+    ptr = ptr_from_sizes(sizes)
+    # Few different places, so that there are duplicates.
+    pos = torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float()
+    index = sample_by_spacing(pos, ptr, wanted, torch.randn(len(pos), generator=generator))
+    assert len(index) == int(wanted.sum()) == len(index.unique())
+    cloud = torch.searchsorted(ptr, index, right=True) - 1
+    assert torch.equal(torch.bincount(cloud, minlength=len(sizes)), wanted)
+
+
+def test_equal_spacings_give_the_farthest_points() -> None:
+    pos, ptr = torch.rand(900, 3), torch.tensor([0, 300, 300, 900])
+    wanted = torch.tensor([100, 0, 250])
+    expected = farthest_point_sample(pos, ptr, wanted)
+    for spacing in (0.0, -1.5):
+        log_spacing = torch.full((900,), spacing)
+        assert torch.equal(sample_by_spacing(pos, ptr, wanted, log_spacing), expected)
+
+
+def test_half_the_spacing_gives_four_times_the_points_as_evenly_as_elsewhere() -> None:
+    pos = torch.rand(8000, 3) * torch.tensor([2, 1, 0])
+    dense = pos[:, 0] < 1
+    log_spacing = torch.where(dense, 0.5, 1.0).log()
+    index = sample_by_spacing(pos, torch.tensor([0, 8000]), torch.tensor([1500]), log_spacing)
+    kept_dense = int(dense[index].sum())
+    assert 3.0 < kept_dense / (1500 - kept_dense) < 4.6
+    for side, in_place in ((0.5, dense[index]), (1.0, ~dense[index])):
+        points = pos[index][in_place]
+        gap = (torch.cdist(points, points) + 9 * torch.eye(len(points))).amin(1)
+        # No closer than a set of this many can be: farthest points are half that apart at worst.
+        assert gap.min() > 0.4 * side * (2 / 1500 / 0.8) ** 0.5
+
+
+def test_clouds_put_in_order_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, ptr = torch.rand(9000, 3) * torch.tensor([2, 1, 0]), torch.tensor([0, 1000, 9000])
+    wanted, log_spacing = torch.tensor([250, 2000]), 0.01 * pos[:, 0]
+    whole = sample_by_spacing(pos, ptr, wanted, log_spacing)
+    monkeypatch.setattr(adaptive, "LARGEST_PIECE", 2000)
+    pieced = sample_by_spacing(pos, ptr, wanted, log_spacing)
+    assert len(pieced) == len(pieced.unique()) == 2250
+    # The small cloud is left whole; the other one is in four pieces.
+    assert torch.equal(pieced[:250], whole[:250])
+    kept = pos[pieced[250:]]
+    quarters = torch.bincount((2 * kept[:, 0]).long().clamp(max=3))
+    assert quarters.min() > 450 and quarters.max() < 550
+    gap = (torch.cdist(kept, kept) + 9 * torch.eye(2000)).amin(1)
+    expected = (torch.cdist(pos[whole[250:]], pos[whole[250:]]) + 9 * torch.eye(2000)).amin(1)
+    assert float(gap.mean() / expected.mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_the_distances_of_farthest_points_never_rise_and_are_those_measured() -> None:
+    pos = torch.rand(471, 3, generator=torch.Generator().manual_seed(0))
+    sizes = torch.tensor([400, 0, 1, 2, 68])
+    ptr = ptr_from_sizes(sizes)
+    ordered = pos[farthest_point_sample(pos, ptr, sizes)]
+    estimated = log_pick_distances(ordered, ptr).exp()
+    assert estimated[400] == 1
+    for start, stop in ((0, 400), (401, 403), (403, 471)):
+        alone = log_pick_distances(ordered[start:stop], torch.tensor([0, stop - start])).exp()
+        assert torch.equal(alone, estimated[start:stop])
+        assert (alone.diff() <= 1e-6).all()
+        between = torch.cdist(ordered[start:stop], ordered[start:stop])
+        exact = torch.stack([between[i, :i].min() for i in range(1, stop - start)])
+        assert ((alone[1:] - exact).abs() < 0.1 * exact + 0.01).all()

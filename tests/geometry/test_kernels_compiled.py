@@ -1,0 +1,176 @@
+"""Every kernel is compiled for sm_90 (H100, H200), and for A100 and B200, which needs no GPU."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter doesn't compile", allow_module_level=True)
+
+FLOATS = ("fp32", "fp64")
+# A100, H100 and H200, B200.
+ARCHITECTURES = (80, 90, 100)
+
+
+def compile_kernel(
+    name: str,
+    floats: str,
+    types: dict[str, str],
+    constants: dict[str, int],
+    architecture: int = 90,
+    **options: Any,
+) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    module, kernel = name.split(".")
+    function = getattr(importlib.import_module(f"pointup.geometry.kernels.{module}"), kernel)
+    signature = dict.fromkeys(function.arg_names, f"*{floats}")
+    signature |= types | dict.fromkeys(constants, "constexpr")
+    assert list(signature) == function.arg_names
+    source = ASTSource(function, signature, constants)
+    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+
+
+def spilled_bytes(compiled: Any, tmp_path: Path) -> int:
+    """Bytes a thread that don't fit the registers."""
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    report = subprocess.run(
+        [tool, "--dump-resource-usage", binary], capture_output=True, text=True, check=True
+    )
+    found = re.search(r"STACK:(\d+)", report.stdout)
+    assert found, report.stdout
+    return int(found[1])
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+
+
+CURVE = {"BLOCK": 1024}
+TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
+
+
+@pytest.mark.parametrize("floats", FLOATS)
+def test_the_order_along_the_curve_compiles(floats: str) -> None:
+    counts = {"num_points": "i32"}
+    compile_kernel("order.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
+    compile_kernel("order.curve_kernel", floats, {"cloud": "*i32", "code": "*i64"} | counts, CURVE)
+    compile_kernel("order.tile_boxes_kernel", floats, {"num_tiles": "i32"} | counts, TILES)
+
+
+# float64 takes much longer to compile. From 128 neighbours on some lie in memory.
+@pytest.mark.parametrize(
+    ("floats", "k", "num_bytes", "architecture"),
+    [
+        ("fp64", 2, 0, 90),
+        *(("fp32", 16, 64, architecture) for architecture in ARCHITECTURES),
+        ("fp32", 64, 0, 90),
+        ("fp32", 128, 1024, 90),
+    ],
+)
+def test_knn_compiles(
+    floats: str, k: int, num_bytes: int, architecture: int, tmp_path: Path
+) -> None:
+    from pointup.geometry.kernels import knn
+
+    pointers = ("query_order", "home", "order", "ptr", "found_index")
+    counts = ("num_queries", "num_points", "num_tiles", "k")
+    compiled = compile_kernel(
+        "knn.knn_kernel",
+        floats,
+        dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32") | {"query_cloud": "*i32"},
+        {"K": k, "BLOCK_Q": knn.BLOCK_Q, "TILE": knn.TILE, "CHUNK": knn.CHUNK},
+        architecture,
+        num_warps=knn.NUM_WARPS,
+    )
+    # A few outside the inner loop: as many as some versions of triton keep there.
+    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= num_bytes
+    # One query a thread: no tensor of pairs is laid out across the threads of a warp.
+    layouts = set(re.findall(r"#ttg.blocked<{sizePerThread = \[\d+, .*?}>", compiled.asm["ttgir"]))
+    assert all("threadsPerWarp = [1, 32]" in layout for layout in layouts), layouts
+
+
+@pytest.mark.parametrize(
+    ("floats", "architecture"), [("fp64", 90), *(("fp32", number) for number in ARCHITECTURES)]
+)
+def test_nearest_compiles(floats: str, architecture: int, tmp_path: Path) -> None:
+    from pointup.geometry.kernels import nearest
+
+    compiled = compile_kernel(
+        "nearest.nearest_kernel",
+        floats,
+        {
+            "query_cloud": "*i32", "num_queries": "i32",
+            "cloud_start": "*i64", "cloud_stop": "*i64", "index": "*i64",
+        },
+        {"BLOCK_Q": nearest.BLOCK_Q, "BLOCK_K": nearest.BLOCK_K, "GROUP": nearest.GROUP},
+        architecture,
+        num_warps=nearest.NUM_WARPS,
+        maxnreg=nearest.MAX_REGISTERS if floats == "fp32" else None,
+    )  # fmt: skip
+    # Four registers outside the inner loop on an A100.
+    num_bytes = 16 if architecture == 80 else 0
+    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= num_bytes
+
+
+FARTHEST = {"ptr": "*i64", "out_ptr": "*i64", "index": "*i64", "num_points": "i32"}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_thinning_in_registers_compiles(architecture: int, tmp_path: Path) -> None:
+    from pointup.geometry.kernels import farthest
+
+    block = {"BLOCK": farthest.MAX_IN_REGISTERS}
+    name = "farthest.farthest_kernel"
+    compiled = compile_kernel(name, "fp32", FARTHEST, block, architecture, num_warps=16)
+    assert spilled_bytes(compiled, tmp_path) == 0
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
+    from pointup.geometry.insertion_radii import NUM_NEIGHBORS
+    from pointup.geometry.kernels import insertion
+
+    compiled = compile_kernel(
+        "insertion.insertion_kernel",
+        "fp32",
+        {"neighbor": "*i32", "parent": "*i32", "state": "*i32", "num_points": "i32"},
+        {"K": NUM_NEIGHBORS, "BLOCK": insertion.BLOCK, "PASSES": insertion.PASSES},
+        architecture,
+        num_warps=insertion.NUM_WARPS,
+    )
+    assert spilled_bytes(compiled, tmp_path) == 0
+    # What other programs write in the meantime is read from memory, not from a cache.
+    assert len(re.findall(r"ld\.volatile", compiled.asm["ptx"])) > 0
+    # One of its own, after which threads read what others have written.
+    assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 1
+
+
+def test_thinning_in_tiles_compiles() -> None:
+    from pointup.geometry.kernels import farthest
+
+    types = {
+        "order": "*i64", "ptr": "*i64", "tile_ptr": "*i64", "out_ptr": "*i64", "index": "*i64",
+        "tile_point": "*i32", "active_tile": "*i32", "num_points": "i32",
+    }  # fmt: skip
+    tiles = {
+        "TILE": farthest.TILE,
+        "NUM_TILES": farthest.MAX_TILES,
+        "GROUP": farthest.BLOCK // farthest.TILE,
+    }
+    name, num_warps = "farthest.farthest_tiles_kernel", farthest.NUM_WARPS
+    compiled = compile_kernel(name, "fp32", types, tiles, num_warps=num_warps)
+    # Two of its own, after which threads read what others have written.
+    assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 2

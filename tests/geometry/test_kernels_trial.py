@@ -1,0 +1,376 @@
+"""Kernels that fail or are wrong are found out before use, and the plain search serves."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from test_kernels import (
+    DEVICE,
+    IS_INTERPRETED,
+    expect_farthest,
+    expect_knn,
+    expect_nearest,
+    needs_device,
+    needs_triton,
+    ragged,
+)
+
+from pointup.errors import ConfigError, PointupError
+from pointup.geometry import kernels, neighbors, thinning
+from pointup.geometry.neighbors import knn, nearest, nearest_both
+from pointup.geometry.packed import batch_from_ptr
+from pointup.geometry.thinning import farthest_point_sample
+
+CPU = torch.device("cpu")
+HERE = torch.device(DEVICE)
+pytestmark = needs_triton
+
+
+@pytest.fixture(autouse=True)
+def tried_anew() -> Iterator[None]:
+    kernels.is_available.cache_clear()
+    kernels.warn_of_many.cache_clear()
+    yield
+    kernels.is_available.cache_clear()
+
+
+@pytest.fixture
+def small_trial() -> Iterator[None]:
+    """Few points, of which the last cloud still has several tiles, for the interpreter's sake."""
+    from pointup.geometry.kernels import farthest, trial
+
+    if not IS_INTERPRETED:
+        yield
+        return
+    with (
+        mock.patch.multiple(trial, SIZES=(40, 0, 1), TARGET_SIZES=(9, 3, 1), LARGE=70, NUM_PICKS=5),
+        mock.patch.multiple(farthest, MAX_IN_REGISTERS=64, TILE=8, BLOCK=64),
+    ):
+        yield
+
+
+@pytest.fixture
+def as_on_cuda() -> Iterator[None]:
+    """Tensors of the CPU go the way of those on CUDA: to the kernels where they are trusted."""
+
+    def take(pos: torch.Tensor, k: int) -> bool:
+        return kernels.is_available(pos.device)
+
+    def sample(pos: torch.Tensor, bounds: list[int], counts: list[int]) -> torch.Tensor:
+        return thinning._sample_elsewhere(pos, torch.tensor(bounds), bounds, counts)
+
+    with (
+        mock.patch.object(neighbors, "_search_trees", neighbors._search_accelerator),
+        mock.patch.object(thinning, "_sample_buckets", sample),
+        mock.patch.object(kernels, "take", take),
+    ):
+        yield
+
+
+def expect_right_answers(device: str = "cpu") -> None:
+    sets = ragged([(20, 50), (0, 3), (3, 9)], device=device)
+    expect_nearest(sets, *nearest(*sets))
+    (to_target, there), _ = nearest_both(*sets)
+    expect_nearest(sets, to_target, there)
+    expect_knn(sets, 4, *knn(*sets[2:], 4, *sets[:2]))
+    counts = torch.tensor([7, 0, 3])
+    expect_farthest(*sets[:2], counts, farthest_point_sample(*sets[:2], counts))
+
+
+@needs_device
+@pytest.mark.usefixtures("small_trial")
+def test_kernels_that_work_are_used_without_a_word() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernels.is_available(HERE)
+
+
+def broken(kernel: Any, result: int) -> Any:
+    """The kernel, launched as ever, but what it writes is overwritten by a number."""
+
+    class Broken:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*arguments: Any, **options: Any) -> None:
+                kernel[grid](*arguments, **options)
+                written = [a for a in arguments if isinstance(a, torch.Tensor)][result]
+                written.view(-1)[0] += 1
+
+            return launch
+
+    return Broken()
+
+
+# Which of the tensors given to the kernel is its result.
+RESULTS = {
+    "nearest.nearest_kernel": -1,
+    "knn.knn_kernel": -1,
+    "farthest.farthest_kernel": -1,
+    "farthest.farthest_tiles_kernel": 6,
+    "insertion.insertion_kernel": -1,
+}
+
+
+@needs_device
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.usefixtures("small_trial", "as_on_cuda")
+def test_a_kernel_broken_on_purpose_is_found_out_and_answers_stay_right(name: str) -> None:
+    import importlib
+
+    file, kernel = name.split(".")
+    module = importlib.import_module(f"pointup.geometry.kernels.{file}")
+    bad = broken(getattr(module, kernel), RESULTS[name])
+    with mock.patch.object(module, kernel, bad):
+        with pytest.warns(
+            UserWarning, match=rf"kernel {file} gives wrong answers.*many times slower"
+        ):
+            assert not kernels.is_available(HERE)
+        # Said once, and the broken kernel is never asked again.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            expect_right_answers(DEVICE)
+
+
+def without_compiler(**environment: str) -> BaseException:
+    """What Triton raises where it compiles its launcher in such an environment."""
+    from triton.runtime import build
+
+    build._find_compiler.cache_clear()
+    try:
+        with (
+            mock.patch.dict(os.environ, environment),
+            pytest.raises((RuntimeError, subprocess.CalledProcessError, OSError)) as caught,
+        ):
+            os.environ.pop("CC", None)
+            source = "#include <Python.h>\n"
+            build.compile_module_from_src(source, "a_name", [], [], [])
+        return caught.value
+    finally:
+        build._find_compiler.cache_clear()
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+@pytest.mark.usefixtures("as_on_cuda")
+def test_without_a_c_compiler_a_warning_names_it_and_the_answer_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    error = without_compiler(PATH=str(tmp_path))
+    from pointup.geometry.kernels import trial
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=error))
+    with pytest.warns(UserWarning, match="Failed to find C compiler.*apt install gcc"):
+        expect_right_answers()
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_without_pythons_headers_the_remedy_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pointup.geometry.kernels import trial
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    paths = {"include": str(tmp_path / "include")}
+    with mock.patch("sysconfig.get_paths", return_value=paths):
+        error = without_compiler()
+        assert isinstance(error, subprocess.CalledProcessError)
+        assert "python3-dev" in trial.remedy(error)
+
+
+@pytest.mark.usefixtures("as_on_cuda")
+def test_without_triton_a_warning_says_so_once_and_the_answer_is_right() -> None:
+    with (
+        mock.patch("importlib.util.find_spec", return_value=None),
+        pytest.warns(UserWarning, match="pip install triton") as warned,
+    ):
+        expect_right_answers()
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "Triton Error [CUDA]: the provided PTX was compiled with an unsupported toolchain.",
+            "driver",
+        ),
+        ("Triton Error [CUDA]: device kernel image is invalid", "driver"),
+        ("libcuda.so cannot found!\nPlease make sure GPU is set up", "ldconfig"),
+        ("out of resource: shared memory, Required: 300000", "too little shared memory"),
+        ("something else", "version of triton"),
+    ],
+)
+def test_the_remedy_follows_from_what_triton_says(said: str, remedy: str) -> None:
+    from pointup.geometry.kernels import trial
+
+    assert re.search(remedy, trial.remedy(RuntimeError(said)))
+
+
+def test_on_amd_the_warning_names_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointup.geometry.kernels import trial
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=KeyError("maxnreg")))
+    problem = trial.problem(CPU)
+    assert problem and re.search("kernel nearest fails.*maxnreg", problem.text)
+    assert "ROCm" in problem.remedy
+
+
+def test_a_device_that_a_kernel_has_broken_ends_in_an_error_that_names_the_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pointup.geometry.kernels import trial
+
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=error))
+    with (
+        mock.patch.object(trial.torch, "zeros", side_effect=error),
+        pytest.raises(PointupError, match=r"illegal memory access.*POINTUP_KERNELS=0"),
+    ):
+        trial.problem(CPU)
+
+
+def test_memory_that_runs_out_in_a_trial_is_no_fault_of_the_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pointup.geometry.kernels import trial
+
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=error))
+    with pytest.raises(torch.OutOfMemoryError):
+        kernels.is_available(CPU)
+
+
+def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointup.geometry.kernels import trial
+
+    tried = mock.Mock(return_value=None)
+    monkeypatch.setattr(trial, "problem", tried)
+    monkeypatch.setenv("POINTUP_KERNELS", "0")
+    assert not kernels.is_available(CPU) and not tried.called
+    kernels.is_available.cache_clear()
+    monkeypatch.setenv("POINTUP_KERNELS", "off")
+    with pytest.raises(ConfigError, match="POINTUP_KERNELS is 'off'; set it to 0"):
+        kernels.is_available(CPU)
+    monkeypatch.setenv("POINTUP_KERNELS", "1")
+    assert kernels.is_available(CPU) and tried.called
+
+
+def test_more_neighbours_than_the_kernels_find_are_said_to_be_slow_once() -> None:
+    pos: Any = SimpleNamespace(device=torch.device("cuda:0"), shape=torch.Size([5, 3]))
+    with (
+        mock.patch.object(kernels, "is_available", return_value=True),
+        pytest.warns(UserWarning, match="129 neighbours.*more than the 128") as warned,
+    ):
+        assert not kernels.take(pos, 129) and not kernels.take(pos, 129)
+        assert kernels.take(pos, 128)
+    assert len(warned) == 1
+
+
+@needs_device
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("k", [33, 70])
+def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
+    sets = ragged([(4, 90), (1, 3), (2, 40)])
+    with mock.patch.object(kernels, "is_available", return_value=True):
+        expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+
+
+def recorded_options(pos: torch.Tensor, ptr: torch.Tensor) -> dict[str, Any]:
+    from pointup.geometry.kernels import nearest as module
+
+    kernel = mock.MagicMock()
+    with mock.patch.object(module, "nearest_kernel", kernel):
+        module.nearest_index(pos, ptr, pos, ptr)
+    options: dict[str, Any] = kernel.__getitem__.return_value.call_args.kwargs
+    return options
+
+
+def test_registers_are_limited_for_float32_on_nvidia_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, ptr = torch.zeros(3, 3), torch.tensor([0, 3])
+    assert recorded_options(pos, ptr)["maxnreg"] == 168
+    assert "maxnreg" not in recorded_options(pos.double(), ptr)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "maxnreg" not in recorded_options(pos, ptr)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+def test_no_kernel_is_compiled_anew_for_other_counts() -> None:
+    import importlib
+
+    from triton.runtime.jit import JITFunction
+
+    counts = []
+    for name in ("farthest", "insertion", "knn", "nearest", "order"):
+        module = importlib.import_module(f"pointup.geometry.kernels.{name}")
+        for kernel in vars(module).values():
+            if isinstance(kernel, JITFunction) and kernel.__name__.endswith("_kernel"):
+                for param in kernel.params:
+                    if param.name.startswith("num_") or param.name == "k":
+                        counts.append(param.name)
+                        assert param.do_not_specialize, f"{kernel.__name__}: {param.name}"
+    assert len(counts) == 12 and counts.count("k") == 1
+
+
+EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]
+
+
+@needs_device
+@pytest.mark.usefixtures("as_on_cuda")
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_clouds_of_any_extent_are_searched_like_by_brute_force(extent: float) -> None:
+    from pointup.geometry.kernels.order import along_curve, cloud_boxes
+
+    pos, ptr, other, other_ptr = ragged([(40, 20), (0, 0), (50, 30)])
+    pos, other = pos * extent, other * extent
+    curve = along_curve(pos, ptr, cloud_boxes(pos, ptr))
+    # No code of a point belongs to another cloud.
+    assert torch.equal(curve.code >> 48, batch_from_ptr(ptr))
+    with mock.patch.object(kernels, "is_available", return_value=True):
+        squared, index = knn(pos, ptr, 4, other, other_ptr)
+    expected, _ = neighbors._search_chunks(other, other_ptr, pos, ptr, 4)
+    # Squares of float32 vanish below 1e-38, and overflow above 1e38.
+    torch.testing.assert_close(squared, expected, rtol=1e-5, atol=1e-38)
+    found = index >= 0
+    assert torch.equal(found, squared < torch.inf)
+    cloud = batch_from_ptr(other_ptr)[:, None].expand(-1, 4)[found]
+    assert torch.equal(batch_from_ptr(ptr)[index[found]], cloud)
+
+
+@needs_device
+def test_radii_that_the_kernel_settles_are_those_of_the_plain_way() -> None:
+    from pointup.geometry import insertion_radii as insertion
+    from pointup.geometry.kernels.insertion import settle
+
+    settled, plain = [], insertion.settle
+
+    def both(
+        neighbor: torch.Tensor, squared: torch.Tensor, parent: torch.Tensor, limit: torch.Tensor
+    ) -> torch.Tensor:
+        settled.append(plain(neighbor, squared, parent, limit))
+        settled.append(settle(neighbor, squared, parent.int(), limit))
+        return settled[-1]
+
+    # Duplicates, ties on a raster, an empty cloud and one of one point.
+    pos, ptr, _, _ = ragged([(90, 0), (0, 0), (1, 0), (64, 0)])
+    pos[5:40] = pos[3]
+    pos[91:] = torch.cartesian_prod(*[torch.arange(4.0, device=DEVICE)] * 3)
+    with (
+        mock.patch.object(insertion, "settle", both),
+        mock.patch.object(kernels, "take", return_value=False),
+    ):
+        insertion.insertion_radii(pos, ptr, torch.tensor([20, 0, 1, 9]))
+    assert torch.equal(*settled)

@@ -1,0 +1,130 @@
+"""Neighbourhoods: fitted planes, and ways to the surface that they suggest."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pointup.geometry.local_geometry import (
+    LocalGeometry,
+    arches,
+    describe_neighbors,
+    describe_neighbors_of_children,
+    local_geometry,
+    plane_normals,
+)
+from pointup.geometry.neighbors import knn
+
+
+def geometry_of(pos: Tensor, k: int = 12) -> LocalGeometry:
+    ptr = torch.tensor([0, len(pos)])
+    return local_geometry(pos, ptr, *knn(pos, ptr, k + 1))
+
+
+def arches_of(pos: Tensor, k: int = 12) -> tuple[Tensor, Tensor]:
+    """Midpoints between points and neighbours, and the ways to their arches, in input units."""
+    geometry = geometry_of(pos, k)
+    index = geometry.index
+    arch = arches(geometry.relative, geometry.normal, geometry.normal[index])
+    return (pos[:, None] + pos[index]) / 2, arch * geometry.spacing.unsqueeze(1)
+
+
+@given(st.lists(st.just(0.0) | st.floats(1e-3, 1.0), min_size=3, max_size=3), st.integers(0, 2**31))
+def test_the_normal_is_the_direction_in_which_points_spread_least(
+    scales: list[float], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    axes = torch.linalg.qr(torch.randn(3, 3, generator=generator))[0]
+    points = torch.randn(20, 3, generator=generator) * torch.tensor(scales) @ axes
+    centred = points - points.mean(0)
+    covariance = centred.T @ centred / 20
+    normal = plane_normals(covariance[None])[0]
+    values = torch.linalg.eigvalsh(covariance.double())
+    size = float(normal.norm())
+    assert size == pytest.approx(1.0, abs=1e-5) or size == 0.0
+    if size:
+        spread = normal.double() @ covariance.double() @ normal.double()
+        assert float(spread - values[0]) <= 1e-5 * float(values[2])
+    else:
+        assert float(values[1] - values[0]) <= 1e-5 * float(values[2])
+
+
+def test_a_scan_line_with_little_width_still_has_a_normal() -> None:
+    points = torch.randn(500, 20, 3) * torch.tensor([1.0, 0.01, 0.0])
+    centred = points - points.mean(1, keepdim=True)
+    normal = plane_normals(centred.mT @ centred / 20)
+    assert normal[:, 2].abs().min() > 0.999
+
+
+def test_points_on_a_line_or_in_one_place_have_no_normal() -> None:
+    along = torch.linspace(0, 1, 20)[:, None] * torch.tensor([1.0, 2.0, 3.0])
+    centred = along - along.mean(0)
+    covariances = torch.stack([centred.T @ centred, torch.zeros(3, 3), torch.eye(3)])
+    assert torch.equal(plane_normals(covariances), torch.zeros(3, 3))
+
+
+def test_on_a_plane_there_is_no_way_to_go() -> None:
+    pos = torch.cat([torch.rand(300, 2), torch.zeros(300, 1)], dim=1)
+    pos = pos @ torch.linalg.qr(torch.randn(3, 3))[0]
+    assert arches_of(pos)[1].abs().max() < 1e-5
+
+
+def test_the_arch_over_two_points_of_a_sphere_is_nearly_on_it() -> None:
+    pos = torch.nn.functional.normalize(torch.randn(4000, 3), dim=1)
+    middle, arch = arches_of(pos)
+    chord = (middle.norm(dim=-1) - 1).abs().mean()
+    assert ((middle + arch).norm(dim=-1) - 1).abs().mean() < 0.2 * chord
+
+
+def tilted_plane(num_points: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Points (N, 3) of a plane that no axis lies in, and its normal (3,)."""
+    generator = torch.Generator().manual_seed(seed)
+    axes = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    points = torch.rand(num_points, 2, generator=generator, dtype=torch.float64) @ axes[:2]
+    return points.float(), axes[2]
+
+
+def largest_angle(normals: Tensor, expected: Tensor) -> float:
+    """In degrees, of directions of either sign, from float64 cross products."""
+    normals, expected = normals.double(), expected.double()
+    across = torch.linalg.cross(normals, expected.expand_as(normals)).norm(dim=1)
+    return float(torch.rad2deg(torch.atan2(across, (normals * expected).sum(1).abs())).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_normals_under_autocast_are_those_of_float32(dtype: torch.dtype) -> None:
+    points, normal = tilted_plane()
+    plain = geometry_of(points)
+    with torch.autocast("cpu", dtype):
+        cast = geometry_of(points)
+    assert largest_angle(cast.normal, plain.normal) < 0.01
+    assert largest_angle(cast.normal, normal) < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_a_model_sees_of_positions_does_not_depend_on_autocast(dtype: torch.dtype) -> None:
+    points, _ = tilted_plane()
+    points[:, 2] += 0.1 * torch.sin(5 * points[:, 0])
+
+    def seen() -> list[Tensor]:
+        geometry = geometry_of(points)
+        normal = geometry.normal[geometry.index]
+        to_slot = geometry.relative[:, 1:5]
+        return [
+            *(getattr(geometry, field.name) for field in fields(geometry)),
+            arches(to_slot, geometry.normal, normal[:, 1:5]),
+            describe_neighbors(
+                geometry, geometry.relative, geometry.spacing[geometry.index], normal
+            ),
+            describe_neighbors_of_children(geometry, 0.5 * to_slot, to_slot, normal),
+        ]
+
+    plain = seen()
+    with torch.autocast("cpu", dtype):
+        for value, expected in zip(seen(), plain, strict=True):
+            assert value.dtype == expected.dtype and torch.equal(value, expected)

@@ -1,0 +1,209 @@
+"""Files of points and meshes: exact round trips, forgiving readers, errors that tell the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from pointup.errors import DataError
+from pointup.io.files import (
+    ExtraDimension,
+    PointCloud,
+    copy_points,
+    iter_points,
+    open_writer,
+    read_points,
+    write_points,
+)
+from pointup.io.ply import PlyHeader
+
+PARENT = ExtraDimension("parent", "uint32", default="index")
+DISTANCE = ExtraDimension("distance", "float32")
+TYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "float32", "float64")
+ENCODINGS = ("ascii", "binary_little_endian", "binary_big_endian")
+SUFFIXES = (".ply", ".xyz", ".txt", ".csv", ".npz")
+
+
+def make_cloud(count: int = 30) -> PointCloud:
+    """Map coordinates, which floats are too coarse for, and an attribute of every type."""
+    rng = np.random.default_rng(0)
+    positions = rng.random((count, 3)) * 100 + [4e5, 5.1e6, 100]
+    attributes = {f"{name}_values": (rng.normal(size=count) * 50).astype(name) for name in TYPES}
+    return PointCloud(positions, attributes)
+
+
+def assert_same(before: PointCloud, after: PointCloud) -> None:
+    assert after.positions.dtype == np.float64
+    assert np.array_equal(before.positions, after.positions)
+    assert list(before.attributes) == list(after.attributes)
+    for name, values in before.attributes.items():
+        assert np.array_equal(values, after.attributes[name].astype(values.dtype)), name
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_round_trips_are_exact(tmp_path: Path, suffix: str) -> None:
+    cloud = make_cloud()
+    write_points(tmp_path / f"a{suffix}", cloud)
+    assert_same(cloud, read_points(tmp_path / f"a{suffix}"))
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".npy"])
+@settings(max_examples=20, deadline=None)
+@given(
+    positions=arrays.arrays(
+        np.float64,
+        st.tuples(st.integers(1, 5), st.just(3)),
+        elements=st.floats(allow_nan=False, allow_infinity=False),
+    )
+)
+def test_every_float64_survives(
+    tmp_path_factory: pytest.TempPathFactory, suffix: str, positions: np.ndarray
+) -> None:
+    path = tmp_path_factory.mktemp("floats") / f"a{suffix}"
+    write_points(path, PointCloud(positions))
+    assert np.array_equal(read_points(path).positions, positions)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path: Path, encoding: str) -> None:
+    cloud = make_cloud()
+    properties = ("int8_values", "x", "y", "z")
+    cloud.header = PlyHeader(encoding, ("comment EPSG 25832",), properties)
+    write_points(tmp_path / "a.ply", cloud)
+    after = read_points(tmp_path / "a.ply")
+    assert_same(cloud, after)
+    assert [values.dtype.name for values in after.attributes.values()] == list(TYPES)
+    assert isinstance(after.header, PlyHeader)
+    assert after.header.encoding == encoding
+    assert after.header.comments[0] == "comment EPSG 25832"
+    assert after.header.properties[:4] == properties
+    # Written once more, the file stays the same, to the byte.
+    write_points(tmp_path / "b.ply", after)
+    assert (tmp_path / "a.ply").read_bytes() == (tmp_path / "b.ply").read_bytes()
+
+
+def test_ply_has_no_whole_numbers_of_64_bits(tmp_path: Path) -> None:
+    path, positions = tmp_path / "a.ply", np.zeros((2, 3))
+    write_points(path, PointCloud(positions, {"time": np.array([2**40 + 1, -5])}))
+    assert read_points(path).attributes["time"].tolist() == [2**40 + 1, -5]
+    with pytest.raises(DataError, match=r"a\.ply: time: whole numbers up to .* don't fit float64"):
+        write_points(path, PointCloud(positions, {"time": np.array([2**53 + 1, 0])}))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_trimesh_reads_what_is_written_as_ply(tmp_path: Path, encoding: str) -> None:
+    cloud = make_cloud()
+    cloud.header = PlyHeader(encoding)
+    write_points(tmp_path / "a.ply", cloud)
+    assert np.array_equal(trimesh.load(tmp_path / "a.ply").vertices, cloud.positions)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "binary_little_endian"])
+def test_vertices_of_meshes_are_points(tmp_path: Path, encoding: str) -> None:
+    box = trimesh.creation.box()
+    path = tmp_path / "a.ply"
+    path.write_bytes(
+        trimesh.exchange.ply.export_ply(box, encoding="ascii" if encoding == "ascii" else "binary")
+    )
+    assert np.array_equal(read_points(path).positions, box.vertices)
+    box.export(tmp_path / "a.obj")
+    assert np.allclose(read_points(tmp_path / "a.obj").positions, box.vertices)
+
+
+@pytest.mark.parametrize("suffix", [*SUFFIXES, ".npy"])
+def test_generated_points_follow_the_original_in_every_format(tmp_path: Path, suffix: str) -> None:
+    original, path = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    cloud = make_cloud(12)
+    write_points(original, cloud)
+    cloud = read_points(original)
+    generated = cloud.select(slice(0, 2))
+    generated.attributes |= {"parent": np.array([5, 6]), "distance": np.array([0.5, 1.5])}
+    with open_writer(path, cloud, [PARENT, DISTANCE]) as writer:
+        copy_points(original, writer, chunk_size=5)
+        writer.write(generated)
+    after = read_points(path)
+    assert np.array_equal(after.positions, np.concatenate([cloud.positions, generated.positions]))
+    *kept, parent, distance = after.attributes.values()
+    assert parent.tolist() == [*range(12), 5, 6]
+    assert distance.tolist() == [0] * 12 + [0.5, 1.5]
+    for before, values in zip(cloud.attributes.values(), kept, strict=True):
+        assert np.array_equal(values, np.concatenate([before, before[:2]]))
+
+
+def test_chunks_of_any_format_are_slices(tmp_path: Path) -> None:
+    write_points(tmp_path / "a.ply", make_cloud(10))
+    assert [len(chunk) for chunk in iter_points(tmp_path / "a.ply", chunk_size=4)] == [4, 4, 2]
+    bare = next(iter_points(tmp_path / "a.ply", attributes=False))
+    assert not bare.attributes
+
+
+def test_npz_keeps_its_key_and_arrays_of_any_width(tmp_path: Path) -> None:
+    points, normals = np.random.default_rng(0).random((2, 9, 3))
+    np.savez(tmp_path / "a.npz", pos=points, normals=normals, unit=np.array("m"))
+    cloud = read_points(tmp_path / "a.npz")
+    assert np.array_equal(cloud.attributes["normals"], normals)
+    write_points(tmp_path / "b.npz", cloud)
+    with np.load(tmp_path / "b.npz") as after:
+        assert set(after) == {"pos", "normals"}
+        assert np.array_equal(after["pos"], points)
+
+
+TEXTS: dict[str, tuple[str, dict[str, list[float]]]] = {
+    "blanks": ("1 2 3\n4 5 6\n", {}),
+    "many blanks": ("  1   2\t3  \r\n\r\n 4 5 6\r\n", {}),
+    "no last line end": ("1 2 3\n4 5 6", {}),
+    "tabs": ("1\t2\t3\n4\t5\t6\n", {}),
+    "names with blanks": ("x\ty\tz\tscan angle\n1\t2\t3\t7\n4\t5\t6\t8\n", {"scan angle": [7, 8]}),
+    "commas": ("1,2,3\n4, 5 ,6\n", {}),
+    "decimal commas": ("1,0;2,0;3,0\n4,0;5,0;6,0\n", {}),
+    "comments": ("# made by hand\n1 2 3 # first\n# between\n4 5 6\n", {}),
+    "names": ("x,y,z,i\n1,2,3,7\n4,5,6,8\n", {"i": [7, 8]}),
+    "names in any order": ("i;Z;X;Y\n7;3;1;2\n8;6;4;5\n", {"i": [7, 8]}),
+    "names as R writes them": ('"","X","Y","Z"\n"1",1,2,3\n"2",4,5,6\n', {"column_1": [1, 2]}),
+    "names as CloudCompare writes them": ("//X Y Z I\n1 2 3 7\n4 5 6 8\n", {"I": [7, 8]}),
+    "names in a comment": ("# notes\n# x y z i\n1 2 3 7\n4 5 6 8\n", {"i": [7, 8]}),
+    "columns without names": ("1 2 3 7 9\n4 5 6 8 10\n", {"column_4": [7, 8], "column_5": [9, 10]}),
+    "byte order mark": ("\ufeffx,y,z\n1,2,3\n4,5,6\n", {}),
+    "missing attribute": ("x,y,z,h\n1,2,3,nan\n4,5,6,1.5\n", {"h": [np.nan, 1.5]}),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_tables_of_text_are_read_as_they_come(tmp_path: Path, case: str) -> None:
+    text, attributes = TEXTS[case]
+    path = tmp_path / "a.txt"
+    path.write_text(text, newline="")
+    cloud = read_points(path)
+    assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert list(cloud.attributes) == list(attributes)
+    for name, values in attributes.items():
+        assert np.array_equal(cloud.attributes[name], values, equal_nan=True)
+
+
+def test_a_column_that_begins_with_whole_numbers_may_end_with_others(tmp_path: Path) -> None:
+    rows = [f"{i} 0 0 {2**60 + i}" for i in range(60_000)]
+    (tmp_path / "a.xyz").write_text("\n".join([*rows, "0.5 0 0 1"]))
+    cloud = read_points(tmp_path / "a.xyz")
+    assert cloud.positions[-1, 0] == 0.5
+    assert cloud.attributes["column_4"].dtype == np.int64
+    assert cloud.attributes["column_4"][1] == 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "i,X,Y,Z\n3,1.5,2,3\n4,4.5,5,6\n"),
+        ("a.txt", "# i X Y Z\n3 1.5 2 3\n4 4.5 5 6\n"),
+        ("a.txt", "1.5;2;3;3\n4.5;5;6;4\n"),
+    ],
+)
+def test_text_is_written_in_the_manner_it_was_read(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    write_points(tmp_path / f"b{name}", read_points(tmp_path / name))
+    assert (tmp_path / f"b{name}").read_text() == text

@@ -1,0 +1,238 @@
+"""Files of points and meshes: exact round trips, forgiving readers, errors that tell the remedy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from test_files import PARENT, SUFFIXES, make_cloud
+
+from pointup.errors import DataError, FileError, PointupError
+from pointup.io.cloud import cast_values
+from pointup.io.files import (
+    PointCloud,
+    copy_points,
+    open_writer,
+    read_mesh,
+    read_points,
+    write_points,
+)
+
+BAD_TEXTS = {
+    "words": ("once upon a time\n", r"'once upon a time' holds neither numbers nor columns"),
+    "a word": ("1 2 3\n4 five 6\n", r"line 2: 'five' is not a number; mend it"),
+    "words in a column": ("x y z kind\n1 2 3 tree\n", r"line 2: 'tree' is not a number"),
+    "two columns": ("1 2\n3 4\n", r"2 columns in '1 2'; at least x, y and z are needed"),
+    "a short line": ("#\n1 2 3\n\n4 5\n", r"line 4 has 2 columns, the lines before it 3"),
+    "an empty field": ("1,2,3\n4,,6\n", r"line 2: '' is not a number"),
+    "NaN": ("1 2 3\n4 nan 6\n7 8 inf\n", r"2 of 3 have NaN or infinite coordinates; remove them"),
+    "a name twice": ("x y z a a\n1 2 3 4 5\n", r"two columns are named 'a'; rename one"),
+    "only comments": ("# x y z\n\n", r"no points in it; leave it out"),
+    "only names": ("x,y,z\n", r"no points in it; leave it out"),
+    "nothing": ("", r"is empty \(0 bytes\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TEXTS)
+def test_bad_text_is_an_error_that_names_the_line(tmp_path: Path, case: str) -> None:
+    text, message = BAD_TEXTS[case]
+    path = tmp_path / "field.xyz"
+    path.write_text(text)
+    with pytest.raises(FileError, match=r"field\.xyz.*" + message) as raised:
+        read_points(path)
+    assert "\n" not in str(raised.value)
+
+
+def ply(vertices: str, count: int, properties: str = "float x float y float z") -> bytes:
+    words = properties.split()
+    lines = [f"property {kind} {name}" for kind, name in zip(words[::2], words[1::2], strict=True)]
+    head = ["ply", "format ascii 1.0", f"element vertex {count}", *lines, "end_header"]
+    return "\n".join([*head, vertices]).encode()
+
+
+def npy(array: np.ndarray) -> bytes:
+    return (
+        b"\x93NUMPY\x01\x00"
+        + (54).to_bytes(2, "little")
+        + (
+            f"{{'descr':'<f8','fortran_order':False,'shape':{array.shape}}}".ljust(53) + "\n"
+        ).encode()
+        + array.astype("<f8").tobytes()
+    )
+
+
+BAD_BYTES = {
+    "cut.ply": (ply("1 2 3\n", 2), "ends after at most 1 of 2 points; copy it again"),
+    "no_points.ply": (ply("", 0), "no points in it"),
+    "no_z.ply": (ply("1 2\n", 1, "float x float y"), "must be vertices with x, y, z"),
+    "type.ply": (ply("1 2 3\n", 1, "float x float y long z"), "unknown property type 'long'"),
+    "word.ply": (ply("1 2 three\n", 1), "could not convert string 'three'"),
+    "nan.ply": (ply("1 2 nan\n", 1), "1 of 1 have NaN"),
+    "list.ply": (
+        ply("1 2 3\n", 1, "float x float y float z").replace(
+            b"end_header", b"property list uchar int neighbours\nend_header"
+        ),
+        "list properties",
+    ),
+    "no.ply": (b"solid\n", "doesn't begin with 'ply'"),
+    "header.ply": (b"ply\nformat ascii 1.0\nelement vertex 2\n", "can't read PLY header line ''"),
+    "no.npy": (b"nothing", "not a whole NumPy file"),
+    "cut.npy": (npy(np.zeros((9, 3)))[:-1], "not a whole NumPy file"),
+    "narrow.npy": (npy(np.zeros((9, 2))), r"\(N, 3\) or wider, not float64 \(9, 2\)"),
+    "flat.npy": (npy(np.zeros(9)), r"not float64 \(9,\)"),
+    "no_points.npy": (npy(np.zeros((0, 3))), "no points in it"),
+    "nan.npy": (npy(np.full((2, 3), np.nan)), "2 of 2 have NaN"),
+    "no.npz": (b"PK\x03\x04nothing", "not a whole NumPy file"),
+    "no.las": (b"nothing", "doesn't begin with a LAS header"),
+    "word.obj": (b"v 1 2 three\n", "isn't three numbers"),
+    "no_points.obj": (b"# nothing\n", "no points in it"),
+    "cloud.rcp": (b"VERSION .7", r"unknown extension '\.rcp'; known are \.las \.laz \.ply"),
+    "cloud": (b"1 2 3", "unknown file without an extension; known are"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BYTES)
+def test_bad_files_are_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+    data, message = BAD_BYTES[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FileError, match=rf"{name}: .*{message}") as raised:
+        read_points(tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_npz_without_points_lists_what_it_has(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", vertices=np.zeros((2, 3)))
+    with pytest.raises(FileError, match=r"no array is named positions, pos, .* not vertices"):
+        read_points(tmp_path / "a.npz")
+
+
+def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"none\.las: no such file"):
+        read_points(tmp_path / "none.las")
+    (tmp_path / "folder.las").mkdir()
+    with pytest.raises(FileError, match=r"folder\.las: is a folder"):
+        read_points(tmp_path / "folder.las")
+    with pytest.raises(FileError, match=r"folder\.las: is a folder"):
+        write_points(tmp_path / "folder.las", make_cloud())
+    with pytest.raises(FileError, match=r"there is no folder .*nowhere; make it"):
+        write_points(tmp_path / "nowhere" / "a.ply", make_cloud())
+    with pytest.raises(FileError, match=r"a\.rcp: unknown extension"):
+        write_points(tmp_path / "a.rcp", make_cloud())
+
+
+def test_what_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(FileError, match=r"a\.ply: can't be written: Permission denied"):
+        write_points(tmp_path / "a.ply", make_cloud())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    with (
+        pytest.raises(FileError, match=r"a\.ply: can't be written: No space left on device"),
+        open_writer(tmp_path / "a.ply", make_cloud()) as writer,
+        Path("/dev/full").open("wb", buffering=0) as full,
+    ):
+        writer._stream = full
+        writer.write(make_cloud())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".laz", ".las", ".npy", *SUFFIXES])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, suffix: str, error: type[BaseException], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_text("old")
+    with pytest.raises(error), open_writer(path, make_cloud()) as writer:
+        writer.write(make_cloud())
+        assert path.read_text() == "old"
+        raise error
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == "old"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("suffix", [".laz", ".npy", *SUFFIXES])
+def test_bad_clouds_are_not_written(tmp_path: Path, suffix: str) -> None:
+    path, cloud = tmp_path / f"a{suffix}", make_cloud(3)
+    short = PointCloud(cloud.positions, cloud.attributes | {"int8_values": np.zeros(2)})
+    broken = PointCloud(cloud.positions * [1, np.nan, 1], cloud.attributes)
+    cases: list[tuple[PointCloud, str]] = [
+        (broken, "3 of 3 have NaN"),
+        (short, "'int8_values' has 2 values for 3 points"),
+        (cloud.select(slice(0, 0)), "no points to write"),
+        (PointCloud(np.zeros((3, 2)), cloud.attributes), r"expected \(N, 3\)"),
+    ]
+    for bad, message in cases:
+        with pytest.raises(PointupError, match=message), open_writer(path, cloud) as writer:
+            writer.write(bad)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".npy", *SUFFIXES])
+def test_all_points_of_a_table_need_the_same_attributes(tmp_path: Path, suffix: str) -> None:
+    cloud = make_cloud(3)
+    with (
+        pytest.raises(DataError, match="need the same attributes; differing: uint8_values"),
+        open_writer(tmp_path / f"a{suffix}", cloud) as writer,
+    ):
+        attributes = {n: v for n, v in cloud.attributes.items() if n != "uint8_values"}
+        writer.write(PointCloud(cloud.positions, attributes))
+
+
+def test_writing_respects_the_umask_and_writes_over_the_original(tmp_path: Path) -> None:
+    path = tmp_path / "a.ply"
+    write_points(path, make_cloud(5))
+    cloud = read_points(path)
+    with open_writer(path, cloud, [PARENT]) as writer:
+        copy_points(path, writer)
+    assert read_points(path).attributes["parent"].tolist() == [0, 1, 2, 3, 4]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_values_are_rounded_to_integers_but_never_wrapped() -> None:
+    uint8 = np.dtype(np.uint8)
+    assert cast_values(np.array([1.6, 254.5]), uint8, "a").tolist() == [2, 254]
+    for bad in ([-1], [256], [np.nan], [1e300]):
+        with pytest.raises(DataError, match=r"a: values .* don't fit uint8"):
+            cast_values(np.array(bad), uint8, "a")
+    with pytest.raises(DataError, match=r"a: whole numbers up to .* don't fit float64"):
+        cast_values(np.array([2**53 + 1]), np.dtype(np.float64), "a")
+
+
+@pytest.mark.parametrize("suffix", [".off", ".obj", ".stl", ".ply"])
+def test_meshes_of_every_format_are_surfaces(tmp_path: Path, suffix: str) -> None:
+    trimesh.creation.box(extents=(1, 2, 3)).export(tmp_path / f"a{suffix}")
+    surface = read_mesh(tmp_path / f"a{suffix}")
+    assert surface.area == pytest.approx(22)
+
+
+def test_polygons_are_triangulated(tmp_path: Path) -> None:
+    (tmp_path / "a.off").write_text("OFF\n4 1 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n4 0 1 2 3\n")
+    assert read_mesh(tmp_path / "a.off").area == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.off", b"OFF\n3 1 0\n0 0 0\n", "not a readable mesh"),
+        ("a.ply", ply("1 2 3\n", 1), "it has points and no faces"),
+        ("a.stl", b"solid a\nendsolid a\n", ""),
+        ("a.off", b"", "is empty"),
+        ("a.gltf", b"{}", r"unknown extension '\.gltf'; known are \.off \.obj \.stl \.ply"),
+    ],
+)
+def test_bad_meshes_are_an_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FileError, match=rf"{name}: .*{message}"):
+        read_mesh(tmp_path / name)

@@ -1,0 +1,451 @@
+"""Each format, written and read by another program where one can be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pointup.errors import FileError
+from pointup.io.files import (
+    ExtraDimension,
+    PointCloud,
+    check_readable,
+    check_writable,
+    copy_points,
+    open_writer,
+    read_points,
+    write_points,
+)
+from pointup.io.ply import PlyHeader
+
+READERS = "another program's reader, of the extra `readers`, is not installed"
+
+
+def scanned(count: int = 50) -> PointCloud:
+    """A cloud as a scanner makes it: in metres around it, float32, with intensity and colours."""
+    rng = np.random.default_rng(0)
+    positions = (rng.normal(size=(count, 3)) * 20).astype(np.float32).astype(np.float64)
+    colours = {name: rng.integers(0, 256, count, np.uint8) for name in ("red", "green", "blue")}
+    return PointCloud(positions, {"intensity": rng.random(count, np.float32)} | colours)
+
+
+def assert_holds(cloud: PointCloud, positions: np.ndarray, **attributes: np.ndarray) -> None:
+    assert np.array_equal(cloud.positions, positions)
+    assert list(cloud.attributes) == list(attributes)
+    for name, values in attributes.items():
+        assert np.array_equal(cloud.attributes[name].astype(values.dtype), values), name
+
+
+def read_by_pypcd4(path: Path) -> dict[str, np.ndarray]:
+    pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
+    cloud = pypcd4.PointCloud.from_path(path)
+    assert cloud.metadata.points == cloud.metadata.width == len(cloud.pc_data)
+    return {name: cloud.pc_data[name] for name in cloud.fields}
+
+
+def read_by_plyfile(path: Path) -> dict[str, np.ndarray]:
+    plyfile = pytest.importorskip("plyfile", reason=READERS)
+    vertices = plyfile.PlyData.read(path)["vertex"]
+    return {p.name: np.asarray(vertices[p.name]) for p in vertices.properties}
+
+
+def read_by_pye57(path: Path) -> dict[str, np.ndarray]:
+    pye57 = pytest.importorskip("pye57", reason=READERS)
+    with pye57.E57(str(path)) as file:
+        assert file.scan_count == 1
+        scan = file.read_scan_raw(0)
+    names = {"colorRed": "red", "colorGreen": "green", "colorBlue": "blue"}
+    names |= {f"cartesian{axis.upper()}": axis for axis in "xyz"}
+    return {names.get(name, name): values for name, values in scan.items()}
+
+
+def read_by_numpy(path: Path) -> dict[str, np.ndarray]:
+    rows = np.fromfile(path, "<f4").reshape(-1, 4)
+    return dict(zip(("x", "y", "z", "intensity"), rows.T, strict=True))
+
+
+def read_as_pts(path: Path) -> dict[str, np.ndarray]:
+    """As the readers of C do: a count by scanf, then that many rows."""
+    lines = path.read_text().splitlines()
+    assert int(lines[0]) == len(lines) - 1
+    rows = np.array([[float(word) for word in line.split(" ")] for line in lines[1:]])
+    names = ("x", "y", "z", "intensity", "red", "green", "blue")
+    return dict(zip(names, rows.T, strict=True))
+
+
+def read_by_loadtxt(path: Path) -> dict[str, np.ndarray]:
+    names = path.read_text().splitlines()[0].removeprefix("# ").split()
+    return dict(zip(names, np.loadtxt(path).T, strict=True))
+
+
+OTHERS: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {
+    ".ply": read_by_plyfile,
+    ".pcd": read_by_pypcd4,
+    ".e57": read_by_pye57,
+    ".bin": read_by_numpy,
+    ".pts": read_as_pts,
+    ".xyz": read_by_loadtxt,
+}
+
+
+@pytest.mark.parametrize("suffix", OTHERS)
+def test_other_programs_read_what_is_written(tmp_path: Path, suffix: str) -> None:
+    cloud, path = scanned(), tmp_path / f"a{suffix}"
+    if suffix == ".e57":
+        pytest.importorskip("pye57", reason=READERS)
+    write_points(path, cloud)
+    read = OTHERS[suffix](path)
+    expected = dict(zip("xyz", cloud.positions.T, strict=True)) | cloud.attributes
+    assert set("xyz") <= read.keys() <= expected.keys()
+    for name, values in read.items():
+        assert np.array_equal(values.astype(expected[name].dtype), expected[name]), name
+
+
+@pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".ply"])
+def test_scans_come_back_as_they_were(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".e57":
+        pytest.importorskip("pye57", reason=READERS)
+    cloud = scanned()
+    write_points(tmp_path / f"a{suffix}", cloud)
+    after = read_points(tmp_path / f"a{suffix}")
+    assert_holds(after, cloud.positions, **cloud.attributes)
+    assert after.attributes["red"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".bin"])
+def test_generated_points_follow_the_original(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".e57":
+        pytest.importorskip("pye57", reason=READERS)
+    original, path = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    write_points(original, scanned(12))
+    cloud = read_points(original)
+    generated = cloud.select(np.array([7, 3]))
+    generated.attributes["parent"] = np.array([7, 3])
+    with open_writer(path, cloud, [ExtraDimension("parent", "u4", default="index")]) as writer:
+        copy_points(original, writer, chunk_size=5)
+        writer.write(generated)
+    after = read_points(path)
+    rows = [*range(12), 7, 3]
+    expected = {name: values[rows] for name, values in cloud.attributes.items()}
+    if suffix == ".pcd":
+        expected["parent"] = np.array(rows)
+    assert_holds(after, cloud.positions[rows], **expected)
+
+
+@pytest.mark.parametrize("encoding", ["ASCII", "BINARY", "BINARY_COMPRESSED"])
+def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
+    pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
+    rng = np.random.default_rng(1)
+    count = 300
+    packed = pypcd4.PointCloud.encode_rgb(rng.integers(0, 256, (count, 3)).astype(np.uint8))
+    if encoding == "ASCII":
+        # Written there with 10 decimals, which small floats don't survive.
+        packed = np.zeros(count, np.float32)
+    points = [*rng.random((3, count)).astype(np.float32), packed, np.arange(count)]
+    other = pypcd4.PointCloud.from_points(
+        points, ("x", "y", "z", "rgb", "label"), (np.float32,) * 4 + (np.uint16,)
+    )
+    other.save(tmp_path / "a.pcd", getattr(pypcd4.Encoding, encoding))
+    colours = pypcd4.PointCloud.decode_rgb(packed).T
+    expected = dict(zip(("red", "green", "blue"), colours, strict=True)) | {
+        "label": np.arange(count)
+    }
+    cloud = read_points(tmp_path / "a.pcd")
+    positions = np.column_stack(points[:3])
+    if encoding == "ASCII":
+        assert np.allclose(cloud.positions, positions, atol=1e-9)
+        positions = cloud.positions
+    assert_holds(cloud, positions, **expected)
+    # Written once more, the other program finds its own fields again.
+    write_points(tmp_path / "b.pcd", cloud)
+    again = read_points(tmp_path / "b.pcd")
+    assert_holds(again, positions, **expected)
+    back = pypcd4.PointCloud.from_path(tmp_path / "b.pcd")
+    assert set(back.fields) == {"x", "y", "z", "rgb", "label"}
+    if encoding != "ASCII":
+        assert np.array_equal(back.pc_data["rgb"].view("u4"), packed.view("u4"))
+        assert back.pc_data["x"].dtype == np.float32
+
+
+ORGANISED = """# .PCD v.5
+VERSION .5
+FIELDS x y z _ normal
+SIZE 4 4 4 1 4
+TYPE F F F U F
+COUNT 1 1 1 4 3
+WIDTH 2
+HEIGHT 2
+VIEWPOINT 1 2 3 1 0 0 0
+POINTS 4
+DATA ascii
+1 2 3 0 0 0 0 .1 .2 .3
+nan nan nan 0 0 0 0 nan nan nan
+4 5 6 0 0 0 0 .4 .5 .6
+7 8 9 0 0 0 0 .7 .8 .9
+"""
+
+
+@pytest.mark.parametrize("text", ["F\n4.808e+06", "U\n4880121", "F\n6.8385e-39"])
+def test_colours_packed_into_text_are_unpacked(tmp_path: Path, text: str) -> None:
+    kind, value = text.split("\n")
+    (tmp_path / "a.pcd").write_text(
+        f"FIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F {kind}\nCOUNT 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
+        f"POINTS 1\nDATA ascii\n1 2 3 {value}\n"
+    )
+    bits = int(np.float32(value).view("u4")) if kind == "F" else int(value)
+    cloud = read_points(tmp_path / "a.pcd")
+    colours = [int(cloud.attributes[name][0]) for name in ("red", "green", "blue")]
+    assert colours == [bits >> 16 & 255, bits >> 8 & 255, bits & 255]
+    write_points(tmp_path / "b.pcd", cloud)
+    assert read_points(tmp_path / "b.pcd").attributes == cloud.attributes
+
+
+def test_organised_pcd_loses_its_missing_returns_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.pcd"
+    path.write_text(ORGANISED)
+    cloud = read_points(path)
+    assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert list(cloud.attributes) == ["normal"]
+    assert np.allclose(cloud.attributes["normal"][2], [0.7, 0.8, 0.9])
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: 1 points without coordinates are left out"
+    ]
+    write_points(tmp_path / "b.pcd", cloud)
+    assert "VIEWPOINT 1 2 3 1 0 0 0" in (tmp_path / "b.pcd").read_text("latin-1")
+
+
+def test_e57_of_several_scans_is_put_together_by_their_poses(tmp_path: Path) -> None:
+    pye57 = pytest.importorskip("pye57", reason=READERS)
+    points = np.random.default_rng(0).random((20, 3))
+    scan = {f"cartesian{axis}": points[:, i].copy() for i, axis in enumerate("XYZ")}
+    invalid = np.zeros(20, np.int8)
+    invalid[:5] = 1
+    with pye57.E57(str(tmp_path / "a.e57"), mode="w") as file:
+        file.write_scan_raw(scan | {"cartesianInvalidState": invalid})
+        turned = np.array([np.sqrt(0.5), 0, 0, np.sqrt(0.5)])
+        file.write_scan_raw(scan, rotation=turned, translation=np.array([100.0, 200.0, 300.0]))
+    cloud = read_points(tmp_path / "a.e57")
+    # Its writer has single precision.
+    assert np.allclose(cloud.positions[:15], points[5:], atol=1e-6)
+    moved = points[:, [1, 0, 2]] * [-1, 1, 1] + np.array([100, 200, 300])
+    assert np.allclose(cloud.positions[15:], moved, atol=1e-6)
+
+
+def test_e57_keeps_map_coordinates_exactly(tmp_path: Path) -> None:
+    pytest.importorskip("pye57", reason=READERS)
+    positions = np.random.default_rng(0).random((7, 3)) * 1000 + [4e5, 5.1e6, 100]
+    write_points(tmp_path / "a.e57", PointCloud(positions))
+    assert_holds(read_points(tmp_path / "a.e57"), positions)
+
+
+def test_without_its_library_e57_is_refused_and_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: None)
+    (tmp_path / "a.e57").write_bytes(b"ASTM-E57")
+    for refused in (
+        lambda: read_points(tmp_path / "a.e57"),
+        lambda: write_points(tmp_path / "b.e57", scanned()),
+        lambda: check_writable(tmp_path / "b.e57"),
+    ):
+        with pytest.raises(FileError, match=r"E57 needs pye57; .* `pip install pointup\[e57\]`"):
+            refused()
+
+
+def test_colours_of_16_bits_become_8_in_e57(tmp_path: Path) -> None:
+    pytest.importorskip("pye57", reason=READERS)
+    cloud = scanned(3)
+    for name in ("red", "green", "blue"):
+        cloud.attributes[name] = np.array([0, 256, 65535], np.uint16)
+    write_points(tmp_path / "a.e57", cloud)
+    assert read_points(tmp_path / "a.e57").attributes["green"].tolist() == [0, 1, 255]
+
+
+PTS: dict[str, tuple[str, list[str]]] = {
+    "with a count": ("2\n1 2 3\n4 5 6\n", []),
+    "without a count": ("1 2 3\n4 5 6\n", []),
+    "blanks around the count": ("   2  \r\n1 2 3\r\n4 5 6\r\n", []),
+    "two scans": ("1\n1 2 3\n1\n4 5 6\n", []),
+    "intensity": ("2\n1 2 3 -5\n4 5 6 7\n", ["intensity"]),
+    "colours": ("2\n1 2 3 7 8 9\n4 5 6 1 2 255\n", ["red", "green", "blue"]),
+    "all": ("2\n1 2 3 0 7 8 9\n4 5 6 0 1 2 3\n", ["intensity", "red", "green", "blue"]),
+    "five columns": ("2\n1 2 3 0 7\n4 5 6 0 1\n", ["column_4", "column_5"]),
+}
+
+
+@pytest.mark.parametrize("case", PTS)
+def test_pts_is_read_as_it_comes(tmp_path: Path, case: str) -> None:
+    text, names = PTS[case]
+    (tmp_path / "a.pts").write_text(text, newline="")
+    cloud = read_points(tmp_path / "a.pts")
+    assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert list(cloud.attributes) == names
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "short.pts": (b"3\n1 2 3\n4 5 6\n", "ends after 2 of 3 points; copy it again"),
+    "long.pts": (b"1\n1 2 3\n4 5 6\n", "has 2 points, more than the 1 that its counts tell"),
+    "word.pts": (b"2\n1 2 3\n4 five 6\n", "line 3: 'five' is not a number"),
+    "empty.pts": (b"0\n", "no points in it"),
+    "rows.bin": (b"x" * 31, "not a KITTI sweep: 31 bytes are not rows of 4 float32"),
+    "rows.pcd.bin": (b"\0" * 16, "16 bytes are not rows of 5 float32"),
+    "weights.bin": (np.full(8, 1e20, "<f4").tobytes(), "coordinates up to 1e[+]20"),
+    "nan.bin": (np.full(8, np.nan, "<f4").tobytes(), "2 of 2 have NaN"),
+    "no.pcd": (b"nothing", "not a PCD file"),
+    "cut.pcd": (ORGANISED[:-30].encode(), "ends before its 4 points"),
+    "absurd.pcd": (ORGANISED.replace("POINTS 4", "POINTS 9999999999").encode(), "ends before its"),
+    "digits.pcd": (ORGANISED.replace("POINTS 4", "POINTS " + "9" * 99).encode(), "POINTS is '999"),
+    "field.pcd": (ORGANISED.replace("SIZE 4", "SIZE 3").encode(), "unknown field type F of 3"),
+    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "its fields must be x, y, z"),
+    "no.e57": (b"nothing", "E57"),
+    "a.off": (b"OFF", "is a mesh, and points are needed: sample its surface .* `pointup prepare"),
+    "a.glb": (b"glTF", "is a mesh, and points are needed"),
+    "count.ply": (
+        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n", "can't hold 999",
+    ),
+    "many.ply": (
+        b"ply\nformat binary_little_endian 1.0\nelement vertex 999999999999999\n"
+        b"property float x\nproperty float y\nproperty float z\nend_header\n123",
+        "ends after 0 of 999999999999999 points",
+    ),
+    "superscript.ply": (b"ply\nformat ascii 1.0\nelement vertex \xb2\n", "can't read PLY header"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_damaged_file_is_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+    content, message = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FileError, match=rf"{name}: .*{message}") as raised:
+        read_points(tmp_path / name)
+    assert "\n" not in str(raised.value)
+
+
+def test_sweeps_hold_intensity_and_by_name_the_ring(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).random((9, 5)).astype("<f4")
+    rows.tofile(tmp_path / "a.pcd.bin")
+    cloud = read_points(tmp_path / "a.pcd.bin")
+    assert_holds(cloud, rows[:, :3], intensity=rows[:, 3], ring=rows[:, 4])
+    write_points(tmp_path / "b.pcd.bin", cloud)
+    assert (tmp_path / "b.pcd.bin").read_bytes() == (tmp_path / "a.pcd.bin").read_bytes()
+    write_points(tmp_path / "b.bin", cloud)
+    assert np.array_equal(np.fromfile(tmp_path / "b.bin", "<f4").reshape(9, 4), rows[:, :4])
+    for far in (5e4, 5.1e6):
+        with pytest.raises(FileError, match=r"don't fit float32; subtract an offset, or write"):
+            write_points(tmp_path / "c.bin", PointCloud(cloud.positions + far))
+
+
+def test_what_a_format_has_no_place_for_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cloud, path = scanned(5), tmp_path / "a.pts"
+    write_points(path, cloud)
+    for _ in range(2):
+        with open_writer(path, cloud, [ExtraDimension("parent", "u4", default="index")]) as writer:
+            copy_points(path, writer)
+    (record,) = caplog.records
+    assert "a.pts: .pts files have no place for parent; left out" in record.getMessage()
+    assert_holds(read_points(path), cloud.positions, **cloud.attributes)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".obj"])
+def test_dropped_faces_are_told(
+    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trimesh.creation.box().export(tmp_path / f"a{suffix}")
+    assert len(read_points(tmp_path / f"a{suffix}")) == 8
+    (record,) = caplog.records
+    assert "12" in record.getMessage() and "`pointup prepare meshes`" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("//X Y Z I\n1 2 3 7\n// between\n4 5 6 8 // last\n", ["I"]),
+        ("// made by hand\n1,2,3\n4,5,6 # end\n", []),
+        ("//X,Y,Z,Return Number\n1,2,3,1\n4,5,6,2\n", ["Return Number"]),
+    ],
+)
+def test_text_may_have_comments_of_two_slashes(tmp_path: Path, text: str, names: list[str]) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    cloud = read_points(tmp_path / "a.txt")
+    assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert list(cloud.attributes) == names
+    write_points(tmp_path / "b.txt", cloud)
+    if names:
+        assert (tmp_path / "b.txt").read_text().splitlines()[0] == text.splitlines()[0]
+
+
+@pytest.mark.parametrize("arrays", ["positions", "other"])
+def test_an_npz_that_expands_beyond_measure_is_refused_unread(
+    tmp_path: Path, arrays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.geometry.array_files.ALWAYS_READ", 10**6)
+    shape, other = (10**6, 3), (10**5, 30)
+    if arrays == "positions":
+        np.savez_compressed(tmp_path / "a.npz", positions=np.zeros(shape))
+        with pytest.raises(FileError, match=r"a\.npz: its .* bytes would expand to 24,000,000"):
+            read_points(tmp_path / "a.npz")
+    else:
+        # What isn't needed isn't read, and doesn't count.
+        np.savez_compressed(tmp_path / "a.npz", positions=np.ones((2, 3)), other=np.zeros(other))
+        assert len(read_points(tmp_path / "a.npz")) == 2
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "b.ply", tmp_path / "a.ply"
+    link.symlink_to(target)
+    write_points(link, scanned(3))
+    assert link.is_symlink() and not target.is_symlink()
+    assert len(read_points(target)) == 3
+    assert [path.name for path in target.parent.iterdir()] == ["b.ply"]
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(FileError, match="a symbolic link that leads nowhere"):
+        write_points(link, scanned(3))
+
+
+def test_names_that_cannot_be_written_are_told_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
+    for name, message in (
+        ("a.rcp", r"unknown extension '\.rcp' to write"),
+        ("a.copc.laz", "COPC files can't be written; name it .laz, and convert that"),
+        ("link.laz", "COPC files can't be written"),
+    ):
+        for refuse in (check_writable, lambda path: write_points(path, scanned())):
+            with pytest.raises(FileError, match=message):
+                refuse(tmp_path / name)
+    for name in ("a.laz", "b.pcd", "c.bin"):
+        check_writable(tmp_path / name)
+    with pytest.raises(FileError, match="no such file"):
+        check_readable(tmp_path / "b.pcd")
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200), st.sampled_from(["ascii", "binary", "binary_compressed"]))
+def test_whatever_follows_a_pcd_header_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes, encoding: str
+) -> None:
+    path = tmp_path_factory.mktemp("pcd") / "a.pcd"
+    head = ORGANISED.partition("DATA")[0] + f"DATA {encoding}\n"
+    path.write_bytes(head.encode() + body)
+    try:
+        assert len(read_points(path)) <= 4
+    except FileError as error:
+        assert "a.pcd: " in str(error) and "\n" not in str(error)
+
+
+def test_plyfile_reads_ascii_too(tmp_path: Path) -> None:
+    cloud = scanned()
+    cloud.header = PlyHeader("ascii")
+    write_points(tmp_path / "a.ply", cloud)
+    assert np.array_equal(read_by_plyfile(tmp_path / "a.ply")["x"], cloud.positions[:, 0])

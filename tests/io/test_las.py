@@ -1,0 +1,417 @@
+"""LAS and LAZ: nothing of the original may change, and what is added must be readable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from struct import pack_into, unpack_from
+
+import laspy
+import numpy as np
+import pytest
+from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
+from laspy.vlrs.vlr import VLR
+
+from pointup.errors import DataError, FileError
+from pointup.io.files import (
+    ExtraDimension,
+    PointCloud,
+    copy_points,
+    iter_points,
+    open_writer,
+    read_points,
+    write_points,
+)
+
+ADDED = [
+    ExtraDimension("parent", "uint32", "nearest original point", default="index"),
+    ExtraDimension("distance", "float32"),
+]
+# Without the null byte at its end that laspy would add.
+WKT = VLR("LASF_Projection", 2112, "WKT", b'LOCAL_CS["somewhere"]')
+
+
+def make_las(path: Path, point_format: int = 7, version: str = "1.4", count: int = 500) -> None:
+    """A file whose point records are random bits, with a CRS and an extra dimension."""
+    rng = np.random.default_rng(point_format)
+    header = laspy.LasHeader(version=version, point_format=point_format)
+    header.scales, header.offsets = np.array([0.001, 0.001, 0.01]), np.array([4e5, 5.1e6, -7.0])
+    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", scales=[0.1], offsets=[5.0]))
+    header.vlrs.append(WKT)
+    records = laspy.ScaleAwarePointRecord.zeros(count, header=header)
+    raw = rng.integers(0, 256, (count, records.array.dtype.itemsize), dtype=np.uint8)
+    records.array[:] = raw.view(records.array.dtype)[:, 0]
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(records)
+
+
+def raw_points(path: Path) -> np.ndarray:
+    records = laspy.read(path).points.array
+    return records.view(np.uint8).reshape(len(records), -1)
+
+
+def raw_vlrs(path: Path) -> dict[tuple[bytes, int], bytes]:
+    data, found = path.read_bytes(), {}
+    start, count = unpack_from("<H", data, 94)[0], unpack_from("<I", data, 100)[0]
+    for _ in range(count):
+        key = data[start + 2 : start + 18].rstrip(b"\0"), unpack_from("<H", data, start + 18)[0]
+        end = start + 54 + unpack_from("<H", data, start + 20)[0]
+        found[key], start = data[start + 54 : end], end
+    return found
+
+
+def formats() -> list[tuple[str, int, str]]:
+    known = [("1.2", i) for i in range(4)] + [("1.3", 4)] + [("1.4", i) for i in range(6, 9)]
+    return [(version, i, suffix) for version, i in known for suffix in (".las", ".laz")]
+
+
+@pytest.mark.parametrize(("version", "point_format", "suffix"), formats())
+def test_what_is_read_is_written_bit_for_bit(
+    tmp_path: Path, version: str, point_format: int, suffix: str
+) -> None:
+    original, copy = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    make_las(original, point_format, version)
+    write_points(copy, read_points(original))
+    assert np.array_equal(raw_points(original), raw_points(copy))
+    before, after = laspy.read(original).header, laspy.read(copy).header
+    assert (before.version, before.point_format) == (after.version, after.point_format)
+    assert np.array_equal(before.scales, after.scales)
+    assert np.array_equal(before.offsets, after.offsets)
+    assert np.array_equal(before.number_of_points_by_return, after.number_of_points_by_return)
+    assert raw_vlrs(copy)[b"LASF_Projection", 2112] == WKT.record_data
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_generated_points_follow_the_untouched_original(tmp_path: Path, suffix: str) -> None:
+    original, path = tmp_path / "a.laz", tmp_path / f"b{suffix}"
+    make_las(original)
+    before = raw_points(original)
+    cloud = read_points(original)
+    generated = cloud.select(slice(0, 40))
+    generated.positions = generated.positions + 0.1234567
+    generated.attributes |= {
+        "synthetic": np.ones(40, np.uint8),
+        "parent": np.arange(40) * 2,
+        "distance": np.full(40, 0.25),
+    }
+    with open_writer(path, cloud, ADDED) as writer:
+        copy_points(original, writer, chunk_size=130)
+        writer.write(generated)
+    after = laspy.read(path)
+    assert np.array_equal(raw_points(path)[:500, : before.shape[1]], before)
+    assert np.array_equal(after["parent"], np.append(np.arange(500), np.arange(40) * 2))
+    assert np.array_equal(after["distance"], np.repeat([0, 0.25], [500, 40]))
+    assert np.array_equal(after["height"][500:], after["height"][:40])
+    assert (np.asarray(after["synthetic"])[500:] == 1).all()
+    rounding = np.abs(after.xyz[500:] - generated.positions) / after.header.scales
+    assert rounding.max() <= 0.5 + 1e-4
+    assert raw_vlrs(path)[b"LASF_Projection", 2112] == WKT.record_data
+
+
+def test_a_file_that_has_the_added_dimensions_keeps_their_values(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.laz", tmp_path / "b.laz"
+    make_las(first, count=10)
+    cloud = read_points(first)
+    cloud.attributes |= {"parent": np.arange(10)[::-1].astype(np.uint32)}
+    write_points(first, cloud)
+    cloud = read_points(first)
+    with open_writer(second, cloud, ADDED) as writer:
+        copy_points(first, writer)
+    assert np.array_equal(laspy.read(second)["parent"], np.arange(10)[::-1])
+    with pytest.raises(FileError, match="'parent' of another type"):
+        open_writer(second, cloud, [ExtraDimension("parent", "float64")])
+
+
+def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.add_extra_dims([laspy.ExtraBytesParams(n, "uint8") for n in ("one", "two")])
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    records["two"] = [7, 8, 9]
+    both = header.vlrs.extract("ExtraBytesVlr")[0].extra_bytes_structs
+    header.vlrs.extend(
+        VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(s.name, s.data_type))) for s in both
+    )
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(records)
+    assert raw_vlrs(path).keys() == {(b"LASF_Spec", 4)}
+    assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
+
+
+def test_a_description_of_extra_bytes_that_are_not_there_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(laspy.ScaleAwarePointRecord.zeros(3, header=header))
+    write_points(tmp_path / "b.las", read_points(path))
+    assert raw_vlrs(tmp_path / "b.las") == {(b"LASF_Projection", 2112): WKT.record_data}
+
+
+def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.las", tmp_path / "b.las"
+    header = laspy.LasHeader(version="1.2", point_format=0)
+    header.add_extra_dim(laspy.ExtraBytesParams("secret", "5u1"))
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    records["secret"] = np.arange(15).reshape(3, 5)
+    header.vlrs.extract("ExtraBytesVlr")
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(records)
+    with open_writer(path, read_points(original), ADDED) as writer:
+        copy_points(original, writer)
+    after = laspy.read(path)
+    assert np.array_equal(after["ExtraBytes"], np.arange(15).reshape(3, 5))
+    assert after["parent"].tolist() == [0, 1, 2]
+
+
+def test_no_data_values_survive_and_stale_statistics_do_not(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.las", tmp_path / "b.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", no_data=[-99]))
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(records)
+    with open_writer(path, read_points(original), ADDED) as writer:
+        copy_points(original, writer)
+    described = ExtraBytesVlr()
+    described.parse_record_data(raw_vlrs(path)[b"LASF_Spec", 4])
+    height = described.extra_bytes_structs[0]
+    assert height.no_data == [-99]
+    assert height.min is None
+    assert height.max is None
+
+
+def test_nothing_of_copc_is_left_and_other_long_records_are(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.laz", tmp_path / "b.laz"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.vlrs.append(VLR("copc", 10000, "", b"extents"))
+    header.evlrs = laspy.vlrs.vlrlist.VLRList([VLR("copc", 1, "", b"x"), VLR("me", 9, "", b"kept")])
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(laspy.ScaleAwarePointRecord.zeros(3, header=header))
+        writer.write_evlrs(header.evlrs)
+    write_points(path, read_points(original))
+    assert {user for user, _ in raw_vlrs(path)} == {b"laszip encoded"}
+    assert [(e.user_id, e.record_data) for e in laspy.read(path).evlrs] == [("me", b"kept")]
+    with pytest.raises(FileError, match=r"COPC files can't be written; name it \.laz"):
+        write_points(tmp_path / "b.copc.laz", read_points(original))
+
+
+def test_chunks_together_are_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    whole, chunks = read_points(path), list(iter_points(path, chunk_size=170))
+    assert [len(chunk) for chunk in chunks] == [170, 170, 160]
+    assert np.array_equal(np.concatenate([c.positions for c in chunks]), whole.positions)
+    assert np.array_equal(np.asarray(laspy.read(path).xyz), whole.positions)
+    for name, values in whole.attributes.items():
+        joined = np.concatenate([c.attributes[name] for c in chunks])
+        assert joined.tobytes() == values.tobytes()
+
+
+def test_positions_alone_are_the_same_positions(tmp_path: Path) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    bare = read_points(path, attributes=False)
+    assert not bare.attributes
+    assert np.array_equal(bare.positions, read_points(path).positions)
+
+
+def test_points_beyond_what_32_bits_hold_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    far = PointCloud(np.array([[4e5, 5.1e6, 0.0], [3e6, 5.1e6, 0.0]]))
+    with (
+        pytest.raises(FileError, match=r"b\.laz: x from .* is beyond .* coarser scale"),
+        open_writer(tmp_path / "b.laz", read_points(path)) as writer,
+    ):
+        writer.write(far)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.laz"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("classification", [300], "values 300 to 300 don't fit uint8"),
+        ("return_number", [16], "16 doesn't fit the 4 bits"),
+        ("intensity", [np.nan], "don't fit uint16"),
+        ("unheard", [1], "no dimension 'unheard'"),
+    ],
+)
+def test_attributes_that_do_not_fit_are_an_error(
+    tmp_path: Path, name: str, values: list[float], message: str
+) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    with (
+        pytest.raises(DataError, match=message),
+        open_writer(tmp_path / "b.laz", read_points(path)) as writer,
+    ):
+        writer.write(PointCloud(np.array([[4e5, 5.1e6, 0.0]]), {name: np.array(values)}))
+
+
+def test_records_of_another_scale_are_an_error(tmp_path: Path) -> None:
+    original, other = tmp_path / "a.laz", tmp_path / "b.laz"
+    make_las(original)
+    write_points(other, PointCloud(np.zeros((2, 3)), {"red": np.zeros(2)}))
+    with (
+        pytest.raises(DataError, match="open the writer like the file they come from"),
+        open_writer(tmp_path / "c.laz", read_points(other)) as writer,
+    ):
+        copy_points(original, writer)
+
+
+def test_other_clouds_become_las_with_extra_dimensions(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    cloud = PointCloud(
+        rng.random((50, 3)) * 800 + [4e5, 5e6, 100],
+        {
+            "red": np.arange(50, dtype=np.uint8),
+            "normal": rng.random((50, 3)),
+            "roughness": rng.random(50).astype(np.float32),
+            "classification": np.full(50, 2),
+        },
+    )
+    write_points(tmp_path / "a.laz", cloud)
+    after = read_points(tmp_path / "a.laz")
+    assert np.abs(after.positions - cloud.positions).max() < 1e-4
+    assert np.array_equal(after.attributes["red"], np.arange(50) * 256)
+    assert np.array_equal(after.attributes["normal_2"], cloud.attributes["normal"][:, 2])
+    assert np.array_equal(after.attributes["roughness"], cloud.attributes["roughness"])
+    assert (after.attributes["classification"] == 2).all()
+
+
+def damage_cut(data: bytearray) -> bytearray:
+    return data[: len(data) * 2 // 3]
+
+
+def damage_one_byte(data: bytearray) -> bytearray:
+    return data[:-1]
+
+
+def damage_header(data: bytearray) -> bytearray:
+    return data[:200]
+
+
+def damage_count_of_records(data: bytearray) -> bytearray:
+    pack_into("<I", data, 100, 2**31)
+    return data
+
+
+def damage_size_of_chunks(data: bytearray) -> bytearray:
+    pack_into("<I", data, data.rindex(b"http://laszip.org") + 32 + 12, 2**31 - 5)
+    return data
+
+
+def damage_count_of_chunks(data: bytearray) -> bytearray:
+    table = unpack_from("<q", data, unpack_from("<I", data, 96)[0])[0]
+    pack_into("<I", data, table + 4, 2**31)
+    return data
+
+
+def damage_size_of_a_layer(data: bytearray, layer: int = 1) -> bytearray:
+    # After the place of the chunk table, the first point and the number of points.
+    start = unpack_from("<I", data, 96)[0]
+    size = laspy.PointFormat(7).size + 2
+    pack_into("<I", data, start + 8 + size + 4 + 4 * layer, 2**32 - 1)
+    return data
+
+
+def damage_number_of_points(data: bytearray) -> bytearray:
+    pack_into("<Q", data, 247, 501)
+    return data
+
+
+DAMAGES = [damage_cut, damage_header, damage_count_of_records, damage_number_of_points]
+DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_a_layer]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [(".las", damage) for damage in [*DAMAGES, damage_one_byte]]
+    + [(".laz", damage) for damage in [*DAMAGES, *DAMAGES_OF_LAZ]],
+)
+def test_damaged_files_are_one_line_with_the_name_and_the_remedy(
+    tmp_path: Path, suffix: str, damage: Callable[[bytearray], bytearray]
+) -> None:
+    path = tmp_path / f"survey{suffix}"
+    make_las(path)
+    path.write_bytes(damage(bytearray(path.read_bytes())))
+    with pytest.raises(FileError) as raised:
+        read_points(path)
+    message = str(raised.value)
+    assert re.fullmatch(rf"{re.escape(str(path))}: not a whole LAS/LAZ file: .*again", message)
+
+
+# Nine of coordinates and flags, one of colours, one of each of two extra bytes.
+@pytest.mark.parametrize("layer", [0, 8, 9, 10, 11])
+def test_a_layer_longer_than_its_chunk_is_told_before_room_is_made_for_it(
+    tmp_path: Path, layer: int
+) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path)
+    path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), layer))
+    with pytest.raises(FileError, match="chunk 1 of 1 has layers longer than itself"):
+        next(iter_points(path))
+
+
+def test_a_short_file_is_told_before_its_first_points(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    make_las(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FileError, match=r"has \d+ of \d+ bytes"):
+        next(iter_points(path, chunk_size=10))
+
+
+def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    with laspy.open(path, "w", header=laspy.LasHeader(version="1.4", point_format=6)):
+        pass
+    with pytest.raises(FileError, match=r"a\.las: no points in it"):
+        read_points(path)
+
+
+def test_what_cannot_be_carried_over_is_an_error(tmp_path: Path) -> None:
+    make_las(tmp_path / "a.las", point_format=9)
+    cloud = read_points(tmp_path / "a.las")
+    with pytest.raises(FileError, match=r"waveforms aren't compressed exactly; name it \.las"):
+        write_points(tmp_path / "b.laz", cloud)
+    cloud.header.global_encoding.waveform_data_packets_internal = True  # type: ignore[attr-defined]
+    with pytest.raises(FileError, match="waveforms inside the original can't be carried over"):
+        write_points(tmp_path / "b.las", cloud)
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+@pytest.mark.parametrize("point_format", [1, 3, 5])
+def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
+    tmp_path: Path, point_format: int, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    make_las(path, point_format, "1.4")
+    cloud = read_points(path)
+    cloud.attributes["return_number"] = np.clip(cloud.attributes["return_number"], 1, 5)
+    cloud = cloud.select(slice(0, 400))
+    write_points(path, cloud)
+    returns = [np.count_nonzero(cloud.attributes["return_number"] == i) for i in range(1, 6)]
+    assert list(unpack_from("<6I", path.read_bytes(), 107)) == [400, *returns]
+    assert laspy.read(path).header.point_count == 400
+    # Of the newer ones the standard wants them to be 0.
+    make_las(path, 6)
+    write_points(path, read_points(path))
+    assert not any(unpack_from("<6I", path.read_bytes(), 107))
+
+
+@pytest.mark.parametrize("date", [(0, 0), (366, 2019), (17, 1998), (999, 2020)])
+@pytest.mark.parametrize("suffix", [".las", ".laz"])
+def test_the_date_of_creation_stays_as_it_stands(
+    tmp_path: Path, date: tuple[int, int], suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    make_las(path)
+    data = bytearray(path.read_bytes())
+    pack_into("<2H", data, 90, *date)
+    path.write_bytes(data)
+    copy = tmp_path / f"b{suffix}"
+    with open_writer(copy, next(iter_points(path, 2)), ADDED) as writer:
+        copy_points(path, writer)
+    assert unpack_from("<2H", copy.read_bytes(), 90) == date

@@ -1,0 +1,90 @@
+"""Units of length: of files by their coordinate system, of several files, of datasets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import laspy
+import pyproj
+import pytest
+
+from pointup.errors import DataError
+from pointup.io.length_unit import (
+    DEGREES,
+    METRE,
+    MIXED,
+    UNKNOWN,
+    common_unit,
+    dataset_unit,
+    length_unit,
+    unit_of,
+)
+
+
+def las(path: Path, system: str | int | None) -> Path:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    if system is not None:
+        header.add_crs(pyproj.CRS.from_user_input(system))
+    laspy.LasData(header).write(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "metres"),
+    [
+        (32618, "m", 1.0),
+        (2154, "m", 1.0),
+        ("EPSG:32618+5703", "m", 1.0),
+        (2994, "ft", 0.3048),
+        (2263, "US ft", 1200 / 3937),
+        ("EPSG:2263+6360", "US ft", 1200 / 3937),
+        (4978, "m", 1.0),
+    ],
+)
+def test_the_unit_is_that_of_the_coordinate_system(
+    system: str | int, name: str, metres: float, tmp_path: Path
+) -> None:
+    unit = length_unit(las(tmp_path / "a.las", system))
+    assert unit.name == name and unit.metres == metres
+    assert unit.of_metres(1) == pytest.approx(1 / metres)
+
+
+def test_what_has_no_unit_of_length_is_told_apart(tmp_path: Path) -> None:
+    assert length_unit(las(tmp_path / "a.las", 4326)) == DEGREES
+    assert length_unit(las(tmp_path / "b.las", "EPSG:32618+6360")) == MIXED
+    assert length_unit(las(tmp_path / "c.las", None)) == UNKNOWN
+    assert length_unit(tmp_path / "d.ply") == UNKNOWN
+
+
+def test_lengths_are_told_in_metres_and_in_the_unit() -> None:
+    assert METRE.described(0.5) == "0.5 m"
+    assert unit_of(0.3048).described(0.5) == "0.5 m (1.64 ft)"
+    assert UNKNOWN.described(0.5) == "0.5 unit"
+    assert unit_of(0.01).name == "unit of 0.01 m"
+
+
+def test_files_of_one_unit_have_it_and_others_are_named(tmp_path: Path) -> None:
+    metres, feet = las(tmp_path / "m.las", 32618), las(tmp_path / "ft.las", 2994)
+    unknown, degrees = tmp_path / "a.xyz", las(tmp_path / "deg.las", 4326)
+    assert common_unit([unknown, metres, unknown]) == METRE
+    assert common_unit([unknown]) == common_unit([]) == UNKNOWN
+    with pytest.raises(DataError, match=r"ft\.las: is in ft, .*m\.las in m; reproject"):
+        common_unit([metres, unknown, feet])
+    with pytest.raises(DataError, match=r"deg\.las: its coordinates are in degrees"):
+        common_unit([metres, degrees])
+
+
+def test_a_dataset_has_the_unit_of_the_files_it_was_made_of(tmp_path: Path) -> None:
+    def unit(info: dict[str, object]) -> str:
+        (tmp_path / "pointup.json").write_text(json.dumps(info))
+        return dataset_unit(tmp_path).name
+
+    folder = tmp_path / "tiles"
+    folder.mkdir()
+    feet = las(folder / "ft.las", 2994)
+    assert unit({"inputs": [str(feet)]}) == unit({"inputs": [str(folder)]}) == "ft"
+    assert unit({"source": [str(feet)], "target": [str(tmp_path / "gone.las")]}) == "ft"
+    assert unit({"recipe": 1}) == "m"
+    assert unit({"inputs": [str(tmp_path / "gone.las")]}) == unit({}) == "unit"
+    assert dataset_unit(tmp_path / "elsewhere") == UNKNOWN

@@ -1,0 +1,58 @@
+"""The picture of `pointup upsample`: the part of a large cloud that is shown, and its captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pyproj
+import pytest
+
+from pointup.cli.upsample import window
+from pointup.io.cloud import PointCloud
+from pointup.upsampling.store.point_store import build_store
+
+
+def drawn(
+    tmp_path: Path, source: Path, with_originals: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
+    """What a window of 30,000 points and as many new ones hands to the picture."""
+    rng = np.random.default_rng(0)
+    points, made = (rng.random((30_000, 3)) * (3000, 300, 9) + (5e5, 4e6, 0) for _ in range(2))
+    directory = tmp_path / "store"
+    directory.mkdir()
+    store = build_store([PointCloud(points)], directory)
+    seen: list[tuple[np.ndarray, np.ndarray, dict[str, object]]] = []
+
+    def note(before: np.ndarray, after: np.ndarray, path: Path, **options: object) -> None:
+        seen.append((before, after, options))
+
+    monkeypatch.setattr("pointup.visualization.before_after_picture", note)
+    view = window.Window(store)
+    for part in np.array_split(made, 3):
+        view.add(part)
+    view.draw(source, with_originals, tmp_path / "out.png")
+    return seen[0]
+
+
+@pytest.mark.parametrize("with_originals", [True, False])
+@pytest.mark.parametrize("most", [10_000, 1_000_000])
+def test_the_counts_are_those_of_the_whole_cloud(
+    with_originals: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "MAX_POINTS", most)
+    before, after, options = drawn(tmp_path, Path("in.ply"), with_originals, monkeypatch)
+    assert options["totals"] == (30_000, 60_000 if with_originals else 30_000)
+    assert options["unit"] == ""
+    shown = len(before) / 30_000
+    assert (shown == 1) == (most > 30_000)
+    assert len(after) == pytest.approx((1 + with_originals) * 30_000 * shown, rel=0.1)
+
+
+def test_the_unit_is_that_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.add_crs(pyproj.CRS.from_epsg(2994))
+    laspy.LasData(header).write(tmp_path / "in.las")
+    _, _, options = drawn(tmp_path, tmp_path / "in.las", True, monkeypatch)
+    assert options["unit"] == "ft" and options["vertical"]

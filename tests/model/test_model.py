@@ -1,0 +1,418 @@
+"""The upsampler: what it promises for any weights, and what it must equal untrained."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pointup.errors import ModelError
+from pointup.geometry.local_geometry import plane_normals
+from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.model.attention import RelativeAttention
+from pointup.model.calibration import reference_clouds
+from pointup.model.offsets import encode_positions, pull_along
+from pointup.model.upsampler import Upsampler
+
+SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
+
+
+def surface_points(num_points: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    xy = torch.rand(num_points, 2, generator=generator)
+    return torch.cat([xy, (3 * xy[:, :1]).sin() * 0.3], dim=1)
+
+
+def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
+    """A model whose offsets are far from zero, and whose output is not even."""
+    torch.manual_seed(seed)
+    model = Upsampler(**{**SMALL, **options}).eval()
+    torch.nn.init.normal_(model.pull.weight, std=0.2)
+    torch.nn.init.normal_(model.arch.weight, std=0.2)
+    torch.nn.init.normal_(model.normal.weight, std=0.2)
+    torch.nn.init.normal_(model.density.weight, std=0.2)
+    torch.nn.init.normal_(model.quota[-1].weight, std=0.2)
+    return model
+
+
+def packed(*sizes: int) -> tuple[Tensor, Tensor]:
+    clouds = [surface_points(size, seed) for seed, size in enumerate(sizes)]
+    return torch.cat(clouds), ptr_from_sizes(torch.tensor(sizes))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
+def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> None:
+    pos, ptr = packed(60, 0, 3, 100)
+    # With so many neighbours, none of these lies beyond a gap.
+    output = Upsampler(**SMALL | {"k": 12})(pos, ptr, ratio)
+    expected, expected_ptr = midpoint_upsample(pos, ptr, ratio)
+    assert torch.equal(output.pos, expected)
+    assert torch.equal(output.ptr, expected_ptr)
+
+
+def test_each_cloud_may_have_its_own_ratio() -> None:
+    pos, ptr = packed(40, 50, 40, 30)
+    ratio = torch.tensor([1.5, 4.0, 4.0, 2.25], dtype=torch.float64)
+    model = as_if_trained()
+    output = model(pos, ptr, ratio)
+    assert output.ptr.diff().tolist() == [60, 200, 160, 68]
+    alone = model(pos[40:90], torch.tensor([0, 50]), 4.0)
+    torch.testing.assert_close(output.pos[60:260], alone.pos, atol=1e-5, rtol=0)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([1.0, 1.5, 2.25, 4.0])),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=20, deadline=None)
+def test_clouds_with_ratios_of_their_own_are_as_if_alone(clouds: list[tuple[int, float]]) -> None:
+    sizes, ratios = zip(*clouds, strict=True)
+    pos, ptr = packed(*sizes)
+    model = as_if_trained()
+    output = model(pos, ptr, torch.tensor(ratios, dtype=torch.float64))
+    assert output.ptr.diff().tolist() == [round(size * ratio) for size, ratio in clouds]
+    for cloud, (size, ratio) in enumerate(clouds):
+        points, made, candidates = (
+            slice(*bounds[cloud : cloud + 2].tolist())
+            for bounds in (ptr, output.ptr, output.candidates_ptr)
+        )
+        alone = model(pos[points], torch.tensor([0, size]), ratio)
+        children = output.candidates[candidates]
+        expected = (
+            (children, alone.candidates),
+            (output.log_shares[points], alone.log_shares),
+            (output.log_quotas[points], alone.log_quotas),
+        )
+        for ours, theirs in expected:
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        # Rounding may decide which of them are kept, but they are of the cloud and of their parent.
+        of_parent = children.reshape(max(size, 1), -1, 3)[output.parent[made] - points.start]
+        assert (of_parent == output.pos[made].unsqueeze(1)).all(2).any(1).all()
+
+
+def test_clouds_with_the_same_number_of_slots_are_expanded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pos, ptr = packed(*[20] * 6)
+    model, calls = as_if_trained(), []
+    real = model.place_children
+    monkeypatch.setattr(model, "place_children", lambda *a: calls.append(a[1]) or real(*a))
+    model(pos, ptr, torch.tensor([4.0, 2.0, 4.0, 2.0, 3.9, 2.0]))
+    assert calls == [slice(0, 60), slice(60, 120)]
+
+
+@given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), ratio=st.floats(1.0, 6.0))
+@settings(max_examples=20, deadline=None)
+def test_a_cloud_does_not_see_what_else_is_in_the_batch(sizes: list[int], ratio: float) -> None:
+    pos, ptr = packed(*sizes)
+    model = as_if_trained()
+    together = model(pos, ptr, ratio)
+    for cloud, size in enumerate(sizes):
+        own = pos[ptr[cloud] : ptr[cloud + 1]]
+        alone = model(own, torch.tensor([0, size]), ratio)
+        start, stop = together.candidates_ptr[cloud : cloud + 2]
+        torch.testing.assert_close(
+            together.candidates[start:stop], alone.candidates, atol=1e-5, rtol=1e-5
+        )
+
+
+def test_moving_and_scaling_the_input_moves_and_scales_the_output() -> None:
+    pos, ptr = packed(80)
+    model = as_if_trained()
+    # Powers of two and a shift on their grid leave float32 arithmetic unchanged but for exponents.
+    shift = torch.tensor([1.0, -2.0, 0.5])
+    moved = model((pos + shift) * 4.0, ptr, 4.0)
+    still = model(pos, ptr, 4.0)
+    torch.testing.assert_close(
+        moved.candidates, (still.candidates + shift) * 4.0, atol=1e-4, rtol=0
+    )
+    assert (still.candidates - midpoint_candidates(pos, ptr)).abs().max() > 1e-3
+
+
+def midpoint_candidates(pos: Tensor, ptr: Tensor) -> Tensor:
+    return Upsampler(**SMALL)(pos, ptr, 4.0).candidates
+
+
+def test_the_order_of_the_points_does_not_matter() -> None:
+    pos, ptr = packed(70)
+    shuffled = torch.randperm(70, generator=torch.Generator().manual_seed(3))
+    model = as_if_trained()
+    first = model(pos, ptr, 3.0).candidates.view(70, -1, 3)
+    second = model(pos[shuffled], ptr, 3.0).candidates.view(70, -1, 3)
+    torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
+
+
+def test_the_side_to_which_a_normal_points_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 60)
+    expected = model(pos, ptr, 3.0)
+
+    def turned_round(covariance: Tensor) -> Tensor:
+        signs = torch.randint(0, 2, (len(covariance), 1)) * 2 - 1
+        return plane_normals(covariance) * signs
+
+    monkeypatch.setattr("pointup.geometry.local_geometry.plane_normals", turned_round)
+    torch.testing.assert_close(model(pos, ptr, 3.0).pos, expected.pos, rtol=1e-4, atol=1e-5)
+
+
+def test_points_of_a_plane_stay_on_the_plane_whatever_the_weights() -> None:
+    pos, ptr = packed(60)
+    pos[:, 2] = 0.25 * pos[:, 0] - 0.5 * pos[:, 1]
+    candidates = as_if_trained()(pos, ptr, 4.0).candidates
+    assert (candidates - midpoint_candidates(pos, ptr)).abs().max() > 1e-3
+    off_plane = candidates[:, 2] - 0.25 * candidates[:, 0] + 0.5 * candidates[:, 1]
+    assert off_plane.abs().max() < 1e-5
+
+
+def test_the_parent_of_an_output_point_is_the_input_point_it_came_from() -> None:
+    pos, ptr = packed(50, 60)
+    output = Upsampler(**SMALL)(pos, ptr, 2.0)
+    # Untrained children lie halfway to a neighbour among the four nearest.
+    assert ((output.pos - pos[output.parent]).norm(dim=1) < 0.5).all()
+    assert (output.parent[: output.ptr[1]] < 50).all()
+    assert (output.parent[output.ptr[1] :] >= 50).all()
+
+
+def test_clouds_without_points_without_extent_and_with_one_point_stay_finite() -> None:
+    pos = torch.cat([torch.zeros(20, 3), torch.ones(1, 3), surface_points(30)])
+    ptr = torch.tensor([0, 20, 20, 21, 51])
+    output = as_if_trained()(pos, ptr, 4.0)
+    assert output.ptr.tolist() == [0, 80, 80, 84, 204]
+    assert output.pos.isfinite().all()
+
+
+def test_an_empty_batch_can_be_propagated_backward() -> None:
+    model = as_if_trained()
+    output = model(torch.empty(0, 3), torch.tensor([0, 0, 0]), 4.0)
+    output.pos.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
+def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 3)
+    output = model(pos, ptr, 4.0)
+    made = (output.candidates, output.log_shares, output.log_quotas)
+    sum(values.square().sum() for values in made).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+        assert parameter.grad.any() or name.endswith("key_value.bias"), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concat": False},
+        {"beta": False},
+        {"heads": 1, "child_heads": 1},
+        {"num_layers": 0},
+        {"num_refinements": 1},
+        {"slots_per_ratio": 3.0},
+        {"dropout": 0.5},
+    ],
+)
+def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> None:
+    pos, ptr = packed(30, 20)
+    output = as_if_trained(**options).train()(pos, ptr, 2.5)
+    assert output.ptr.tolist() == [0, 75, 125]
+    output.pos.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"k": 0}, "at least 1"),
+        ({"heads": 5}, "not a multiple"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"slots_per_ratio": 0.5}, "candidate"),
+        ({"evening_steps": -1}, "evening_steps is -1"),
+        ({"oversampling": 9.0}, "oversampling is 9.0"),
+        ({"quota_trust": 1.5}, "quota_trust is 1.5"),
+        ({"colour": 1}, "unknown model option"),
+        ({"k": 1.5}, r"model\.k is 1\.5; it must be a whole number"),
+        ({"k": True}, "model.k is True; it must be a whole number"),
+        ({"k": 10**9}, "k is 1000000000; it must be at most 1024"),
+        ({"num_layers": 10**7}, "num_layers is 10000000; it must be at most 128"),
+        ({"concat": "no"}, "concat is 'no'; it must be true or false"),
+        ({"beta": None}, "beta is None"),
+        ({"slots_per_ratio": math.nan}, "slots_per_ratio is nan; it must be a finite number"),
+        ({"slots_per_ratio": math.inf}, "slots_per_ratio is inf; it must be a finite number"),
+        ({"slots_per_ratio": 1e6}, "slots_per_ratio is 1000000.0; it must be at most 64"),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(options: dict[str, object], message: str) -> None:
+    with pytest.raises((ValueError, ModelError), match=message):
+        Upsampler(**options)
+
+
+def test_attention_equals_its_equation() -> None:
+    torch.manual_seed(0)
+    heads, dim, hidden = 2, 3, 4
+    layer = RelativeAttention(6, heads, hidden, concat=True, beta=False, dropout=0.0)
+    x, features = torch.randn(5, 2, 6), torch.randn(5, 6)
+    index = torch.randint(0, 5, (5, 3))
+    missing = torch.zeros(5, 3, dtype=torch.bool)
+    missing[1, 2] = True
+    g = torch.randn(5, 2, 3, hidden)
+    k, v = layer.key_value(features).view(5, 2, heads, dim).unbind(1)
+    q = layer.query(x).view(5, 2, heads, dim)
+    expected = torch.zeros(5, 2, heads, dim)
+    for n in range(5):
+        neighbors = [j for j in range(3) if not missing[n, j]]
+        for m in range(2):
+            for h in range(heads):
+                keys = [k[index[n, j], h] + layer.position_key[h] @ g[n, m, j] for j in neighbors]
+                values = [
+                    v[index[n, j], h] + g[n, m, j] @ layer.position_value[h] for j in neighbors
+                ]
+                weights = (torch.stack(keys) @ q[n, m, h] / dim**0.5).softmax(0)
+                expected[n, m, h] = weights @ torch.stack(values)
+    expected = layer.out(expected.flatten(2))
+    torch.testing.assert_close(layer(x, features, index, missing, g), expected)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_blocks_and_recomputation_change_nothing(
+    dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pos, ptr = packed(40, 3)
+    results = []
+    for children_kept, points_per_block in ((10**6, 16), (0, 16)):
+        model = as_if_trained(dropout=dropout).train()
+        monkeypatch.setattr("pointup.model.upsampler.children_kept", lambda _, n=children_kept: n)
+        monkeypatch.setattr(
+            "pointup.model.upsampler.points_per_block", lambda _, n=points_per_block: n
+        )
+        torch.manual_seed(1)
+        output = model(pos, ptr, 2.0)
+        candidates = output.candidates
+        made = (candidates, output.log_shares, output.log_quotas)
+        sum(values.square().sum() for values in made).backward()
+        results.append([candidates.detach(), *(weight.grad for weight in model.parameters())])
+        monkeypatch.undo()
+    torch.testing.assert_close(*results)
+    if not dropout:
+        torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
+
+
+def test_the_derivatives_by_hand_equal_finite_differences() -> None:
+    torch.manual_seed(0)
+    layer = RelativeAttention(4, 2, 3, concat=True, beta=True, dropout=0.0).double()
+    missing = torch.zeros(3, 2, dtype=torch.bool)
+    missing[1, 1] = True
+    for shape in ((3, 2, 3), (3, 2, 2, 3)):
+        inputs = [torch.randn(3, 2, 4), torch.randn(3, 2, 8), torch.randn(shape)]
+        inputs = [values.double().requires_grad_() for values in inputs]
+        assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
+    directions, positions = torch.randn(3, 2, 8).double(), torch.randn(3, 2, 5, 4).double()
+    inputs = [directions.requires_grad_(), positions.requires_grad_()]
+    assert torch.autograd.gradcheck(pull_along, inputs)
+    linear, described = torch.nn.Linear(3, 4).double(), torch.randn(4, 3, 2, 5).double()
+    assert torch.autograd.gradcheck(
+        lambda d: encode_positions(d, linear, torch.float64), [described.requires_grad_()]
+    )
+
+
+def test_from_the_first_step_on_features_tell_points_apart() -> None:
+    model = Upsampler()
+    inputs: list[Tensor] = []
+    model.pull_norm.register_forward_hook(lambda *call: inputs.append(call[2].flatten(0, 1)))
+    with torch.no_grad():
+        model(*reference_clouds(), 2.0)
+    features = torch.cat(inputs)
+    assert features.std(0).norm() > features.mean(0).norm()
+
+
+def test_dense_places_stay_dense_where_the_features_say_so() -> None:
+    torch.manual_seed(0)
+    left, right = torch.rand(600, 3) * torch.tensor([1, 1, 0]), torch.rand(150, 3)
+    pos = torch.cat([left, right * torch.tensor([1, 1, 0]) + torch.tensor([1, 0, 0])])
+    ptr, model = torch.tensor([0, 750]), Upsampler(slots_per_ratio=6)
+    num_left = []
+    for power in (0.0, 1.0):
+        torch.nn.init.constant_(model.density.bias, power)
+        with torch.no_grad():
+            output = model(pos, ptr, 4.0)
+        num_left.append(int((output.pos[:, 0] < 1).sum()))
+        assert len(output.pos) == 3000
+        torch.testing.assert_close(output.log_shares.exp().sum(), torch.tensor(1.0))
+        # The prediction is what thinning then does.
+        assert abs(float(output.log_shares[:600].exp().sum()) - num_left[-1] / 3000) < 0.15
+    assert num_left[0] < 2000 and num_left[1] > 2250
+
+
+def test_nothing_but_the_quotas_learns_from_them_and_those_of_a_cloud_add_up_to_one() -> None:
+    model = as_if_trained()
+    pos, ptr = packed(40, 3)
+    quotas = model(pos, ptr, 4.0).log_quotas
+    for cloud in quotas.split([40, 3]):
+        torch.testing.assert_close(cloud.exp().sum(), torch.tensor(1.0))
+    (quotas[:7]).sum().backward()
+    learns = {
+        name
+        for name, weights in model.named_parameters()
+        if weights.grad is not None and weights.grad.any()
+    }
+    assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
+
+
+def test_quotas_follow_gaps_and_not_the_unit_of_length() -> None:
+    pos = torch.rand(300, 3) * torch.tensor([1, 1, 0])
+    ptr, model = torch.tensor([0, 300]), Upsampler()
+    with torch.no_grad():
+        torch.nn.init.constant_(model.quota_powers, 1.0)
+        quotas, scaled = (model(scale * pos, ptr, 2.0).log_quotas for scale in (1.0, 100.0))
+    torch.testing.assert_close(quotas, scaled, rtol=0, atol=1e-4)
+    distance = (torch.cdist(pos, pos) + 9 * torch.eye(300)).sort(1).values
+    near = torch.minimum(distance[:, :12], 2 * distance[:, 5:6])
+    expected = near.mean(1) * distance[:, :4].mean(1)
+    torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
+
+
+def test_runs_of_equal_slots_cover_the_points_in_order() -> None:
+    ptr = torch.tensor([0, 4, 4, 9, 12])
+    assert same_number_of_slots(torch.tensor([8, 8, 3, 8]), ptr) == [
+        (8, slice(0, 4)),
+        (3, slice(4, 9)),
+        (8, slice(9, 12)),
+    ]
+
+
+def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
+    model = as_if_trained()
+    model.save_pretrained(tmp_path / "model")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "README.md", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    loaded = Upsampler.from_pretrained(tmp_path / "model")
+    assert not loaded.training
+    pos, ptr = packed(50)
+    assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
+
+
+def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a model that is shipped .*a directory"):
+        Upsampler.from_pretrained(tmp_path)
+    as_if_trained().save_pretrained(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="the weights can't be loaded"):
+        Upsampler.from_pretrained(tmp_path / "model")
+    weights.write_bytes(whole)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
+    with pytest.raises(ModelError, match="format 99"):
+        Upsampler.from_pretrained(tmp_path / "model")

@@ -1,0 +1,107 @@
+"""Model directories as they come: older, newer, damaged; and names that are no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pointup import Upsampler
+from pointup.errors import ModelError
+
+BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
+    "cut short": (b"{", r"not a valid config\.json"),
+    "a list": (b"[]", r"not a valid config\.json: it holds \[\], not options by name"),
+    "null": (b"null", r"not a valid config\.json: it holds null"),
+    "not UTF-8": (b'{"k": "\xff"}', r"not a valid config\.json \('utf-8' codec"),
+    "nested": (b"[" * 100_000, r"not a valid config\.json"),
+    "no format": (b"{}", "format None of the model is not 3"),
+}
+BAD_OPTIONS: dict[str, tuple[object, str]] = {
+    "k": (1.5, "model.k is 1.5; it must be a whole number"),
+    "num_layers": (10**7, "num_layers is 10000000; it must be at most 128"),
+    "concat": ("no", "concat is 'no'; it must be true or false"),
+    "heads": (None, "heads is None; it must be a whole number"),
+    "dropout": ([0.1], r"dropout is \[0.1\]; it must be a finite number"),
+}
+
+
+@pytest.fixture
+def change(model_directory: Path, tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """A copy of the small model with another config.json."""
+
+    def copy(options: dict[str, Any]) -> Path:
+        (tmp_path / "model.safetensors").write_bytes(
+            (model_directory / "model.safetensors").read_bytes()
+        )
+        stored = json.loads((model_directory / "config.json").read_text()) | options
+        stored = {key: value for key, value in stored.items() if value != "left out"}
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        return tmp_path
+
+    return copy
+
+
+@pytest.mark.parametrize("case", BAD_CONFIGS)
+def test_a_damaged_config_is_an_error_in_one_line(tmp_path: Path, case: str) -> None:
+    content, message = BAD_CONFIGS[case]
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelError, match=message) as raised:
+        Upsampler.from_pretrained(tmp_path)
+    assert "\n" not in str(raised.value) and str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_an_option_out_of_range_is_an_error_that_names_it(
+    change: Callable[..., Path], name: str
+) -> None:
+    value, message = BAD_OPTIONS[name]
+    with pytest.raises(ModelError, match=rf"config\.json: .*{message}"):
+        Upsampler.from_pretrained(change({name: value}))
+
+
+def test_a_missing_option_takes_its_default(
+    change: Callable[..., Path], model_directory: Path
+) -> None:
+    whole = Upsampler.from_pretrained(model_directory)
+    older = Upsampler.from_pretrained(change({"evening_steps": "left out", "beta": "left out"}))
+    assert older.config == whole.config
+    for name, values in whole.state_dict().items():
+        assert torch.equal(older.state_dict()[name], values)
+
+
+def test_an_option_of_a_newer_version_is_ignored_with_a_warning(
+    change: Callable[..., Path], model_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = Upsampler.from_pretrained(change({"colour_head": 3}))
+    assert newer.config == Upsampler.from_pretrained(model_directory).config
+    (record,) = caplog.records
+    assert "doesn't know: colour_head; ignored" in record.getMessage()
+
+
+def test_an_argument_that_nobody_knows_is_an_error(model_directory: Path) -> None:
+    with pytest.raises(ModelError, match="unknown model option: colour"):
+        Upsampler.from_pretrained(model_directory, colour=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lidr", "lidr: no such model or directory; did you mean lidar[?]"),
+        ("Shapes", "did you mean shapes[?]"),
+        ("elephant", r"elephant: neither a model that is shipped \(shapes, lidar\), a directory"),
+    ],
+)
+def test_a_name_without_a_slash_is_never_looked_for_on_the_hub(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr("pointup.model.hub.hf_hub_download", asked)
+    with pytest.raises(ModelError, match=message):
+        Upsampler.from_pretrained(name)

@@ -1,0 +1,135 @@
+"""The models that come with the package: they load without a network, and are worth loading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pointup import Upsampler, upsample
+from pointup.cli.main import main
+from pointup.errors import ModelError
+from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.io.cloud import PointCloud
+from pointup.losses import chamfer_distance
+from pointup.model import hub
+from pointup.model.hub import SHIPPED, WEIGHTS
+from pointup.synthetic.default_dataset import scene_pair, shape_pair
+from pointup.upsampling.models import load_model, shipped_for
+
+CPU = torch.device("cpu")
+
+
+def test_they_are_small_and_say_what_they_are() -> None:
+    files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 4e6
+    for name in SHIPPED:
+        assert {path.name for path in (WEIGHTS / name).iterdir()} == {
+            "README.md", "config.json", "model.safetensors",
+        }  # fmt: skip
+        card = (WEIGHTS / name / "README.md").read_text()
+        for word in ("accelerate launch", "Licence", "hours", "Limits"):
+            assert word in card
+
+
+def test_they_load_quietly_and_without_a_network(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_network(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    for name in SHIPPED:
+        assert not load_model(name, CPU).training
+        assert not Upsampler.from_pretrained(name).training
+    # What they print belongs to the caller's own output.
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("name", "make"), [("shapes", shape_pair), ("lidar", scene_pair)])
+def test_each_is_better_than_no_network_where_it_belongs(name: str, make: object) -> None:
+    model, shares = load_model(name, CPU), []
+    for seed in range(3):
+        pair, _ = make(np.random.default_rng([seed, 1234]), resample=False)  # type: ignore[operator]
+        pos, target = torch.from_numpy(pair.source), torch.from_numpy(pair.target)
+        ptr, target_ptr = (ptr_from_sizes(torch.tensor([len(p)])) for p in (pos, target))
+        ratio = max(1.0, len(target) / len(pos))
+        with torch.no_grad():
+            made = model(pos, ptr, ratio)
+        ours = chamfer_distance(made.pos, made.ptr, target, target_ptr)
+        theirs = chamfer_distance(*midpoint_upsample(pos, ptr, ratio), target, target_ptr)
+        shares.append(float(ours / theirs))
+    assert np.mean(shares) < 0.97
+
+
+def test_survey_files_take_the_one_for_lidar_and_all_else_the_one_for_shapes() -> None:
+    for path in ("a.las", "b.LAZ", "c.copc.laz"):
+        assert shipped_for(Path(path)) == "lidar"
+    for other in (None, Path("a.ply"), Path("b.xyz"), Path("las.npy")):
+        assert shipped_for(other) == "shapes"
+
+
+@pytest.fixture
+def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Upsampler]:
+    """Two models in place of the shipped ones, that can be told apart."""
+    made = {}
+    for seed, name in enumerate(SHIPPED):
+        torch.manual_seed(seed)
+        made[name] = Upsampler(feature_dim=8, k=6, num_layers=1, heads=2, child_heads=2)
+        torch.nn.init.normal_(made[name].pull.weight, std=0.1)
+        made[name].save_pretrained(tmp_path / "weights" / name)
+    monkeypatch.setattr(hub, "WEIGHTS", tmp_path / "weights")
+    return made
+
+
+def test_arrays_and_clouds_take_the_model_for_their_kind(two_models: dict[str, Upsampler]) -> None:
+    points = np.random.default_rng(0).random((60, 3))
+    cloud = PointCloud(points, path=Path("flight.laz"))
+    for given, name in ((points, "shapes"), (cloud, "lidar")):
+        by_default, by_name, by_model = (
+            getattr(made, "positions", made)
+            for made in (
+                upsample(given, 2),
+                upsample(given, 2, model=name),
+                upsample(given, 2, model=two_models[name]),
+            )
+        )
+        assert np.array_equal(by_default, by_model)
+        assert np.array_equal(by_name, by_model)
+
+
+def test_the_command_takes_the_model_for_each_file(
+    two_models: dict[str, Upsampler], tmp_path: Path
+) -> None:
+    import laspy
+
+    points = np.random.default_rng(0).random((60, 3)).round(3)
+    np.save(tmp_path / "a.npy", points)
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales = np.full(3, 0.001)
+    las = laspy.LasData(header)
+    las.xyz = points
+    las.write(tmp_path / "b.las")
+    (tmp_path / "out").mkdir()
+    inputs = [str(tmp_path / "a.npy"), str(tmp_path / "b.las")]
+    assert main(["upsample", *inputs, "--ratio", "2", "-o", str(tmp_path / "out")]) == 0
+    made = {
+        "shapes": np.load(tmp_path / "out" / "a.npy")[:, :3],
+        "lidar": laspy.read(tmp_path / "out" / "b.las").xyz,
+    }
+    for name, model in two_models.items():
+        assert np.allclose(
+            made[name], upsample(points, 2, model=model, above_ground=name == "lidar"), atol=6e-4
+        )
+    assert not np.allclose(made["shapes"], made["lidar"], atol=6e-4)
+
+
+def test_one_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
+    config = hub.WEIGHTS / "lidar" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))
+    with pytest.raises(ModelError, match="format 1"):
+        load_model("lidar", CPU)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.geometry.surfaces import Surface
+from pointup.synthetic.default_dataset import (
+    RECIPE,
+    default_dataset,
+    default_pairs,
+    default_sample,
+    scene_pair,
+    shape_pair,
+)
+
+
+def small(cache: Path) -> Path:
+    return default_dataset(cache, num_train=3, num_validation=2, num_workers=1)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    small(folder)
+    return folder
+
+
+def test_it_opens_as_a_pair_dataset_with_normals_second_samplings_and_surfaces(cache) -> None:
+    directory = small(cache)
+    train, validation = (open_pairs(directory, split) for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (3, 2)
+    assert set(train["surface"]) == {""}
+    for index, (row, sample) in enumerate(zip(validation, PairDataset(validation), strict=True)):
+        surface = Surface.load(directory / "surfaces" / row["surface"])
+        assert len(sample.target_normals) == len(sample.target)
+        assert sample.index == index
+        for points in (sample.target, sample.resample):
+            assert np.median(surface.distance(points.numpy())) < 0.01
+        assert cKDTree(sample.target).query(sample.resample)[0].min() > 0
+
+
+def test_it_is_made_once(cache, monkeypatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")}
+    monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", pytest.fail)
+    assert {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")} == before
+
+
+def test_the_cache_is_where_the_variables_say(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(
+        "pointup.synthetic.default_dataset.default_pairs", lambda directory, *_: directory.mkdir()
+    )
+    name = f"default-{RECIPE}-seed0-320-32"
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("POINTUP_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_dataset() == tmp_path / "home" / ".cache" / "pointup" / name
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert default_dataset() == tmp_path / "xdg" / "pointup" / name
+    monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "own"))
+    assert default_dataset() == tmp_path / "own" / name
+    assert default_dataset(tmp_path / "given") == tmp_path / "given" / name
+    assert default_dataset(tmp_path / "given", seed=1) != default_dataset(tmp_path / "given")
+
+
+def test_those_who_ask_at_the_same_time_share_one(tmp_path) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        (directory,) = set(threads.map(small, [tmp_path] * 3))
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
+
+
+def test_what_another_made_meanwhile_is_kept(tmp_path, monkeypatch) -> None:
+    # As on a network disk that does not honour the lock.
+    def make(draft: Path, *_: object) -> None:
+        for directory in (draft, tmp_path / f"default-{RECIPE}-seed0-3-2"):
+            directory.mkdir()
+            (directory / directory.name).touch()
+
+    monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", make)
+    directory = small(tmp_path)
+    assert (directory / directory.name).exists()
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
+
+
+def test_samples_do_not_depend_on_the_number_of_workers(cache, tmp_path) -> None:
+    # Some samples take longer than others, so that they are ready in another order.
+    default_pairs(tmp_path / "two", 0, 3, 2, num_workers=2)
+    for split in ("train", "validation"):
+        one, two = (open_pairs(path, split) for path in (small(cache), tmp_path / "two"))
+        assert one.with_format("arrow")[:] == two.with_format("arrow")[:]
+
+
+def test_a_sample_follows_from_seed_split_and_number() -> None:
+    arguments = [(0, "train", 0), (1, "train", 0), (0, "validation", 0), (0, "train", 1)]
+    sources = [default_sample(*a)[0].source for a in [*arguments, arguments[0]]]
+    np.testing.assert_array_equal(sources[0], sources[-1])
+    assert len({source.tobytes() for source in sources}) == len(arguments)
+
+
+def test_shapes_are_sampled_independently_and_in_many_sizes() -> None:
+    sizes = []
+    for seed in range(12):
+        pair, surface = shape_pair(np.random.default_rng(seed), resample=seed == 0)
+        assert pair.target_normals is not None
+        assert pair.target_normals.shape == pair.target.shape
+        assert surface.distance(pair.source).max() < 1e-6
+        assert surface.distance(pair.target).max() < 1e-6
+        nearest = cKDTree(pair.target).query(pair.source)[0]
+        assert np.count_nonzero(nearest == 0) == 0
+        sizes.append((len(pair.source), len(pair.target)))
+    num_source, num_target = np.array(sizes).T
+    assert num_source.min() >= 200
+    assert num_source.max() > 3 * num_source.min()
+    assert (num_target / num_source).min() > 1.9
+    assert np.isclose(num_target / num_source, 4, atol=0.01).sum() >= 4
+
+
+def test_landscapes_have_a_denser_target() -> None:
+    for seed in range(2):
+        pair, _ = scene_pair(np.random.default_rng(seed), resample=True)
+        assert pair.vertical
+        assert pair.resample is not None
+        assert len(pair.target) > 1.3 * len(pair.source)
+        assert 0.7 < len(pair.resample) / len(pair.target) < 1.4

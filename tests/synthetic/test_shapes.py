@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pointup.synthetic.shapes import FAMILIES, ORGANIC, deform, random_surface
+from pointup.synthetic.tessellation import surface_of
+
+NAMES = {family.__name__: family for family in FAMILIES}
+OPEN = ("open_sheet",)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_makes_different_surfaces_without_flaws(name: str) -> None:
+    areas = set()
+    for seed in range(4):
+        triangles = NAMES[name](np.random.default_rng(seed))
+        assert np.isfinite(triangles).all()
+        surface = surface_of(triangles)
+        a, b, c = np.moveaxis(surface.vertices[surface.faces], 1, 0)
+        doubled = np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        assert (doubled > 0).all()
+        assert len(np.unique(surface.faces)) == len(surface.vertices)
+        if name not in OPEN:
+            # Looks outwards.
+            assert np.einsum("ij,ij->", a, np.cross(b, c)) > 0
+        areas.add(round(surface.area, 6))
+    assert len(areas) == 4
+
+
+def test_every_family_is_drawn_about_as_often_as_its_weight(monkeypatch) -> None:
+    from pointup.synthetic import shapes
+
+    # The choice of a family, without the work of making it.
+    tetrahedron = np.array([[[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0], [0, 0, 1]]])
+    stand_ins = {}
+    for family, weight in FAMILIES.items():
+
+        def stand_in(rng: np.random.Generator) -> np.ndarray:
+            return tetrahedron.astype(float)
+
+        stand_in.__name__ = family.__name__
+        stand_ins[stand_in] = weight
+    monkeypatch.setattr(shapes, "FAMILIES", stand_ins)
+    rng = np.random.default_rng(0)
+    drawn = [random_surface(rng)[1] for _ in range(1500)]
+    total = sum(FAMILIES.values())
+    for family, weight in FAMILIES.items():
+        assert drawn.count(family.__name__) == pytest.approx(1500 * weight / total, rel=0.5)
+
+
+def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(10):
+        surface, family = random_surface(rng)
+        assert family in NAMES
+        radius = np.linalg.norm(surface.vertices, axis=1).max()
+        assert radius == pytest.approx(1)
+        np.testing.assert_allclose(
+            surface.vertices.min(axis=0), -surface.vertices.max(axis=0), atol=1e-12
+        )
+        points, _ = surface.sample(50, rng)
+        assert surface.distance(points).max() < 1e-9
+
+
+def test_a_surface_follows_from_the_generator() -> None:
+    first, again, other = (random_surface(np.random.default_rng(s))[0] for s in (3, 3, 4))
+    np.testing.assert_array_equal(first.vertices, again.vertices)
+    np.testing.assert_array_equal(first.faces, again.faces)
+    assert first.vertices.shape != other.vertices.shape
+
+
+def test_deforming_bends_a_surface_and_tears_nothing() -> None:
+    body = NAMES["polyhedron"](np.random.default_rng(1))
+    for seed in range(5):
+        bent = surface_of(deform(body, np.random.default_rng(seed)))
+        edges = np.sort(np.concatenate([bent.faces[:, [i, (i + 1) % 3]] for i in range(3)]), axis=1)
+        assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
+
+
+def test_families_of_living_things_are_drawn() -> None:
+    assert set(ORGANIC) < set(FAMILIES)

@@ -1,0 +1,274 @@
+"""The token budget: the largest that fits, in measured memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import wavy_pair
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
+from pointup.errors import TrainingError
+from pointup.training.config import TrainConfig
+from pointup.training.datasets import TrainingData
+from pointup.training.distributed.accelerator import make_accelerator
+from pointup.training.faults import token_budget as budget
+from pointup.training.faults.available_memory import (
+    PeakMemory,
+    memory_limit,
+    room_in_control_groups,
+)
+from pointup.training.faults.out_of_memory import num_tokens
+from pointup.training.faults.token_budget import (
+    describe_budget,
+    heaviest_batches,
+    largest_that_fits,
+    settle_token_budget,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
+    """40 pairs of 45 to 720 points, of ratios 2 to 8."""
+    rng = np.random.default_rng(0)
+    pairs = [wavy_pair(f"cloud_{i}", 15 + 5 * (i % 15), 2 + i % 7, rng) for i in range(40)]
+    directory = tmp_path_factory.mktemp("data") / "pairs"
+    write_pairs(pairs, pairs[:1], directory, info={})
+    return PairDataset(open_pairs(directory, "train"))
+
+
+@pytest.fixture
+def accelerator(tmp_path: Path) -> Accelerator:
+    return make_accelerator(tmp_path)
+
+
+def linear(tokens: int) -> int:
+    return 5000 + 90 * tokens
+
+
+def with_recomputation(tokens: int) -> int:
+    return 5000 + (90 * tokens if tokens < 3000 else 120_000 + 30 * tokens)
+
+
+def with_overhead(tokens: int) -> int:
+    return 90_000 + 90 * tokens
+
+
+@pytest.mark.parametrize("memory", [linear, with_recomputation, with_overhead])
+@pytest.mark.parametrize("limit", [10**5, 10**6, 10**7])
+def test_the_budget_found_nearly_fills_the_memory_and_no_probe_exceeds_it(
+    memory: Callable[[int], int], limit: int
+) -> None:
+    tried: list[int] = []
+
+    def peak(tokens: int) -> int:
+        tried.append(tokens)
+        return memory(tokens)
+
+    found = largest_that_fits(peak, 5000, smallest=100, largest=10**6, limit=limit)
+    assert found and memory(found) <= limit
+    assert memory(round(1.15 * found)) > limit
+    assert max(map(memory, tried)) <= limit and len(tried) <= budget.MOST_PROBES
+
+
+def test_what_runs_out_of_memory_is_halved_and_nothing_that_fits_is_zero() -> None:
+    found = largest_that_fits(
+        lambda tokens: 100 if tokens <= 3000 else None, 90, smallest=50, largest=10**5, limit=10**6
+    )
+    assert 2500 <= found <= 3000
+    assert largest_that_fits(lambda tokens: None, 0, 50, 100, 10**6) == 0
+    assert largest_that_fits(lambda tokens: 10 * tokens, 0, 50, 80, 10**6) == 80
+
+
+def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children(
+    dataset: PairDataset,
+) -> None:
+    config = TrainConfig()
+    largest, most_children = heaviest_batches(dataset, config, 1500)
+    sizes = dataset.full_sizes
+    assert sizes[largest[0]] == sizes.max()
+    for batch in (largest, most_children):
+        assert len(set(batch)) == len(batch)
+        assert 1500 - sizes.min() < sizes[batch].sum() <= 1500
+    ratios = sizes / dataset.num_source - 1
+    assert ratios[most_children].mean() > ratios[largest].mean()
+    assert len(heaviest_batches(dataset, TrainConfig(max_clouds=2), 1500)[0]) == 2
+
+
+def test_the_peak_of_memory_that_is_held_for_a_moment_is_seen() -> None:
+    with PeakMemory(CPU) as nothing:
+        pass
+    with PeakMemory(CPU) as peak:
+        held = torch.ones(50_000_000)
+        held.sum()
+        del held
+    assert 1.8e8 < peak.bytes - nothing.bytes < 2.6e8
+
+
+def test_the_limit_is_this_process_s_share_of_what_is_left() -> None:
+    alone, shared = memory_limit(CPU, 1), memory_limit(CPU, 1000)
+    assert 0 < shared < alone
+
+
+@pytest.mark.parametrize(
+    "line, files",
+    [
+        ("0::/job", {"job/memory.max": "1000", "job/memory.current": "400"}),
+        ("0::/job/step", {"job/memory.max": "1000", "job/memory.current": "400",
+                          "job/step/memory.max": "max", "job/step/memory.current": "400"}),
+        ("0::/outside/of/the/container", {"memory.max": "1000", "memory.current": "400"}),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": "1000",
+                           "memory/job/memory.usage_in_bytes": "400"}),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups_are_read(
+    tmp_path: Path, line: str, files: dict[str, str]
+) -> None:
+    (tmp_path / "membership").write_text(f"3:cpuset:/\n{line}\n")
+    for name, text in files.items():
+        path = tmp_path / "sys" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+        path.with_name("memory.stat").write_text("anon 1\ninactive_file 50\ntotal_inactive_file 50")
+    assert room_in_control_groups(tmp_path / "membership", tmp_path / "sys") == [650]
+    assert room_in_control_groups(tmp_path / "nothing") == []
+
+
+def settle(
+    dataset: PairDataset, accelerator: Accelerator, output_dir: Path, **changes: Any
+) -> tuple[int, list[int]]:
+    """The budget found by work that takes 1 MB a token, and the sizes of the batches tried.
+
+    As much as that, for what else a process comes to hold meanwhile is tens of MB.
+    """
+    config = TrainConfig(token_budget="auto", output_dir=output_dir, **changes)
+    if not (output_dir / "config.json").exists():
+        (output_dir / "config.json").write_text("{}")
+    tried = []
+
+    def propagate(batch: Batch) -> Tensor:
+        tried.append(num_tokens(batch))
+        return torch.ones(250_000, num_tokens(batch)).sum()
+
+    found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None)
+    return found, tried
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Pretend that the process may use so many bytes more."""
+
+    def limit(num_bytes: float) -> None:
+        with PeakMemory(CPU) as now:
+            pass
+        share = (now.bytes + num_bytes) / budget.SHARE_TO_USE
+        monkeypatch.setattr(budget, "memory_limit", lambda *_: int(share))
+
+    return limit
+
+
+def test_the_budget_fits_into_the_memory_is_written_down_and_not_looked_for_again(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    tmp_path: Path,
+    limited: Callable[[float], None],
+) -> None:
+    limited(3e9)
+    found, tried = settle(dataset, accelerator, tmp_path)
+    assert 1800 <= found <= 3200 and max(tried) <= 3200
+    assert json.loads((tmp_path / "config.json").read_text()) == {"found_token_budget": found}
+    limited(1e9)
+    assert settle(dataset, accelerator, tmp_path) == (found, [])
+
+
+def grown(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    validation: PairDataset | None = None,
+    bytes_per_token: int = 4,
+    **changes: Any,
+) -> tuple[int, list[int]]:
+    """The budget where none is given, and the batches tried."""
+    tried = []
+
+    def propagate(batch: Batch) -> Tensor:
+        tried.append(num_tokens(batch))
+        return torch.ones(bytes_per_token // 4, num_tokens(batch)).sum()
+
+    config = TrainConfig(**changes)
+    found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None, validation)
+    return found, tried
+
+
+def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_split(
+    dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smaller = copy(dataset)
+    smaller.full_sizes = dataset.full_sizes[:1]
+    assert grown(dataset, accelerator) == (budget.DEFAULT_TOKEN_BUDGET, [])
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
+    monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
+    found, tried = grown(dataset, accelerator)
+    assert found == 720
+    # On the CPU the largest was tried, after smaller ones.
+    assert tried[0] <= 100 and 0.98 * 720 <= max(tried) <= 720
+    assert dataset.max_tokens is None
+    # Evaluation keeps no gradients: nothing to try.
+    assert grown(smaller, accelerator, validation=dataset) == (720, [])
+    assert grown(dataset, accelerator, crop=True) == (500, [])
+    assert grown(dataset, accelerator, token_budget=300) == (300, [])
+
+
+def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    limited: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 100)
+    monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    limited(4e8)
+    with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points .* --tile.* --crop") as error:
+        grown(dataset, accelerator, bytes_per_token=1_000_000)
+    assert "\n" not in str(error.value)
+    dataset.max_tokens = None
+
+
+def test_the_plan_tells_that_the_budget_has_grown(
+    dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = TrainingData("", dataset, dataset, (), (), "", ())
+    largest = str(dataset.names[int(dataset.full_sizes.argmax())])
+    assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
+    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
+    text = describe_budget(TrainConfig(), data, 720, 0.5)
+    assert text == f"720, 50.0% used; grown from 500 to the largest pair, {largest}"
+    assert "grown" not in describe_budget(TrainConfig(token_budget=720), data, 720, 0.5)
+
+
+def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
+    dataset: PairDataset,
+    accelerator: Accelerator,
+    tmp_path: Path,
+    limited: Callable[[float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limited(4e8)
+    with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points do not fit into .* GB"):
+        settle(dataset, accelerator, tmp_path)
+    monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    found, tried = settle(dataset, accelerator, tmp_path, crop=True)
+    assert 200 <= found <= 450 and max(tried) <= 450
+    dataset.max_tokens = None

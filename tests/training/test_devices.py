@@ -1,0 +1,186 @@
+"""What a run is told of devices: too few, none, and why; out of memory in everyone's words."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from pointup.datasets.batch import make_loader
+from pointup.errors import ConfigError, TrainingError
+from pointup.training.distributed import devices
+from pointup.training.distributed.accelerator import check_accumulation
+from pointup.training.distributed.devices import (
+    check_number_of_devices,
+    prepare_devices,
+    why_no_accelerator,
+)
+from pointup.training.faults.non_finite_steps import MAX_BAD_STEPS, BadSteps
+from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
+
+
+@pytest.fixture(autouse=True)
+def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `accelerate launch` with use_cpu: false starts a process."""
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: out of memory\nCUDA kernel errors might be reported at some other call",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "HIP out of memory. Tried to allocate 2.00 GiB",
+        "MPS backend out of memory (MPS allocated: 1 GB)",
+        "XPU out of memory. Tried to allocate 1 GiB",
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
+    ],
+)
+def test_out_of_memory_is_known_whoever_says_it(message: str) -> None:
+    def work(batch: Any) -> torch.Tensor:
+        raise RuntimeError(message)
+
+    assert attempt(work, SimpleNamespace()) is None  # type: ignore[arg-type]
+
+
+def test_other_errors_are_not_out_of_memory() -> None:
+    for message in (
+        "shape mismatch",
+        "CUDA error: device-side assert triggered",
+        "out of resource: shared memory, Required: 300000, Hardware limit: 232448",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",
+    ):
+        assert not is_out_of_memory(RuntimeError(message)), message
+
+
+def test_more_processes_than_devices_are_refused_before_they_form_a_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_number_of_devices(4, 4)
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: 4),
+        pytest.raises(ConfigError, match=r"8 processes .* sees 4; give --num_processes 4"),
+    ):
+        prepare_devices()
+
+
+def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: False),
+        mock.patch.object(devices, "why_no_accelerator", lambda: "the driver is asleep"),
+    ):
+        prepare_devices()
+        said = capsys.readouterr().err
+        assert said.startswith("torch sees no accelerator: the driver is asleep")
+        assert said.count("\n") == 1
+        monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
+        monkeypatch.setenv("WORLD_SIZE", "8")
+        with pytest.raises(ConfigError, match=r"the driver is asleep; 8 .* use_cpu: true"):
+            prepare_devices()
+        for asked in ("True", None):  # Wanted so, or started without a launcher.
+            monkeypatch.setenv("WORLD_SIZE", "8" if asked else "1")
+            if asked is None:
+                monkeypatch.delenv("ACCELERATE_USE_CPU")
+            else:
+                monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
+            prepare_devices()
+        assert not capsys.readouterr().err
+
+
+def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    assert "is a build for CPUs" in why_no_accelerator()
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert why_no_accelerator().startswith("CUDA_VISIBLE_DEVICES is '', which hides all GPUs")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+
+    def fails() -> None:
+        raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check")
+
+    with mock.patch("torch.cuda.init", fails):
+        assert "Found no NVIDIA driver on your system. Please check" in why_no_accelerator()
+
+
+def test_the_allocator_grows_segments_unless_it_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    devices.allocate_expandable()
+    assert "PYTORCH_ALLOC_CONF" not in devices.os.environ
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    # Set by the test first, so that it is unset after it.
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    devices.allocate_expandable()
+    assert devices.os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+
+
+def test_accumulation_steps_of_the_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    check_accumulation()
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(ConfigError, match=r"train\.py --accumulation-steps 4"):
+        check_accumulation()
+
+
+def test_memory_is_pinned_for_gpus_only() -> None:
+    with mock.patch("torch.cuda.is_available", lambda: True):
+        assert not make_loader([], []).pin_memory  # type: ignore[arg-type]
+        gpu = torch.device("cuda", 0)
+        assert make_loader([], [], device=gpu).pin_memory  # type: ignore[arg-type]
+
+
+class Scaler:
+    """Halves its scale with every step that isn't finite, as torch's does."""
+
+    def __init__(self) -> None:
+        self.scale = 65536.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def judge(scaler: Scaler, steps: BadSteps, number: int, grad_norm: float) -> bool:
+    may = steps.may_step(number, 1.0, grad_norm, 1e-3, lambda: ["cloud_3"])
+    if not math.isfinite(grad_norm):
+        scaler.scale /= 2
+    return may
+
+
+def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scaler = Scaler()
+    steps = BadSteps(SimpleNamespace(scaler=scaler, is_main_process=True))  # type: ignore[arg-type]
+    with (
+        caplog.at_level(logging.WARNING, "pointup"),
+        mock.patch("pointup.training.faults.non_finite_steps.gather_object", lambda names: names),
+    ):
+        # Overflows while the scale finds its place are no bad steps.
+        for number in range(15):
+            assert judge(scaler, steps, number, math.inf)
+            assert judge(scaler, steps, number, 1.0)
+        assert not caplog.records and steps.in_a_row == 0
+        with pytest.raises(TrainingError, match=r"10 steps in a row, .* from cloud_3"):
+            for number in range(200):
+                assert judge(scaler, steps, number, math.nan)
+    assert number <= 2 + MAX_BAD_STEPS

@@ -1,0 +1,130 @@
+"""train.py as people launch it: real processes over gloo, signals, bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from conftest import ROOT, Run, metrics_of, shared_memory
+from runs import training
+
+from pointup.training.config import TrainConfig
+from pointup.training.distributed.accelerator import make_accelerator
+
+Launch = Callable[..., Run]
+SMALL = (
+    "--model.feature-dim", "16", "--model.k", "6", "--model.num-layers", "1", "--model.heads", "2",
+    "--model.child-heads", "2", "--model.position-hidden", "8", "--num-pictures", "0",
+    "--log-every", "1", "--token-budget", "800",
+)  # fmt: skip
+
+
+def train_here(*arguments: object) -> None:
+    """A run in this process, which is quicker than to launch one."""
+    config = tyro.cli(TrainConfig, args=[str(word) for word in arguments])
+    training.train(config, make_accelerator(config.output_dir, config.log_with))
+
+
+def succeeded(ended: Run) -> Run:
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics_of(run) if "loss" in line]
+
+
+@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_train_the_model_that_one_trains(
+    pair_directory: Path, tmp_path: Path, launch: Launch, num_processes: int
+) -> None:
+    arguments = (
+        "--data", pair_directory, *SMALL, "--steps", "20", "--eval-every", "20",
+        "--num-workers", "0",
+    )  # fmt: skip
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    train_here(*arguments, "--output-dir", alone, "--accumulation-steps", "4")
+    slots = ("--accumulation-steps", str(4 // num_processes))
+    launched = launch(
+        *arguments, "--output-dir", run, *slots, num_processes=num_processes, timeout=280
+    )
+    succeeded(launched)
+    assert f"processes      {num_processes}" in (run / "logs" / "rank_0.log").read_text()
+    assert (run / "logs" / f"rank_{num_processes - 1}.log").exists()
+    for expected, actual in zip(metrics_of(alone), metrics_of(run), strict=True):
+        assert actual["step"] == expected["step"]
+        if "validation" in expected:
+            assert actual["validation"] == expected["validation"]
+        else:
+            assert actual["num_clouds"] == expected["num_clouds"]
+            assert actual["num_tokens"] == expected["num_tokens"]
+            assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no")])
+def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
+    pair_directory: Path,
+    tmp_path: Path,
+    launch: Launch,
+    num_processes: int,
+    num_workers: int,
+    precision: str,
+) -> None:
+    before = shared_memory()
+    ended = succeeded(
+        launch(
+            "--data", pair_directory, "--output-dir", tmp_path, *SMALL, "--quick",
+            "--num-workers", str(num_workers),
+            num_processes=num_processes, mixed_precision=precision,
+        )
+    )  # fmt: skip
+    assert "The setup works" in ended.stdout
+    assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
+    assert shared_memory() <= before
+
+
+def test_bad_input_is_one_line_on_stderr_and_a_failed_exit(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), "--output-dir", str(tmp_path / "run"),
+         "--data", "/nowhere/pairs"],
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    lines = ended.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("train.py: error: ") and "/nowhere/pairs" in lines[0]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("name, value", [("--token-budget", "0"), ("--ratio", "0.5")])
+def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
+    tmp_path: Path,
+    name: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["train.py", "--output-dir", str(run), name, value])
+    assert training.main() == 1
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("train.py: error: ") and name.removeprefix("--") in lines[0]
+    assert not (run / "checkpoints").exists()
+
+
+def test_an_unknown_option_is_refused_with_a_suggestion(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--learning-rat", "1"])
+    with pytest.raises(SystemExit) as ended:
+        training.main()
+    assert ended.value.code == 2
+    assert "--learning-rate" in "".join(capfd.readouterr())

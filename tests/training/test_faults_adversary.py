@@ -1,0 +1,192 @@
+"""A random adversary: twenty disturbances of one run, which ends as if there had been none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from conftest import metrics_of
+from disturbed import PATIENCE, ends, is_over, launched, output_of
+from safetensors.torch import load_file
+
+from pointup.training.run_directory.checkpoint import LATEST, latest_checkpoint, step_of
+
+STEPS = 90
+LENGTH = ("--steps", STEPS, "--eval-every", 5, "--save-every", 2)
+NUM_DISTURBANCES = 20
+DETERMINISTIC = (
+    "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
+    "share_of_midpoints", "validation",
+)  # fmt: skip
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+ENDING = ("kill the tree", "kill a rank", "kill the launcher", *(s.name for s in SIGNALS))
+BETWEEN = ("empty LATEST", "remove LATEST", "half a line", "a stray file", "a damaged lock")
+
+
+@pytest.fixture
+def run_on_small_disk(tmp_path: Path) -> Iterator[tuple[Path, bool]]:
+    """The directory of a run, and whether it is on a disk of its own, of 8 MB."""
+    run = tmp_path / "run"
+    run.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(run)]
+    is_mounted = not subprocess.run(mount, capture_output=True).returncode
+    yield run, is_mounted
+    if is_mounted:
+        subprocess.run(["umount", "--lazy", str(run)], check=True)
+
+
+def last_step(run: Path) -> int:
+    """The step of the last whole line of metrics."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(json.loads((run / "metrics.jsonl").read_text().split("\n")[-2])["step"])
+    return 0
+
+
+def wait_for_more(run: Path, steps: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a start has done this many steps, counted from where it continued, or is over."""
+    found = latest_checkpoint(run / "checkpoints")
+    goal = min(STEPS, (step_of(found) if found else 0) + steps)
+    began = time.monotonic()
+    while process.poll() is None and last_step(run) < goal:
+        assert time.monotonic() - began < PATIENCE, output_of(run)
+        time.sleep(0.02)
+
+
+def fill_the_disk(run: Path) -> None:
+    """Leave no room on the disk of a run for about two steps."""
+    filler = run / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    time.sleep(0.8)
+    filler.unlink()
+
+
+def end(what: str, process: subprocess.Popen[str], run: Path, chance: random.Random) -> None:
+    """End a run by force or by a signal, and see that nothing of it is left."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        launcher = psutil.Process(process.pid)
+        ranks = launcher.children()
+        if what == "kill the tree":
+            for member in [launcher, *launcher.children(recursive=True)]:
+                member.kill()
+        elif what == "kill a rank" and ranks:
+            chance.choice(ranks).kill()
+        elif what == "kill the launcher":
+            launcher.kill()
+        elif what in signal.Signals.__members__:
+            # The launcher hands on what it knows; SIGUSR1 would be its end.
+            known = [] if what == "SIGUSR1" else [launcher]
+            if targets := ranks + known:
+                chance.choice(targets).send_signal(signal.Signals[what])
+    assert is_over(time.time(), 240, run, f"adversary: {what}"), output_of(run)
+
+
+def meddle(what: str, run: Path) -> None:
+    """Damage what a run left, as disks, hands and other programs do."""
+    checkpoints = run / "checkpoints"
+    if what == "half a line" and (run / "metrics.jsonl").exists():
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 3, "los')
+    if what == "a damaged lock":
+        (run / "lock").write_bytes(b"\xff" * 10)
+    if not checkpoints.exists():
+        return
+    if what == "empty LATEST":
+        (checkpoints / LATEST).write_text("")
+    elif what == "remove LATEST":
+        (checkpoints / LATEST).unlink(missing_ok=True)
+    elif what == "a stray file":
+        next_step = last_step(run) // 2 * 2 + 2
+        for name in (f"step_{next_step}", f"step_{next_step + 2}.tmp"):
+            if not (checkpoints / name).exists():
+                (checkpoints / name).write_text("stray")
+
+
+def result_of(run: Path) -> dict[str, Any]:
+    """All that a run is for: weights, optimizer, best model, and its figures in their order."""
+    last = run / "checkpoints" / f"step_{STEPS}"
+    saved = torch.load(last / "optimizer.pt", weights_only=True)["optimizer"]
+    state = json.loads((last / "state.json").read_text())
+    return {
+        "weights": load_file(last / "model.safetensors"),
+        "optimizer": saved["state"],
+        "settings": saved["param_groups"],
+        "best": load_file(run / "model" / "model.safetensors"),
+        "score": state["best"],
+        "sampler": state["sampler"],
+        "metrics": [
+            {name: line[name] for name in DETERMINISTIC if name in line} for line in metrics_of(run)
+        ],
+    }
+
+
+def assert_same(expected: Any, actual: Any, where: str = "") -> None:
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(expected, actual), where
+    elif isinstance(expected, dict):
+        assert expected.keys() == actual.keys(), where
+        for name in expected:
+            assert_same(expected[name], actual[name], f"{where}.{name}")
+    else:
+        assert expected == actual, where
+
+
+@pytest.fixture(scope="module")
+def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the undisturbed run comes to."""
+    run = tmp_path_factory.mktemp("peace") / "run"
+    ends(pair_directory, run, *LENGTH)
+    return result_of(run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
+    pair_directory: Path,
+    run_on_small_disk: tuple[Path, bool],
+    in_peace: dict[str, Any],
+    seed: int,
+) -> None:
+    run, can_be_full = run_on_small_disk
+    chance = random.Random(seed)
+    # All kinds in turn, in random order, then any.
+    kinds = [*ENDING, *BETWEEN, *(["a full disk"] if can_be_full else [])]
+    chance.shuffle(kinds)
+    kinds += [chance.choice(kinds) for _ in range(NUM_DISTURBANCES - len(kinds))]
+    done: Counter[str] = Counter()
+    while kinds:
+        settings = {"num_workers": chance.choice((0, 1)), "STEP_SECONDS": "0.3"}
+        with launched(pair_directory, run, *LENGTH, **settings) as process:  # type: ignore[arg-type]
+            if chance.random() < 0.15:
+                time.sleep(5 * chance.random())  # Amid the start.
+            else:
+                wait_for_more(run, chance.randint(1, 4), process)
+                time.sleep(0.4 * chance.random())
+            while kinds and kinds[0] == "a full disk":
+                fill_the_disk(run)
+                done[kinds.pop(0)] += 1
+            ending = next((kind for kind in kinds if kind in ENDING), chance.choice(ENDING))
+            if ending in kinds:
+                kinds.remove(ending)
+            assert process.poll() is None, f"over before it was disturbed: {output_of(run)}"
+            end(ending, process, run, chance)
+            done[ending] += 1
+        while kinds and kinds[0] in BETWEEN:
+            meddle(kinds[0], run)
+            done[kinds.pop(0)] += 1
+    ends(pair_directory, run, *LENGTH)
+    assert sum(done.values()) >= NUM_DISTURBANCES, done
+    print(f"seed {seed}, {sum(done.values())} disturbances: {dict(done)}")
+    assert_same(in_peace, result_of(run))

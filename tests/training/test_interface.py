@@ -1,0 +1,84 @@
+"""The interface that leads to the other machines, whatever a machine calls itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from pointup.errors import ConfigError
+from pointup.training.distributed.network_interface import (
+    address_towards,
+    choose_interface,
+    interface_of,
+)
+
+
+@pytest.fixture
+def first_of_two(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of process 0 on the first of two machines, known to itself as 127.0.0.1."""
+    settings = {"GROUP_WORLD_SIZE": "2", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    # Set, then removed, so that what is chosen is taken back after the test.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    return monkeypatch
+
+
+def chosen(store: dist.Store) -> str | None:
+    choose_interface(store)
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def outside() -> tuple[str, str]:
+    """An interface of this machine that isn't the loopback, and its address."""
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return name, entry.address
+    pytest.skip("no network but the loopback")
+
+
+def test_the_first_machine_takes_the_interface_that_leads_to_the_last(
+    first_of_two: pytest.MonkeyPatch,
+) -> None:
+    name, address = outside()
+    store = dist.HashStore()
+    store.set("address", address)
+    assert chosen(store) == name
+
+
+def test_the_last_process_tells_its_address(first_of_two: pytest.MonkeyPatch) -> None:
+    name, address = outside()
+    first_of_two.setenv("RANK", "1")
+    first_of_two.setenv("MASTER_ADDR", address)
+    store = dist.HashStore()
+    assert chosen(store) == name
+    assert store.get("address").decode() == address
+
+
+@pytest.mark.parametrize("setting", [("GROUP_WORLD_SIZE", "1"), ("GLOO_SOCKET_IFNAME", "mine")])
+def test_one_machine_and_the_user_s_own_choice_are_left_alone(
+    first_of_two: pytest.MonkeyPatch, setting: tuple[str, str]
+) -> None:
+    first_of_two.setenv(*setting)
+    expected = setting[1] if setting[0] == "GLOO_SOCKET_IFNAME" else None
+    assert chosen(dist.HashStore()) == expected
+
+
+def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ConfigError, match=r"no way to node7 .*--main_process_ip"):
+        address_towards("node7")
+
+
+def test_the_loopback_has_an_interface_and_an_address_elsewhere_has_none() -> None:
+    assert interface_of(address_towards("127.0.0.1")) in ("lo", "lo0")
+    assert interface_of("192.0.2.1") is None

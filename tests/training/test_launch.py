@@ -1,0 +1,122 @@
+"""What the launcher is asked for is what it gives, or an error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+
+from pointup.training.distributed.accelerator import processes_asked_for, seed_micro_batch
+
+CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
+
+
+@pytest.mark.parametrize(
+    "name, num_processes, num_machines, precision",
+    [
+        ("cpu", 1, 1, "no"),
+        ("cpu2", 2, 1, "no"),
+        ("1gpu", 1, 1, "bf16"),
+        ("8gpu", 8, 1, "bf16"),
+        ("2x8gpu", 16, 2, "bf16"),
+    ],
+)
+def test_every_config_parses_with_accelerates_own_loader(
+    name: str, num_processes: int, num_machines: int, precision: str
+) -> None:
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    assert config.num_processes == num_processes
+    assert config.num_machines == num_machines
+    assert config.mixed_precision == precision
+    assert len(list(CONFIGS.glob("*.yaml"))) == 5
+
+
+def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_path: Path) -> None:
+    four = tmp_path / "four.yaml"
+    four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
+    python = "/usr/bin/python3"
+    assert processes_asked_for([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
+    assert processes_asked_for(
+        [python, "/bin/accelerate", "launch", "--cpu", "--num_processes", "3", "train.py"]
+    ) == 3  # fmt: skip
+    assert processes_asked_for(
+        [python, "/bin/accelerate-launch", "--config_file", str(four), "train.py", "--steps", "3"]
+    ) == 4  # fmt: skip
+    assert processes_asked_for(["bash", "-c", "python train.py"]) == 1
+    assert processes_asked_for([]) == 1
+
+
+def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A launch of a script that says how large its world is."""
+    script = tmp_path / "world.py"
+    script.write_text(
+        "from pointup.training.distributed.accelerator import make_accelerator\n"
+        "from pathlib import Path\n"
+        f"print('WORLD', make_accelerator(Path({str(tmp_path)!r})).num_processes)\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *options]
+    return subprocess.run([*command, str(script)], capture_output=True, text=True)
+
+
+def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
+    tmp_path: Path,
+) -> None:
+    ended = launched(tmp_path, "--cpu", "--num_processes", "2")
+    assert ended.returncode != 0
+    assert "asked for 2 processes but started 1" in ended.stderr
+    assert "WORLD" not in ended.stdout
+
+
+def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
+    config = (CONFIGS / "cpu.yaml").read_text()
+    asking = tmp_path / "asking.yaml"
+    asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")
+    assert "WORLD 1" in launched(tmp_path, "--config_file", str(CONFIGS / "cpu.yaml")).stdout
+    ended = launched(tmp_path, "--config_file", str(asking))
+    assert ended.returncode != 0 and "WORLD" not in ended.stdout
+    assert "dynamo_backend INDUCTOR is not supported" in ended.stderr
+
+
+def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None:
+    import torch
+
+    draws = set()
+    for step in range(3):
+        for slot in range(3):
+            seed_micro_batch(0, step, slot)
+            first = torch.rand(4)
+            seed_micro_batch(0, step, slot)
+            assert torch.equal(first, torch.rand(4))
+            draws.add(tuple(first.tolist()))
+    assert len(draws) == 9
+
+
+def test_products_of_matrices_are_the_same_on_one_thread_as_on_several(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from pathlib import Path\n"
+        "from pointup.training.distributed.accelerator import make_accelerator\n"
+        f"make_accelerator(Path({str(tmp_path)!r}))\n"
+        "torch.manual_seed(0)\n"
+        "for m, k, n in ((1, 6400, 48), (48, 20000, 24)):\n"
+        "    a, b = torch.randn(m, k), torch.randn(k, n)\n"
+        "    products = []\n"
+        "    for threads in (1, 2, 4):\n"
+        "        torch.set_num_threads(threads)\n"
+        "        products.append(a @ b)\n"
+        "    print(all(torch.equal(products[0], other) for other in products[1:]))\n"
+    )
+    if not torch.backends.mkl.is_available():
+        pytest.skip("only MKL can be told to")
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "4"},
+    )
+    assert ended.stdout == "True\nTrue\n", ended.stdout + ended.stderr

@@ -1,0 +1,118 @@
+"""One run at a time in a directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pointup.errors import ConfigError
+from pointup.training.run_directory import lock
+from pointup.training.run_directory.lock import RunLock
+
+ALONE: Any = SimpleNamespace(is_main_process=True)
+
+
+@contextmanager
+def another_process_holding(directory: Path) -> Iterator[int]:
+    """A process that took the lock, with a worker forked from it, as DataLoader's are."""
+    pid = os.fork()
+    if not pid:
+        os.setpgid(0, 0)
+        with RunLock(directory, ALONE):
+            (directory / "held").touch()
+            os.fork()
+            time.sleep(60)
+        os._exit(0)
+    while not (directory / "held").exists():
+        time.sleep(0.01)
+    try:
+        yield pid
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    with another_process_holding(tmp_path) as pid:
+        with pytest.raises(ConfigError, match=f"process {pid} on {platform.node()} since 2"):
+            RunLock(tmp_path, ALONE).__enter__()
+        # Its worker lives on, without the lock.
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert json.loads((tmp_path / "lock").read_text())["pid"] == pid
+        with RunLock(tmp_path, ALONE):
+            assert json.loads((tmp_path / "lock").read_text())["pid"] == os.getpid()
+    assert (tmp_path / "lock").read_text() == ""
+
+
+def test_a_holder_on_another_machine_is_asked_for_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "SECONDS_BETWEEN_SIGNS", 0.1)
+    path = tmp_path / "lock"
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026"}))
+    over = threading.Event()
+
+    def touch() -> None:
+        while not over.wait(0.05):
+            os.utime(path)
+
+    holder = threading.Thread(target=touch)
+    holder.start()
+    with pytest.raises(ConfigError, match="process 1 on elsewhere"):
+        RunLock(tmp_path, ALONE).__enter__()
+    over.set()
+    holder.join()
+    with RunLock(tmp_path, ALONE):
+        written = path.stat().st_mtime_ns
+        time.sleep(0.3)
+        assert path.stat().st_mtime_ns > written
+
+
+def test_without_locks_in_the_file_system_the_pid_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lockf(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    holder = {"pid": os.getppid(), "host": platform.node(), "since": "2026"}
+    (tmp_path / "lock").write_text(json.dumps(holder))
+    with pytest.raises(ConfigError, match=f"process {os.getppid()}"):
+        RunLock(tmp_path, ALONE).__enter__()
+    (tmp_path / "lock").write_text(json.dumps({**holder, "pid": 2**22 + 1}))
+    with RunLock(tmp_path, ALONE):
+        pass
+
+
+def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"lock: can't be written.*--output-dir"):
+        RunLock(tmp_path / "file" / "run", ALONE).__enter__()
+
+
+def test_what_another_machine_wrote_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 10.0)
+    writer = threading.Timer(0.5, (tmp_path / "lock").write_text, ["mine"])
+    writer.start()
+    assert lock.is_seen(tmp_path / "lock", "mine")
+    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 0.5)
+    assert not lock.is_seen(tmp_path / "lock", "another")
+    assert not lock.is_seen(tmp_path / "none", "mine")

@@ -1,0 +1,163 @@
+"""The training loss: scale-free, one value a cloud, finite where clouds are odd."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.errors import ConfigError
+from pointup.geometry.local_geometry import mean_gaps
+from pointup.geometry.neighbors import knn
+from pointup.geometry.packed import ptr_from_sizes
+from pointup.model.output import Upsampled
+from pointup.model.upsampler import Upsampler
+from pointup.training.objective import (
+    LossConfig,
+    cloud_losses,
+    density_loss,
+    target_spacing,
+    training_ratio,
+)
+
+SMALL = {"feature_dim": 8, "k": 4, "num_layers": 1, "heads": 2, "child_heads": 2}
+
+
+def batch_of(*sizes: tuple[int, int]) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    clouds = [[torch.rand(n, 3, generator=generator) for n in pair] for pair in sizes]
+    normals = [torch.nn.functional.normalize(target - 0.5, dim=1) for _, target in clouds]
+    return Batch(
+        pos=torch.cat([source for source, _ in clouds]),
+        ptr=ptr_from_sizes(torch.tensor([n for n, _ in sizes])),
+        target=torch.cat([target for _, target in clouds]),
+        target_ptr=ptr_from_sizes(torch.tensor([m for _, m in sizes])),
+        target_normals=torch.cat(normals),
+    )
+
+
+def losses(batch: Batch, config: LossConfig) -> Tensor:
+    torch.manual_seed(0)
+    ratio = training_ratio(batch, None, 16.0)
+    output = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    return cloud_losses(output, batch, target_spacing(output.gaps, batch.ptr, ratio), config)
+
+
+EVERY_TERM = [
+    LossConfig(repulsion=0.3, coverage=0.5, output_to_plane=0.5),
+    LossConfig(chamfer="squared", point_to_plane=0.0),
+    LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
+]
+
+
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_a_cloud_weighs_the_same_at_any_scale_and_in_any_company(config: LossConfig) -> None:
+    batch = batch_of((20, 70), (30, 45))
+    both = losses(batch, config)
+    larger = batch.clone()
+    larger.pos, larger.target = batch.pos * 64, batch.target * 64
+    torch.testing.assert_close(losses(larger, config), both, rtol=1e-4, atol=1e-5)
+    alone = batch_of((20, 70))
+    torch.testing.assert_close(losses(alone, config), both[:1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossConfig) -> None:
+    batch = batch_of((6, 12), (0, 0), (6, 12))
+    batch.pos[:6] = 1.0
+    values = losses(batch, config)
+    assert values.shape == (3,) and values.isfinite().all() and values[1] == 0
+
+
+def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> None:
+    batch = batch_of((25, 60))
+    # Farther off than any candidate comes to.
+    batch.target[0] = 9.0
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.1)
+    without = LossConfig(point_to_plane=0.0, density=0.0)
+    with_it = replace(without, coverage=0.3)
+    gap = torch.cdist(batch.target, output.candidates.detach()).amin(1) / 0.1
+    assert 0.2 < (gap < 2).float().mean() < 1
+    expected = 0.3 * gap.clamp(max=2.0).pow(4).mean()
+    difference = cloud_losses(output, batch, spacing, with_it) - cloud_losses(
+        output, batch, spacing, without
+    )
+    torch.testing.assert_close(difference, expected[None], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["point_to_plane", "output_to_plane"])
+def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
+    batch = batch_of((25, 60))
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.1)
+    without = LossConfig(point_to_plane=0.0, density=0.0)
+    points = (output.candidates if name == "point_to_plane" else output.pos).detach()
+    nearest = torch.cdist(points, batch.target).argmin(1)
+    height = ((points - batch.target[nearest]) * batch.target_normals[nearest]).sum(1).abs()
+    difference = cloud_losses(
+        output, batch, spacing, replace(without, **{name: 0.3})
+    ) - cloud_losses(output, batch, spacing, without)
+    torch.testing.assert_close(difference, 0.3 * height.mean()[None] / 0.1, rtol=1e-3, atol=1e-4)
+
+
+def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
+    batch = batch_of((25, 60))
+    ratio = training_ratio(batch, None, 16.0)
+    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.5)
+    distances = torch.cdist(output.pos, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
+    expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
+    config = LossConfig(point_to_plane=0.0, density=0.0)
+    torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)
+    # Twice the unit around half of the points halves what is measured there alone.
+    spacing[:12] = 1.0
+    scaled = cloud_losses(output, batch, spacing, config)[0]
+    assert 0.5 * expected < scaled < expected
+
+
+def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() -> None:
+    pos = torch.tensor([[0.0, 0, 0], [1, 0, 0]])
+    target = torch.tensor([[0.1, 0, 0], [0.0, 0.1, 0], [0.2, 0, 0], [0.9, 0, 0]])
+    ptr = torch.tensor([0, 2])
+    batch = Batch(pos=pos, ptr=ptr, target=target, target_ptr=torch.tensor([0, 4]))
+
+    equal = torch.tensor([0.5, 0.5]).log()
+
+    def loss(first: float) -> float:
+        log_shares, found = torch.tensor([first, 1 - first]).log(), []
+        for shares, quotas in ((log_shares, equal), (equal, log_shares)):
+            output = Upsampled(pos, ptr, ptr, pos, ptr, shares, quotas, shares)
+            found.append(float(density_loss(output, batch)))
+        assert found[0] == found[1]
+        return found[0]
+
+    assert loss(0.5) == 0.0
+    assert loss(0.75) == pytest.approx(-(0.75 * math.log(1.5) + 0.25 * math.log(0.5)))
+    assert loss(0.75) < min(loss(0.7), loss(0.8))
+
+
+def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
+    x, y = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
+    pos = torch.stack([x, y, torch.zeros_like(x)], dim=-1).reshape(-1, 3)
+    ptr = torch.tensor([0, 144])
+    spacing = target_spacing(mean_gaps(*knn(pos, ptr, 5)), ptr, torch.tensor([4.0]))
+    inner = ((pos[:, :2] > 0) & (pos[:, :2] < 11)).all(1)
+    torch.testing.assert_close(spacing[inner], torch.full((100,), 0.5))
+
+
+def test_the_ratio_of_a_pair_is_held_between_one_and_the_largest() -> None:
+    batch = batch_of((10, 45), (10, 5), (2, 60), (0, 4))
+    assert training_ratio(batch, None, 16.0).tolist() == [4.5, 1.0, 16.0, 1.0]
+    assert training_ratio(batch, 2.0, 16.0).tolist() == [2.0] * 4
+
+
+def test_an_impossible_weight_is_refused() -> None:
+    with pytest.raises(ConfigError, match="repulsion"):
+        replace(LossConfig(), repulsion=-1.0)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from pointup.benchmark.optimizer_steps import Alone
+from pointup.datasets.batch import collate, make_loader
+from pointup.training.distributed.reduction import StepReduction, StepTotals
+
+
+class SlowPairs(torch.utils.data.Dataset[Data]):
+    """Pairs that take long to read, by their own account and by the clock."""
+
+    def __getitem__(self, index: int) -> Data:
+        time.sleep(0.05)
+        seconds = {"reading": 0.05, "augmenting": 0.01}
+        points = torch.rand(5, 3)
+        return Data(pos=points, target=points, name=str(index), index=index, seconds=seconds)
+
+    def __len__(self) -> int:
+        return 4
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_step_that_waits_for_data_says_for_which_stage(num_workers: int) -> None:
+    loader = make_loader(SlowPairs(), [[0, 1], [2, 3]], num_workers)  # type: ignore[arg-type]
+    reduction = StepReduction(Alone(torch.device("cpu")), [])
+    reduction.start()
+    batch = reduction.next_batch(iter(loader))
+    reduction.busy_seconds = 0.1
+    totals = reduction.finish(stop=False, elapsed_seconds=0.0)
+    assert batch.num_graphs == 2
+    assert totals.data_seconds["reading"] == pytest.approx(0.1)
+    assert totals.data_seconds["augmenting"] == pytest.approx(0.02)
+    assert totals.data_seconds["packing"] > 0
+    assert totals.limited_by == "reading"
+
+
+@pytest.mark.parametrize(
+    ("busy", "waits", "limit"),
+    [
+        ((1.0, 1.0), (0.01, 0.0), "training"),
+        ((1.0, 0.9), (0.0, 0.0), "other processes"),
+        ((1.0, 0.9), (0.0, 0.1), "augmenting"),
+    ],
+)
+def test_a_step_says_what_limits_it(
+    busy: tuple[float, ...], waits: tuple[float, ...], limit: str
+) -> None:
+    totals = StepTotals(
+        num_clouds=1, num_tokens=1, loss=0.0, stop=False, elapsed_seconds=0.0, busy_seconds=busy,
+        data_wait_seconds=waits, out_of_memory=0, data_seconds={"reading": 1.0, "augmenting": 2.0},
+    )  # fmt: skip
+    assert totals.limited_by == limit
+
+
+def test_a_batch_without_samples_took_time_to_pack_only() -> None:
+    assert collate([]).seconds.keys() == {"packing"}
+
+
+def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_show() -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    sums = []
+    for order in ((1e8, 1.0, -1e8, 1.0), (1.0, 1.0, 1e8, -1e8), (-1e8, 1.0, 1.0, 1e8)):
+        reduction = StepReduction(Alone(torch.device("cpu")), [weight])
+        reduction.start()
+        for gradient in order:
+            weight.grad = torch.tensor([gradient])
+            reduction.add(torch.tensor([gradient]), num_tokens=1)
+        totals = reduction.finish(stop=False, elapsed_seconds=0.0)
+        sums.append((weight.grad.item(), totals.loss))
+    # Of four clouds, in single precision: 0.25, 0 or 0.5, as they come.
+    assert sums == [(0.5, 0.5)] * 3

@@ -1,0 +1,95 @@
+"""Learning rate and progress: functions of the position in a run alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.training.config import TrainConfig
+from pointup.training.progress import Progress, length_in_steps
+from pointup.training.schedule import learning_rate_at, scaled_learning_rate
+
+
+def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:
+    rates = [learning_rate_at(s, s / 100, 1.0, warmup_steps=4, final_fraction=0) for s in range(4)]
+    cosine = [0.5 * (1 + math.cos(math.pi * s / 100)) for s in range(4)]
+    assert rates == pytest.approx(
+        [c * w for c, w in zip(cosine, (0.25, 0.5, 0.75, 1), strict=True)]
+    )
+    assert learning_rate_at(50, 0.5, 1.0, 4, final_fraction=0) == pytest.approx(0.5)
+    assert learning_rate_at(100, 1.0, 1.0, 4, final_fraction=0.02) == pytest.approx(0.02)
+
+
+@given(step=st.integers(0, 10**7), progress=st.floats(0, 1), warmup=st.integers(0, 1000))
+def test_the_learning_rate_is_positive_and_never_above_its_peak(
+    step: int, progress: float, warmup: int
+) -> None:
+    assert 0 < learning_rate_at(step, progress, 2e-3, warmup) <= 2e-3
+
+
+def test_scaling_grows_with_the_clouds_in_a_step() -> None:
+    assert scaled_learning_rate(1e-3, "none", 64, 16) == 1e-3
+    assert scaled_learning_rate(1e-3, "sqrt", 64, 16) == pytest.approx(2e-3)
+    assert scaled_learning_rate(1e-3, "linear", 64, 16) == pytest.approx(4e-3)
+
+
+def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
+    assert length_in_steps(TrainConfig(), 7) == 200
+    assert length_in_steps(TrainConfig(steps=50), 7) == 50
+    assert length_in_steps(TrainConfig(epochs=2.5), 7) == 18
+    assert length_in_steps(TrainConfig(hours=3.0), 7) is None
+    sampler = TokenBudgetBatchSampler([10] * 40, 40)
+    assert Progress(step=25).share_done(TrainConfig(steps=50), sampler) == 0.5
+    assert Progress(elapsed_seconds=1800).share_done(TrainConfig(hours=1.0), sampler) == 0.5
+    assert Progress(step=60).share_done(TrainConfig(steps=50), sampler) == 1.0
+
+
+@pytest.mark.parametrize("epochs", [0.5, 1.0, 2.1, 3.0])
+def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs: float) -> None:
+    sampler, config = TokenBudgetBatchSampler([10] * 40, 40), TrainConfig(epochs=epochs)
+    shares, num_seen, progress = [0.0], 0, Progress()
+    while shares[-1] < 1.0:
+        if not len(sampler):
+            sampler.set_epoch(sampler.epoch + 1)
+        num_seen += len(next(iter(sampler)))
+        sampler.advance()
+        if sampler.epoch == 0 and sampler.steps_done == 3:
+            sampler.change_budget(20)
+        shares.append(progress.share_done(config, sampler))
+    assert shares == sorted(shares) and 0 <= num_seen - 40 * epochs < 4
+
+
+def test_a_lowered_budget_holds_until_another_one_is_asked_for() -> None:
+    progress = Progress(budget_at_start=1000, lowered_budget=800)
+    assert progress.budget(1000) == 800
+    assert progress.budget(2000) == 2000
+    assert Progress().budget(1000) == 1000
+
+
+def test_a_run_ends_after_patience_evaluations_without_a_better_one() -> None:
+    progress = Progress()
+    verdicts = [progress.judge(score, patience=2, target=None) for score in (0.9, 0.8, 0.85)]
+    assert verdicts == [True, True, False]
+    assert not progress.finished
+    progress.judge(0.81, patience=2, target=None)
+    assert progress.finished and progress.best == 0.8
+
+
+def test_a_run_ends_when_the_target_is_reached() -> None:
+    progress = Progress()
+    progress.judge(0.7, patience=None, target=0.65)
+    assert not progress.finished
+    progress.judge(0.64, patience=None, target=0.65)
+    assert progress.finished
+
+
+def test_an_evaluation_as_good_as_the_best_is_no_better() -> None:
+    progress = Progress()
+    assert progress.judge(0.8, patience=2, target=None)
+    assert not progress.judge(0.8, patience=2, target=None)
+    assert not progress.judge(0.8, patience=2, target=None)
+    assert progress.finished

@@ -1,0 +1,102 @@
+"""Asked to stop by signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pointup.training.distributed.preemption import StopRequest
+
+
+def wait_until_asked(stop: StopRequest) -> None:
+    deadline = time.monotonic() + 10
+    while not stop.asked and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert stop.asked
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
+def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop.asked
+        os.kill(os.getpid(), number)
+        wait_until_asked(stop)
+        assert stop.asked_by == name
+    assert signal.getsignal(number) == before
+
+
+def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_until_asked(stop)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+
+
+def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> None:
+    code = (
+        "import threading, ctypes; from pointup.training.distributed.preemption import StopRequest\n"
+        "lock = threading.Lock(); lock.acquire()\n"
+        "with StopRequest():\n"
+        "    print('ready', flush=True)\n"
+        "    while True: ctypes.CDLL(None).pause(); ctypes.CDLL(None).sleep(100)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    time.sleep(1.0)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+
+
+def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
+    code = (
+        "import os, time\n"
+        "done, tell = os.pipe()\n"
+        "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
+        "from pointup.training.distributed.preemption import ending_with_launcher\n"
+        "with ending_with_launcher(): print('starting', flush=True)\n"
+        "with ending_with_launcher(): os.write(tell, b'.'); time.sleep(60)\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "1"},
+    )
+    assert ended.stdout == "starting\n"
+    assert ended.stderr == "the launcher is gone, and training has not begun\n"
+    assert time.monotonic() - began < 30
+
+
+def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
+    code = (
+        "import os, time\n"
+        "done, tell = os.pipe()\n"
+        "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
+        "from pointup.training.distributed.preemption import StopRequest\n"
+        "with StopRequest(grace_seconds=1.0) as stop:\n"
+        "    os.write(tell, b'.')\n"
+        "    while not stop.asked: time.sleep(0.01)\n"
+        "    print(stop.asked_by, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCHELASTIC_RUN_ID": "1"},
+    )
+    assert ended.stdout == "the launcher's death\n"
+    assert "the launcher is gone" in ended.stderr
+    assert time.monotonic() - began < 30

@@ -1,0 +1,211 @@
+"""train.py in this process: what a run leaves behind, and that it continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import metrics_of, wavy_pair
+from runs import SMALL, final_weights, options, training
+
+from pointup.datasets.pair_writer import write_pairs
+from pointup.errors import ConfigError, DataError, PointupError
+from pointup.model.config import ModelConfig
+from pointup.model.upsampler import Upsampler
+from pointup.training.config import TrainConfig
+
+
+def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    training.train(options(pair_directory, tmp_path / "run"), accelerator)
+    run = tmp_path / "run"
+    saved = json.loads((run / "config.json").read_text())
+    assert saved["model"]["feature_dim"] == 16 and saved["slots"] == 1
+    lines = metrics_of(run)
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    fields = {
+        "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
+        "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
+        "peak_memory_bytes", "data_reading_seconds", "data_augmenting_seconds",
+        "data_packing_seconds", "limited_by",
+    }  # fmt: skip
+    assert fields <= steps[0].keys()
+    assert all(line["num_tokens"] <= 1200 for line in steps)
+    evaluations = [line["validation"] for line in lines if "validation" in line]
+    assert len(evaluations) == 2
+    assert set(evaluations[0]) == {"model", "midpoints", "source", "floor"}
+    assert (run / "logs" / "rank_0.log").stat().st_size > 0
+    assert list(run.rglob("events.out.tfevents.*"))
+    assert (run / "checkpoints" / "LATEST").read_text() == "step_6"
+    assert Upsampler.from_pretrained(run / "model").config == SMALL
+
+
+def test_a_run_can_start_from_another_model(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    torch.manual_seed(1)
+    first = Upsampler(**{**SMALL.__dict__, "k": 7})
+    torch.nn.init.normal_(first.pull.weight, std=0.1)
+    first.save_pretrained(tmp_path / "first")
+    config = options(
+        pair_directory, tmp_path / "run", steps=1, learning_rate=1e-12, model=ModelConfig(),
+        initial_model=str(tmp_path / "first"),
+    )  # fmt: skip
+    training.train(config, accelerator)
+    last = Upsampler.from_pretrained(tmp_path / "run" / "model").state_dict()
+    for name, weights in last.items():
+        torch.testing.assert_close(weights, first.state_dict()[name], rtol=0, atol=1e-9)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["k"] == 7
+    with pytest.raises(ConfigError, match=r"--initial-model .* leave out"):
+        training.train(
+            options(
+                pair_directory, tmp_path / "other", steps=1, model=SMALL,
+                initial_model=str(tmp_path / "first"),
+            ),
+            accelerator,
+        )  # fmt: skip
+
+
+def test_weights_that_are_not_to_be_trained_stay_as_they_are(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    torch.manual_seed(1)
+    first = Upsampler(**SMALL.__dict__)
+    first.save_pretrained(tmp_path / "first")
+    config = options(
+        pair_directory, tmp_path / "run", steps=2, model=ModelConfig(), train_only=("quota",),
+        initial_model=str(tmp_path / "first"),
+    )  # fmt: skip
+    training.train(config, accelerator)
+    before, after = first.state_dict(), final_weights(tmp_path / "run", step=2)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(name.startswith("quota") for name in changed)
+    with pytest.raises(ConfigError, match=r"--train-only none: no such weights; .*quota"):
+        other = replace(config, train_only=("none",), output_dir=tmp_path / "other")
+        training.train(other, accelerator)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop_after", [2, 5])
+def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    stop_after: int,
+    num_workers: int,
+) -> None:
+    # Six steps are more than an epoch: the stops fall in the middle of the first and the second.
+    changes = {
+        "num_workers": num_workers, "save_every": 1, "token_budget": 4000, "num_pictures": 0,
+        "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
+    }  # fmt: skip
+    whole = options(pair_directory, tmp_path / "whole", **changes)
+    parts = options(pair_directory, tmp_path / "parts", **changes)
+    training.train(whole, accelerator)
+    training.train(parts, accelerator, stop_after=stop_after)
+    assert (tmp_path / "parts" / "checkpoints" / "LATEST").read_text() == f"step_{stop_after}"
+    training.train(parts, accelerator)
+    expected, actual = final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts")
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    losses = [
+        [line["loss"] for line in metrics_of(tmp_path / name) if "loss" in line]
+        for name in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 6
+
+
+def test_a_finished_run_is_not_trained_further(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    config = options(pair_directory, tmp_path / "run", steps=2)
+    training.train(config, accelerator)
+    before = metrics_of(tmp_path / "run")
+    training.train(config, accelerator)
+    assert metrics_of(tmp_path / "run") == before
+
+
+def test_a_changed_option_is_refused_by_name_and_a_harmless_one_is_not(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    training.train(options(pair_directory, tmp_path / "run", steps=1), accelerator)
+    with pytest.raises(ConfigError, match=r"learning_rate 0\.003, not 0\.1"):
+        training.train(
+            options(pair_directory, tmp_path / "run", steps=1, learning_rate=0.1), accelerator
+        )
+    with pytest.raises(ConfigError, match=r"model\.k 6, not 5"):
+        other = ModelConfig(**{**SMALL.__dict__, "k": 5})
+        training.train(options(pair_directory, tmp_path / "run", steps=1, model=other), accelerator)
+    training.train(options(pair_directory, tmp_path / "run", steps=1, log_every=7), accelerator)
+
+
+def test_forty_steps_beat_the_baseline_without_a_network(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    config = options(
+        pair_directory, tmp_path / "run", steps=40, eval_every=40, save_every=40, warmup_steps=5,
+        token_budget=2500, augment=False, learning_rate=5e-3,
+    )  # fmt: skip
+    training.train(config, accelerator)
+    (rows,) = [line["validation"] for line in metrics_of(tmp_path / "run") if "validation" in line]
+    assert rows["model"]["chamfer"] < 0.99 * rows["midpoints"]["chamfer"]
+    assert rows["model"]["cd"] < 0.95 * rows["midpoints"]["cd"]
+
+
+def test_bad_samples_are_left_out_by_name_and_the_rest_is_trained_on(
+    tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(1)
+    pairs = [wavy_pair(f"good_{i}", 40, 3, rng) for i in range(6)]
+    broken = wavy_pair("broken", 40, 3, rng)
+    broken.source[3] = np.nan
+    few = wavy_pair("few", 3, 3, rng)
+    write_pairs([*pairs[:4], broken, few], pairs[4:], tmp_path / "data", info={})
+    training.train(options(tmp_path / "data", tmp_path / "run", steps=1), accelerator)
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert "Left out: train sample broken" in log and "Left out: train sample few" in log
+    assert "4 for training" in " ".join(log.split())
+
+
+def test_a_dataset_without_any_good_sample_is_an_error(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    rng = np.random.default_rng(1)
+    pairs = [wavy_pair(f"few_{i}", 3, 3, rng) for i in range(4)]
+    write_pairs(pairs[:3], pairs[3:], tmp_path / "data", info={})
+    with pytest.raises(DataError, match="none of the 3 train samples can be used"):
+        training.train(options(tmp_path / "data", tmp_path / "run"), accelerator)
+
+
+def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_where_asked(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    with pytest.raises(PointupError, match=r"train_\d+"):
+        training.train(options(pair_directory, tmp_path / "run", token_budget=100), accelerator)
+    training.train(
+        options(pair_directory, tmp_path / "cropped", token_budget=100, crop=True, steps=1),
+        accelerator,
+    )
+    assert metrics_of(tmp_path / "cropped")[0]["num_tokens"] <= 100
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"token_budget": 0}, "--token-budget is 0"),
+        ({"ratio": 0.5}, "ratio of at least 1"),
+        ({"steps": 5, "hours": 1.0}, "exclude each other"),
+        ({"learning_rate": -1.0}, "--learning-rate"),
+        ({"num_workers": -1}, "--num-workers"),
+    ],
+)
+def test_an_impossible_option_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**changes)

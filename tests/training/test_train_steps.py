@@ -1,0 +1,183 @@
+"""The steps of train.py in this process: their gradient, and what goes wrong in one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import metrics_of
+from runs import SMALL, final_weights, options, training
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup.datasets.batch import collate
+from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.errors import TrainingError
+from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.reduction import StepReduction
+from pointup.training.run_directory import checkpoint
+
+
+def batch_of(directory: Path, *indices: int) -> Batch:
+    dataset = PairDataset(open_pairs(directory, "train"))
+    return collate([dataset[(0, index)] for index in indices])
+
+
+def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    config = options(pair_directory, tmp_path)
+    torch.manual_seed(0)
+    model = Upsampler(**SMALL.__dict__)
+    torch.nn.init.normal_(model.pull.weight, std=0.1)
+    gradients, totals = [], []
+    for packing in ([(0, 1, 2, 3, 4, 5)], [(0,), (1, 2), (), (3, 4, 5)], [(5, 3), (4,), (0, 1, 2)]):
+        reduction = StepReduction(accelerator, model.parameters())
+        reduction.start()
+        for indices in packing:
+            batch = batch_of(pair_directory, *indices)
+            losses = training.micro_batch_losses(model, batch, accelerator, config)
+            assert len(losses) == len(indices)
+            losses.sum().backward()
+            reduction.add(losses, num_tokens=len(batch.pos) + len(batch.target))
+        totals.append(reduction.finish(stop=False, elapsed_seconds=1.0))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        assert totals[-1].num_clouds == 6
+        assert not totals[-1].stop
+    for gradient, total in zip(gradients[1:], totals[1:], strict=True):
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-4)
+        assert total.loss == pytest.approx(totals[0].loss, rel=1e-5)
+        assert total.num_tokens == totals[0].num_tokens
+
+
+def test_a_micro_batch_without_clouds_adds_nothing(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    model = Upsampler(**SMALL.__dict__)
+    reduction = StepReduction(accelerator, model.parameters())
+    reduction.start()
+    losses = training.micro_batch_losses(
+        model, batch_of(pair_directory), accelerator, options(pair_directory, tmp_path)
+    )
+    losses.sum().backward()
+    reduction.add(losses, num_tokens=0)
+    totals = reduction.finish(stop=True, elapsed_seconds=0.0)
+    assert totals.num_clouds == 0 and totals.loss == 0 and totals.stop
+    assert all(not p.grad.any() for p in model.parameters())
+
+
+def test_out_of_memory_is_worked_round_with_the_same_gradient(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changes = {"steps": 3, "token_budget": 2000, "num_pictures": 0}
+    training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
+    real = training.micro_batch_losses
+
+    def too_large(model: Any, batch: Batch, *rest: Any) -> Tensor:
+        losses = real(model, batch, *rest)
+        if batch.num_graphs > 3:
+            losses.sum().backward()  # Gradients of what fails must not count.
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return losses
+
+    monkeypatch.setattr(training, "micro_batch_losses", too_large)
+    training.train(options(pair_directory, tmp_path / "halves", **changes), accelerator)
+    assert "done again in halves" in (tmp_path / "halves/logs/rank_0.log").read_text()
+    for expected, actual in zip(
+        metrics_of(tmp_path / "whole"), metrics_of(tmp_path / "halves"), strict=True
+    ):
+        if "loss" in expected:
+            assert actual["num_clouds"] == expected["num_clouds"]
+            assert actual["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+            assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    value: float,
+) -> None:
+    real = training.micro_batch_losses
+    bad: list[str] = []
+
+    def spoil(model: Any, batch: Batch, *rest: Any) -> Tensor:
+        losses = real(model, batch, *rest)
+        if not bad:
+            bad.append(batch.name[1])
+            losses = losses * torch.tensor([1.0, value, *[1.0] * (len(losses) - 2)])
+        return losses
+
+    monkeypatch.setattr(training, "micro_batch_losses", spoil)
+    training.train(options(pair_directory, tmp_path, steps=2, num_pictures=0), accelerator)
+    log = (tmp_path / "logs" / "rank_0.log").read_text()
+    assert f"step 0 skipped: loss {value:.4g}" in log and f"from {bad[0]}\n" in log
+    assert "step 1 skipped" not in log
+    assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
+
+
+def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    training.train(options(pair_directory, tmp_path, steps=20), accelerator, stop_after=3)
+    real = training.micro_batch_losses
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    with pytest.raises(TrainingError, match=r"10 steps in a row, .* from train_\d+"):
+        training.train(options(pair_directory, tmp_path, steps=20, save_every=100), accelerator)
+    assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
+
+
+def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_choice(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = checkpoint.save_file
+
+    def full(weights: Any, path: Path) -> None:
+        if "step_4" in str(path):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        real(weights, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    changes = {"save_every": 2, "eval_every": 6, "num_pictures": 0}
+    training.train(options(pair_directory, tmp_path / "on", **changes), accelerator)
+    log = (tmp_path / "on" / "logs" / "rank_0.log").read_text()
+    assert "step_4: the checkpoint can't be written (No space left on device)" in log
+    saved = {path.name for path in (tmp_path / "on" / "checkpoints").iterdir()}
+    assert saved == {"LATEST", "step_2", "step_6"}
+    with pytest.raises(checkpoint.CheckpointError, match="step_4"):
+        training.train(
+            options(pair_directory, tmp_path / "end", on_save_error="end", **changes), accelerator
+        )
+    assert (tmp_path / "end" / "checkpoints" / "LATEST").read_text() == "step_2"
+
+
+def test_debugging_names_the_operation_a_bad_gradient_came_from(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    real = training.micro_batch_losses
+    monkeypatch.setattr(
+        training, "micro_batch_losses", lambda *given: (real(*given) * 0.0).sqrt() * 0.0
+    )
+    with pytest.raises(RuntimeError, match="SqrtBackward0"):
+        training.train(options(pair_directory, tmp_path, debug=True), accelerator)
+    assert "[0] process 0 of 1" in capsys.readouterr().err
+    assert not torch.is_anomaly_enabled()

@@ -1,0 +1,259 @@
+"""What does not end a run, and what must: evaluations, names, replaced data, skipped steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import ROOT, metrics_of, wavy_pair
+from runs import final_weights, options, training
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_distributed import SMALL
+
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_writer import write_pairs
+from pointup.errors import ConfigError, DataError, TrainingError
+from pointup.training import evaluation
+from pointup.training.evaluation import Evaluation
+
+
+def evaluations_of(run: Path) -> list[dict[str, Any]]:
+    return [line for line in metrics_of(run) if "validation" in line]
+
+
+def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_made_at_the_next_start(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
+    run = options(pair_directory, tmp_path / "run", num_pictures=1)
+    real = Evaluation.run
+
+    def dies(*given: Any, **named: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(Evaluation, "run", dies)
+    with pytest.raises(MemoryError):
+        training.train(run, accelerator)
+    assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_3"
+
+    # The next one ends the process after its figures are written.
+    monkeypatch.setattr(Evaluation, "run", real)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(training.Monitor, "picture", dies)
+        training.train(run, accelerator)
+    assert len(evaluations_of(tmp_path / "run")) == 1
+
+    training.train(run, accelerator)
+    assert evaluations_of(tmp_path / "run") == evaluations_of(tmp_path / "whole")
+    expected, actual = final_weights(tmp_path / "whole"), final_weights(tmp_path / "run")
+    assert all(torch.equal(expected[name], actual[name]) for name in expected)
+    states = [
+        json.loads((tmp_path / name / "checkpoints" / "step_6" / "state.json").read_text())
+        for name in ("whole", "run")
+    ]
+    assert states[0]["best"] == states[1]["best"] and not states[1]["evaluation_due"]
+
+
+def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pair]:
+    rng = np.random.default_rng(seed)
+    for name in names:
+        yield wavy_pair(name, num_points, 3.0, rng)
+
+
+def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
+    tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = list(pairs(["good", "other_surface", "bad_resample"]))
+    held_out[1].surface = "other.npz"
+    write_pairs(pairs(["a", "b", "c"]), held_out, tmp_path / "data", info={})
+    # An archive, as is looked at before a run, but of something else.
+    (tmp_path / "data" / "surfaces").mkdir()
+    np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
+    real, real_picture = evaluation.measure_pairs, evaluation.evaluation_picture
+
+    def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
+        # As written by hand: `find_bad_samples` may leave such a sample out today or tomorrow.
+        for cloud, name in enumerate(batch.name):
+            if name == "bad_resample":
+                batch.resample[batch.resample_ptr[cloud]] = np.nan
+        return real(batch, *given, **named)
+
+    def picture(*given: Any, title: str, **named: Any) -> Any:
+        if title == "good":
+            raise RuntimeError("no font")
+        return real_picture(*given, title=title, **named)
+
+    monkeypatch.setattr(evaluation, "measure_pairs", measure_pairs)
+    monkeypatch.setattr(evaluation, "evaluation_picture", picture)
+    run = tmp_path / "run"
+    training.train(
+        options(tmp_path / "data", run, steps=2, eval_every=1, num_pictures=3), accelerator
+    )
+    log = (run / "logs" / "rank_0.log").read_text()
+    assert re.search(r"other.npz: not a surface: .*; its sample has no P2F", log)
+    assert "1 of 3 validation samples can't be measured, the first one bad_resample" in log
+    assert "no picture of good: no font" in log
+    lines = evaluations_of(run)
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(np.isfinite(line["share_of_midpoints"]) for line in lines)
+    # Of the sample that can't be measured nothing counts, and the model may still be the best.
+    assert (run / "model" / "config.json").exists()
+
+
+def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
+    def result(is_complete: bool, shares: list[float]) -> evaluation.EvaluationResult:
+        return evaluation.EvaluationResult({}, shares, {}, is_complete)
+
+    assert result(True, [0.5, 0.7]).score == 0.6
+    assert result(False, [0.5]).score == result(True, []).score == np.inf
+    assert evaluation.share_of_midpoints({"model": {"chamfer": 1.0}}) is None
+    rows = {"model": {"chamfer": 1.0}, "midpoints": {"chamfer": 0.0}}
+    assert evaluation.share_of_midpoints(rows) is None
+
+
+def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
+    tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_out = ["cost $5 or $\\frac$", "\x1b[2J\x1b[31mred\r", "../x\u202eabc", "$_{$"]
+    broken = next(pairs(["bad\x1b[1m"], num_points=3))
+    data, run = tmp_path / "data", tmp_path / "run"
+    write_pairs([*pairs(["a", "b", "c"]), broken], pairs(held_out), data, info={})
+    training.train(options(data, run, steps=1, num_pictures=4), accelerator)
+    console = capsys.readouterr().err
+    told = console + (run / "logs" / "rank_0.log").read_text()
+    assert "no picture of" not in told and "a tracker failed" not in told
+    assert "train sample bad\\x1b[1m" in console
+    assert not {"\x1b", "\r", "\u202e"} & set(told)
+    events = EventAccumulator(str(run / "pointup"), size_guidance={"images": 0})
+    tags = set(events.Reload().Tags()["images"])
+    shown = ["cost $5 or $\\frac$", "\\x1b[2J\\x1b[31mred\\r", "../x\\u202eabc", "$_{$"]
+    assert tags == {f"pictures/{name}" for name in shown}
+
+
+def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    names = [f"cloud_{i}" for i in range(5)]
+    data = tmp_path / "data"
+
+    def write(seed: int, change: int | None = None) -> None:
+        shutil.rmtree(data, ignore_errors=True)
+        clouds = list(pairs(names * 12, seed=seed))
+        if change is not None:
+            clouds[change].source[0] += 0.01
+        write_pairs(clouds, pairs(["held_out"], seed=seed), data, info={})
+
+    write(seed=0)
+    config = options(data, tmp_path / "run", steps=4, num_pictures=0)
+    training.train(config, accelerator, stop_after=3)
+    write(seed=1)
+    with pytest.raises(ConfigError, match=r"has changed .*the points of the train pairs.*restore"):
+        training.train(config, accelerator)
+    # A source alone, which is not among what is sampled: the digest of all tells it.
+    write(seed=0, change=1)
+    with pytest.raises(ConfigError, match=r"has changed .*\(the train pairs\)"):
+        training.train(config, accelerator)
+    write(seed=0)
+    training.train(config, accelerator)
+
+
+def test_a_run_that_never_took_a_step_is_a_failure(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = training.micro_batch_losses
+    config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    for _ in range(2):  # At the end, and again when the run is found to be over.
+        with pytest.raises(TrainingError, match="all 3 steps were skipped"):
+            training.train(config, accelerator)
+    monkeypatch.setattr(training, "micro_batch_losses", real)
+    fine = options(pair_directory, tmp_path / "fine", steps=1, num_pictures=0)
+    training.train(fine, accelerator)
+
+
+def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    config = options(
+        pair_directory, tmp_path, steps=60, learning_rate=1000.0, warmup_steps=2, num_pictures=0,
+        token_budget=800, eval_every=60, save_every=60,
+    )  # fmt: skip
+    told = r"10 steps in a row, the last one step \d+ at learning rate \d+ from train_.* diverged"
+    with pytest.raises(TrainingError, match=told) as failed:
+        training.train(config, accelerator)
+    assert "lower --learning-rate" in str(failed.value) and "drop" not in str(failed.value)
+
+
+def test_a_dataset_cut_short_under_a_run_is_named(
+    tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    write_pairs(pairs([f"c{i}" for i in range(40)], num_points=900), pairs(["v"]), data, info={})
+    real = training.StepReduction.start
+    steps = 0
+
+    def cut_short(reduction: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 2:
+            (arrow,) = (data / "train").glob("*.arrow")
+            os.truncate(arrow, 4096)
+        real(reduction)
+
+    monkeypatch.setattr(training.StepReduction, "start", cut_short)
+    config = options(
+        data, tmp_path / "run", steps=40, token_budget=4000, num_workers=1, num_pictures=0
+    )
+    with pytest.raises(DataError, match=r"\.arrow: has been cut short to 4,096 of .* restore it"):
+        training.train(config, accelerator)
+
+
+def test_without_stderr_and_in_the_c_locale_a_run_ends_well_in_a_directory_of_any_name(
+    pair_directory: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "l\u00e4ufe \u7d75"
+    words = [sys.executable, str(ROOT / "train.py"), "--data", str(pair_directory), *SMALL,
+             "--output-dir", str(run), "--steps", "2", "--num-workers", "0"]  # fmt: skip
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&- </dev/null', "sh", *words],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "LC_ALL": "C"},
+    )
+    log = (run / "logs" / "rank_0.log").read_text(encoding="utf-8")
+    assert ended.returncode == 0, log
+    assert "Traceback" not in log and "l\u00e4ufe" in log
+    assert (run / "checkpoints" / "LATEST").read_text() == "step_2"
+    with pytest.raises(ConfigError, match=r"--output-dir .* LC_ALL"):
+        # What Python makes of it where it is told to take the locale at its word.
+        options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
+
+
+def test_what_nohup_started_outlives_its_terminal() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from pointup.training.distributed.preemption import StopRequest\n"
+        "with StopRequest() as stop:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.asked_by)\n"
+    )
+    asked = {}
+    for handler in (signal.SIG_DFL, signal.SIG_IGN):
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),
+        )
+        asked[handler] = ended.stdout.strip()
+    assert asked == {signal.SIG_DFL: "SIGHUP", signal.SIG_IGN: "None"}

@@ -1,0 +1,75 @@
+"""The watchdog beside a store that is out of reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pointup.training.faults import watchdog
+from pointup.training.faults.watchdog import EXIT_HUNG, Beat, Watchdog
+
+
+class VanishingStore:
+    """Answers a few calls, then none: so does that of a host whose power failed."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        self.released = threading.Event()
+
+    def answer(self) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            self.released.wait(60)
+
+    def set(self, key: str, value: str) -> None:
+        self.answer()
+
+    def check(self, keys: list[str]) -> bool:
+        self.answer()
+        return False
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.answer()
+        beats = [
+            Beat(1, 7, 3, "reduction", 4711, "host0"),
+            Beat(1, 7, 3, "reduction", os.getpid(), platform.node()),
+        ]
+        return [json.dumps(asdict(beat)).encode() for beat in beats]
+
+
+def test_a_store_that_never_answers_again_holds_no_process_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = VanishingStore(calls=4)
+    ended: list[tuple[int, str]] = []
+    monkeypatch.setattr(watchdog, "connect_store", lambda: store)
+    monkeypatch.setattr(watchdog, "SECONDS_FOR_STACKS", 0.5)
+    monkeypatch.setattr(watchdog.os, "_exit", lambda status: None)
+    accelerator: Any = SimpleNamespace(
+        process_index=1, num_processes=2, wait_for_everyone=lambda: None
+    )
+    with Watchdog(accelerator, hang_timeout=2.0) as dog:
+
+        def end(status: int, text: str) -> None:
+            ended.append((status, text))
+            dog.over.set()
+
+        monkeypatch.setattr(watchdog, "end_at_once", end)
+        dog.at("reduction")
+        began = time.monotonic()
+        assert dog.over.wait(30)
+        assert time.monotonic() - began > 1.0
+    store.released.set()
+    ((status, text),) = ended
+    assert status == EXIT_HUNG
+    first = text.splitlines()[0]
+    assert first.startswith("train.py: error: the training hangs: process 0 stopped; see to host0,")
+    assert "Stacks of process 1" in text

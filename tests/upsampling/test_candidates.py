@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial import cKDTree
+from sheets import CPU, StoreMaker, sheet, small_model
+
+from pointup import upsample
+from pointup.errors import ModelError
+from pointup.upsampling.executor import Alone
+from pointup.upsampling.single_pass.candidates import make_candidates
+from pointup.upsampling.store.region import Region
+
+
+@pytest.mark.parametrize("ratio", [2.0, 5.0])
+def test_candidates_of_blocks_are_those_of_the_whole_cloud(
+    ratio: float, make_store: StoreMaker
+) -> None:
+    model, store = small_model(noise=0.1), make_store(sheet(1000))
+    rows = store.read(0, len(store))
+    pos = torch.from_numpy(rows["position"].astype(np.float32))
+    with torch.no_grad():
+        whole = model(pos, torch.tensor([0, 1000]), ratio).candidates.numpy()
+    slots = round(2 * ratio)
+    for block in range(store.num_blocks):
+        region = Region(store, block, block + 1)
+        core = region.places(block)
+        num_slots = np.full(len(core), slots)
+        found = make_candidates(model, region, core, num_slots, CPU, 300, Alone().together())
+        parent = region.rows["position"][core[found.parent]]
+        first = int(store.block_ptr[block]) * slots
+        expected = whole[first : first + len(parent)]
+        # Children out of reach are copies of their parents.
+        is_made = found.distance > 0
+        assert is_made.mean() > 0.98
+        assert np.allclose((parent + found.offset)[is_made], expected[is_made], atol=2e-5)
+        assert not found.offset[~is_made].any()
+        away = np.abs(expected - np.repeat(rows["position"], slots, 0)[first:][: len(parent)])
+        assert away.max() > 0.5
+        nearest = cKDTree(rows["position"]).query(expected)[0]
+        assert (found.distance >= nearest - 1e-5)[is_made].all()
+        assert np.isclose(found.distance, nearest, atol=1e-5).mean() > 0.9
+
+
+def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -> None:
+    model, store = small_model(noise=0.1), make_store(sheet(300), block_size=400)
+    region = Region(store, 0, 1)
+    core = region.places(0)
+    num_slots = np.tile([3, 0, 5], 100)
+
+    def candidates(slots: np.ndarray) -> list[np.ndarray]:
+        found = make_candidates(model, region, core, slots, CPU, 100, Alone().together())
+        return np.split(found.offset, np.cumsum(slots)[:-1])
+
+    mixed, most = candidates(num_slots), candidates(np.full(300, 5))
+    for slots, some, all_five in zip(num_slots, mixed, most, strict=True):
+        assert np.allclose(some, all_five[:slots], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])
+def test_a_model_that_makes_nan_is_an_error(name: str) -> None:
+    model = small_model()
+    with torch.no_grad():
+        model.get_parameter(name).fill_(torch.nan)
+    with pytest.raises(ModelError, match="not finite"):
+        upsample(sheet(50), model=model)

@@ -1,0 +1,42 @@
+"""New points are shared out as the model says, as far as there are candidates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pointup.upsampling.single_pass.quotas import quota_shares, scaled_to
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 9)), min_size=1, max_size=30),
+    st.floats(0.0, 1.0),
+)
+def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
+    cells: list[tuple[float, int]], part: float
+) -> None:
+    weights, num_candidates = (np.array(values, float) for values in zip(*cells, strict=True))
+    total = part * num_candidates.sum()
+    wanted = scaled_to(total, weights, num_candidates)
+    assert wanted.sum() == pytest.approx(total, abs=1e-9)
+    assert (wanted <= max(part, 0.8) * num_candidates + 1e-9).all()
+    # Where there is room, by weight; where there is none, they are full.
+    is_full = wanted >= max(part, 0.8) * num_candidates - 1e-9
+    scale = wanted[~is_full] / weights[~is_full]
+    assert np.allclose(scale, scale.mean() if len(scale) else 0.0)
+    if len(scale):
+        assert (weights[is_full] * scale.mean() >= wanted[is_full] - 1e-6).all()
+
+
+def test_cells_without_weight_get_nothing() -> None:
+    assert scaled_to(4.0, np.array([0.0, 1.0, 1.0]), np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
+    assert scaled_to(0.0, np.zeros(2), np.zeros(2)).tolist() == [0.0, 0.0]
+
+
+def test_shares_are_a_power_of_the_quotas_up_to_a_bound() -> None:
+    quota = np.log(np.array([1.0, 2.0, 1000.0, 1e-9], np.float32))
+    expected = pytest.approx([1.0, 2.0**0.7, 4.0, 0.25], rel=1e-5)
+    assert quota_shares(quota, 0.0, 0.7) == expected == quota_shares(quota + 30, 30.0, 0.7)
+    assert quota_shares(quota, 0.0, 0.0).tolist() == [1.0, 1.0, 1.0, 1.0]

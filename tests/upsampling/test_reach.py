@@ -1,0 +1,143 @@
+"""A bound on new points that holds whatever a model says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+from sheets import StoreMaker, sheet, small_model
+
+from pointup import Upsampler, upsample
+from pointup.geometry.gaps import BRIDGE, GAP, without_bridges
+from pointup.geometry.local_geometry import (
+    REACH,
+    LocalGeometry,
+    local_geometry,
+)
+from pointup.geometry.neighbors import knn
+from pointup.upsampling.single_pass.reach import Reach
+
+
+def geometry_of(points: np.ndarray, k: int = 12) -> LocalGeometry:
+    pos = torch.from_numpy(points).float()
+    ptr = torch.tensor([0, len(pos)])
+    return local_geometry(pos, ptr, *knn(pos, ptr, k + 1))
+
+
+def wild_model(strength: float, seed: int) -> Upsampler:
+    """A model whose weights nobody trained: its offsets go anywhere."""
+    model = small_model()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += strength * torch.randn(weights.shape, generator=generator)
+    return model
+
+
+def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
+    """Largest distance of new points to the nearest measured ones, in the reach of these."""
+    reach = REACH * geometry_of(points - points.mean(0), k).local_spacing[:, 0].numpy()
+    gaps = np.linalg.norm(new[:, None] - points, axis=2)
+    # A midpoint has two that are nearest.
+    is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
+    return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
+
+
+@settings(max_examples=12)
+@given(
+    size=st.integers(1, 40),
+    away=st.sampled_from([3.0, 20.0, 300.0, 1e4]),
+    ratio=st.sampled_from([1.7, 4.0, 9.0]),
+    strength=st.sampled_from([0.0, 0.3, 5.0]),
+    originals=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_new_points_are_within_reach_of_measured_ones_whatever_the_weights_say(
+    size: int, away: float, ratio: float, strength: float, originals: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = rng.random((size, 3)) * 2 + away
+    points = np.concatenate([sheet(300, seed=seed), cluster])
+    model = wild_model(strength, seed)
+    new = upsample(points, ratio, model=model, originals=originals, only_new=originals)
+    assert len(new) == round(ratio * len(points)) - originals * len(points)
+    assert farthest_in_reach(points, new, model.config.k) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("model", ["lidar", "shapes"])
+@pytest.mark.parametrize("size", [1, 5, 12, 13])
+def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    cluster = rng.random((size, 3)) + 500
+    points = np.concatenate([sheet(600), cluster])
+    new = upsample(points, 8.0, model=model, only_new=True)
+    assert len(new) == 7 * len(points)
+    near, gaps = new[new[:, 0] > 250], cKDTree(points).query(new)[0]
+    assert gaps.max() < 3.5  # the sheet's points are 1.3 apart
+    assert np.abs(near - 500.5).max(initial=0.0) < 1.5
+    if size >= 5:
+        assert len(near) >= size
+
+
+@pytest.mark.parametrize("gap", [8.0, 40.0, 4e5])
+def test_one_far_neighbour_does_not_move_the_spacing(gap: float) -> None:
+    rng = np.random.default_rng(0)
+    cluster = rng.random((12, 3))
+    alone = geometry_of(np.concatenate([cluster]), k=11)
+    both = geometry_of(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12)
+    assert torch.allclose(both.spacing[:12], alone.spacing)
+    assert both.missing[:12].sum(1).eq(1).all()
+
+
+@pytest.mark.parametrize("gap", [2.0, 3.0, 5.0])
+def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap: float) -> None:
+    rng = np.random.default_rng(0)
+    cluster = rng.random((12, 3))
+    alone = geometry_of(cluster, k=11).spacing
+    both = geometry_of(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12).spacing[:12]
+    assert (both / alone).max() < 1.15
+
+
+def test_neighbourhoods_without_a_gap_are_whole() -> None:
+    rng = np.random.default_rng(0)
+    plane = rng.random((3000, 3)) * [1, 1, 0]
+    line = np.linspace(0, 1, 500)[:, None] * [1, 2, 3]
+    grid = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3)
+    # Two returns of one pulse nearly coincide.
+    pairs = np.repeat(plane[:500], 2, axis=0) + 1e-4 * rng.random((1000, 3))
+    for points, most in ((plane, 3e-3), (line, 0.0), (grid, 0.0), (pairs, 0.02)):
+        assert geometry_of(points).missing.any(1).float().mean() <= most
+
+
+def test_a_bridge_is_what_is_long_against_the_spacing_on_both_sides() -> None:
+    rng = np.random.default_rng(0)
+    dense, sparse = rng.random((200, 3)) * [1, 1, 0], 10 * rng.random((200, 3)) * [1, 1, 0]
+    points = np.concatenate([dense, sparse + np.array([1.2, 0, 0])])
+    pos = torch.from_numpy(points).float()
+    geometry = geometry_of(points)
+    distance = np.linalg.norm(points[:, None] - points, axis=2)
+    index = torch.arange(400).expand(400, 400)
+    kept = without_bridges(index, slice(0, 400), pos, geometry.local_spacing) >= 0
+    spacing = geometry.local_spacing[:, 0].numpy()
+    expected = distance <= BRIDGE * np.maximum(spacing[:, None], spacing)
+    assert (kept.numpy() == expected).mean() > 0.9999
+    assert 0.01 < expected.mean() < 0.9
+
+
+def test_cutting_starts_at_the_first_gap() -> None:
+    points = np.array([[0, 0, 0], [1, 0, 0], [1.5, 0, 0], [2, 0, 0], [2 * GAP + 0.1, 0, 0.0]])
+    geometry = geometry_of(points, k=4)
+    assert geometry.missing.tolist()[0] == [False, False, False, False, True]
+    assert geometry.spacing[0] == pytest.approx(1.5)
+
+
+def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: StoreMaker) -> None:
+    store = make_store(sheet(300), block_size=64)
+    reach, expected = Reach(store), np.arange(300, dtype=np.float32)
+    for block in range(store.num_blocks):
+        reach.save(block, expected[store.block_ptr[block] : store.block_ptr[block + 1]])
+    rows, distance = np.array([299, 0, 150, 3]), np.array([301.0, 0.5, 20.0, 1.0])
+    assert reach.slack(rows, distance).tolist() == [-2.0, -0.5, 130.0, 2.0]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.spatial import cKDTree
+
+from pointup.upsampling.single_pass.relaxation import onto_surface, relax
+
+NOTHING = np.empty((0, 3))
+
+
+def plane(num_points: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.column_stack([rng.random((num_points, 2)), np.zeros(num_points)])
+
+
+def ball(num_points: int, seed: int = 0) -> np.ndarray:
+    """Random points of the unit sphere."""
+    points = np.random.default_rng(seed).normal(size=(num_points, 3))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+def nearest(points: np.ndarray) -> np.ndarray:
+    return np.asarray(cKDTree(points).query(points, k=2)[0])[:, 1]
+
+
+def rotation(seed: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
+
+
+def test_gaps_between_points_become_even() -> None:
+    points = plane(2000)
+    before, after = nearest(points), nearest(relax(points, NOTHING))
+    assert after.std() / after.mean() < 0.5 * before.std() / before.mean()
+    assert after.mean() > 1.4 * before.mean()
+
+
+def test_points_of_a_plane_stay_on_it_however_it_lies() -> None:
+    turn = rotation(3)
+    relaxed = relax(plane(500) @ turn.T + 7.0, NOTHING)
+    height = ((relaxed - 7.0) @ turn)[:, 2]
+    assert np.abs(height).max() < 1e-9
+
+
+def test_points_of_a_sphere_stay_near_it() -> None:
+    relaxed = relax(ball(3000), NOTHING)
+    # A chord as long as the spacing, 0.065, has its middle 5e-4 off the sphere.
+    off = np.abs(np.linalg.norm(relaxed, axis=1) - 1)
+    assert off.mean() < 5e-5 and off.max() < 2e-3
+
+
+def test_noise_across_the_surface_becomes_less() -> None:
+    points = plane(2000)
+    points[:, 2] = 0.002 * np.random.default_rng(1).normal(size=len(points))
+    assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
+
+
+def test_fixed_points_push_others() -> None:
+    fixed = plane(200, seed=1)
+    free = fixed + np.array([1e-4, 0.0, 0.0])
+    relaxed = relax(free, fixed)
+    gap = cKDTree(fixed).query(relaxed)[0]
+    assert np.median(gap) > 0.015
+
+
+def test_no_point_goes_far() -> None:
+    points = plane(2000)
+    furthest = np.asarray(cKDTree(points).query(points, k=13)[0])[:, -1]
+    moved = np.linalg.norm(relax(points, NOTHING) - points, axis=1)
+    assert (moved < furthest).all() and moved.mean() < 0.3 * furthest.mean()
+
+
+def test_the_border_of_a_sheet_is_not_driven_outwards() -> None:
+    points = plane(2000)
+    spacing = 2000**-0.5
+    relaxed = relax(points, NOTHING)[:, :2]
+    beyond = np.maximum(relaxed - 1.0, -relaxed).max(axis=1).clip(min=0.0)
+    assert beyond.max() < 0.75 * spacing
+    # Points within a spacing of the border, of which every other one would go beyond it.
+    assert np.mean(beyond > 0.1 * spacing) < 0.02
+
+
+def test_points_of_a_wire_stay_on_it() -> None:
+    rng = np.random.default_rng(0)
+    wire = np.column_stack([np.sort(rng.random(300)), 1e-6 * rng.normal(size=(300, 2))])
+    relaxed = relax(wire, NOTHING)
+    assert np.abs(relaxed[:, 1:]).max() < 1e-5
+    assert np.diff(np.sort(relaxed[:, 0])).std() < 0.8 * np.diff(wire[:, 0]).std()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e4]))
+def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
+    seed: int, scale: float
+) -> None:
+    points = ball(150, seed)
+    turn, shift = rotation(seed), np.array([5.0, -3.0, 2.0])
+    relaxed = relax(points[:100], points[100:])
+    moved = relax(*(scale * (part @ turn.T + shift) for part in (points[:100], points[100:])))
+    np.testing.assert_allclose(moved / scale, relaxed @ turn.T + shift, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    points=arrays(
+        np.float64, st.tuples(st.integers(0, 20), st.just(3)), elements=st.integers(0, 2)
+    ),
+    num_fixed=st.integers(0, 20),
+)
+def test_coincident_and_few_points_stay_finite(points: np.ndarray, num_fixed: int) -> None:
+    relaxed = relax(points[num_fixed:], points[:num_fixed])
+    assert relaxed.shape == points[num_fixed:].shape and np.isfinite(relaxed).all()
+
+
+@pytest.mark.parametrize("num_points", [0, 1, 3])
+def test_less_than_four_points_stay(num_points: int) -> None:
+    points = plane(num_points)
+    np.testing.assert_array_equal(relax(points, NOTHING), points)
+
+
+def test_points_in_one_place_stay() -> None:
+    points = np.ones((30, 3))
+    np.testing.assert_array_equal(relax(points, NOTHING), points)
+
+
+def test_what_is_far_away_does_not_matter() -> None:
+    points = plane(3000)
+    left = points[:, 0] < 0.3
+    alone = relax(points[left & (points[:, 0] >= 0)], points[:0])
+    together = relax(points[left], points[~left])
+    deep = points[left, 0] < 0.1
+    np.testing.assert_allclose(alone[deep], together[deep], atol=1e-12)
+
+
+def test_points_are_brought_to_the_surface_that_others_show() -> None:
+    rng = np.random.default_rng(0)
+
+    def bowl(num_points: int) -> np.ndarray:
+        xy = rng.random((num_points, 2)) * 4 - 2
+        return np.column_stack([xy, 0.1 * (xy**2).sum(axis=1)])
+
+    around, exact, on_it = bowl(4000), bowl(300), bowl(200) * (0.5, 0.5, 0.25)
+    lifted = on_it + rng.normal(0, 0.01, (200, 3))
+    noisy = around + rng.normal(0, 0.01, around.shape)
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+
+    def height(points: np.ndarray) -> np.ndarray:
+        off: np.ndarray = points[:, 2] - 0.1 * np.square(points[:, :2]).sum(axis=1)
+        return off
+
+    assert np.abs(height(onto_surface(lifted, around, exact))).max() < 2e-4
+    brought = onto_surface(lifted, noisy, exact)
+    assert height(brought).std() < 0.5 * height(noisy).std()
+    turned = onto_surface(5 * lifted @ turn.T, 5 * noisy @ turn.T, 5 * exact @ turn.T)
+    np.testing.assert_allclose(turned, 5 * brought @ turn.T, atol=1e-8)
+    # Exact points among noisy ones count more.
+    assert height(brought).std() < 0.95 * height(onto_surface(lifted, noisy, NOTHING)).std()
+
+
+def test_hardly_anything_around_leaves_points_where_they_are() -> None:
+    points = np.random.default_rng(0).random((5, 3))
+    np.testing.assert_array_equal(onto_surface(points, points[:3], NOTHING), points)
+    np.testing.assert_array_equal(onto_surface(points[:0], points, NOTHING), points[:0])
+    same = np.ones((9, 3))
+    np.testing.assert_array_equal(onto_surface(same[:2], same, NOTHING), same[:2])

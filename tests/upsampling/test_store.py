@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sheets import StoreMaker, sheet
+
+from pointup.upsampling.store.bisection import Halving, split_boxes
+
+UTM = np.array([500_000.0, 4_100_000.0, 0.0])
+
+
+def test_boxes_are_the_largest_halves_that_fit() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((500, 3)) * (7.0, 3.0, 0.5)
+    keys = Halving(np.array([7.0, 3.0, 0.5])).keys(points)
+    order = np.argsort(keys)
+
+    def halves(index: np.ndarray, low: np.ndarray, side: np.ndarray) -> list[set[int]]:
+        if len(index) <= 20:
+            return [set(index.tolist())] if len(index) else []
+        axis = int(np.argmax(side))
+        half = side.copy()
+        half[axis] /= 2
+        upper = points[index, axis] >= low[axis] + half[axis]
+        up = low.copy()
+        up[axis] += half[axis]
+        return halves(index[~upper], low, half) + halves(index[upper], up, half)
+
+    expected = halves(np.arange(500), np.zeros(3), np.array([8.0, 4.0, 1.0]))
+    starts = split_boxes(keys[order], lambda starts, stops: stops - starts <= 20)
+    assert [set(part.tolist()) for part in np.split(order, starts[1:])] == expected
+
+
+def test_a_store_has_every_point_once_with_its_attributes(make_store: StoreMaker) -> None:
+    points = sheet(1300) + UTM
+    store = make_store(points)
+    rows = store.read(0, len(store))
+    index = rows["index"]
+    assert sorted(index.tolist()) == list(range(1300))
+    assert np.array_equal(rows["attributes"]["number"], index)
+    assert np.allclose(rows["position"] + store.anchor, points[index], atol=1e-4)
+    sizes = np.diff(store.block_ptr)
+    assert sizes.sum() == 1300 and sizes.max() <= 200
+    for block in range(store.num_blocks):
+        inside = store.read_block(block)["position"]
+        assert np.array_equal(inside.min(0), store.low[block])
+        assert np.array_equal(inside.max(0), store.high[block])
+
+
+def test_a_store_does_not_depend_on_chunks_and_parts(
+    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = sheet(1300)
+    points[200:500] = points[7]
+    whole = make_store(points, chunk_size=1300)
+    monkeypatch.setattr("pointup.upsampling.store.point_store.CHUNK_SIZE", 230)
+    cut = make_store(points, chunk_size=100)
+    assert np.array_equal(whole.read(0, 1300), cut.read(0, 1300))
+    assert np.array_equal(whole.block_ptr, cut.block_ptr)
+
+
+def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -> None:
+    points = np.round(sheet(1000), 2)
+    here, there = make_store(points), make_store(points + UTM)
+    assert np.array_equal(here.read(0, 1000), there.read(0, 1000))

@@ -1,0 +1,211 @@
+"""`pointup upsample`, as it is typed: what it refuses, and what it leaves when it fails."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import ANY
+
+import laspy
+import numpy as np
+import pytest
+from typed import Result, is_one_line, left_in, positions, write_las
+
+from pointup.cli import main as cli
+from pointup.io.files import PointCloud, read_points, write_points
+from pointup.upsampling.single_pass import upsampling_pass as job
+from pointup.upsampling.store.point_store import Store
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.las", b"", "0 bytes"),
+        ("none.csv", b"x,y,z\n", "no points"),
+        ("one.xyz", b"1 2 3\n", "has 1 point"),
+        ("place.xyz", b"1 2 3\n" * 5, "all 5 points are in one place"),
+        ("nan.xyz", b"1 2 3\n4 5 nan\n", "NaN"),
+        ("text.laz", b"hello" * 100, "not a whole LAS/LAZ file"),
+        ("cloud.rcp", b"hello", "unknown extension '.rcp'"),
+        ("cloud.off", b"OFF", "is a mesh, and points are needed: sample its surface"),
+        ("missing.las", None, "no such file"),
+        ("points", b"1 2 3\n", "without an extension"),
+    ],
+)
+def test_bad_files_are_told_in_one_line(
+    name: str,
+    content: bytes | None,
+    message: str,
+    tmp_path: Path,
+    command: Callable[..., Result],
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    result = command(tmp_path / name, "-o", out / "made.las")
+    assert result.status == 1
+    assert is_one_line(result.err)
+    assert name in result.err and message in result.err
+    assert left_in(out) == []
+
+
+def test_damaged_and_empty_surveys_are_told_in_one_line(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    out.mkdir()
+    write_las(folder / "whole.laz")
+    content = (folder / "whole.laz").read_bytes()
+    (folder / "cut.laz").write_bytes(content[: len(content) * 2 // 3])
+    (folder / "header.laz").write_bytes(content[:100])
+    garbled = bytearray(content)
+    garbled[-900:-400] = np.random.default_rng(0).bytes(500)
+    (folder / "garbled.laz").write_bytes(garbled)
+    laspy.LasData(laspy.LasHeader(version="1.4", point_format=6)).write(folder / "none.las")
+    for name in ("cut.laz", "header.laz", "garbled.laz", "none.las"):
+        result = command(folder / name, "-o", out / "made.laz")
+        assert result.status == 1 and is_one_line(result.err) and name in result.err
+        assert left_in(out) == []
+    result = command(folder, "-o", out)
+    assert result.status == 1 and result.err.count("pointup: error: ") == 4
+    # Two of them have a header, and are told to lie over each other.
+    assert result.err.count("\n") == 5 and result.err.startswith("note: ")
+    assert left_in(out) == ["whole.laz"]
+
+
+def test_clouds_that_are_hardly_clouds_are_upsampled(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    few = positions(3)
+    clouds = {
+        "few": few,
+        "twice": np.repeat(positions(30), 2, axis=0),
+        "line": np.arange(50.0)[:, None] * (1, 2, 0.5) + 5e5,
+    }
+    for name, points in clouds.items():
+        write_points(tmp_path / f"{name}.npy", PointCloud(points))
+        target = tmp_path / f"{name}.laz"
+        assert command(tmp_path / f"{name}.npy", "-o", target) == (0, ANY, "")
+        assert len(laspy.read(target).points) == 4 * len(points)
+
+
+def test_what_is_no_model_is_told_in_one_line(
+    tmp_path: Path, command: Callable[..., Result], model_directory: Path
+) -> None:
+    write_las(tmp_path / "in.las")
+    (tmp_path / "empty").mkdir()
+    broken = shutil.copytree(model_directory, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"cut")
+    before = left_in(tmp_path)
+    for model in (tmp_path / "empty", tmp_path / "in.las", broken):
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", model=model)
+        assert result.status == 1 and is_one_line(result.err) and str(model) in result.err
+        assert left_in(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_las(tmp_path / "in.las")
+    # Permissions don't keep out a superuser, who may run the tests.
+    monkeypatch.setattr("pointup.cli.upsample.command.os.access", lambda path, mode: False)
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
+    assert left_in(tmp_path) == ["in.las"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ratio", "0.5"], "at least 1"),
+        (["--ratio", "nan"], "at least 1"),
+        (["--ratio", "1000"], "300,000 points of 300, about 30.0 MB; lower it, or add --force"),
+        (["--ratio", "2", "--density", "3"], "give one"),
+        (["--only-new", "--no-originals"], "give one"),
+        (["--only-new", "--ratio", "1"], "no points to write"),
+        (["--oversampling", "0.5"], "between 1 and 8"),
+        (["--tile", "0"], "must be positive"),
+        (["--density", "-3"], "must be positive"),
+        (["--model", "nowhere/at-all"], "nowhere/at-all"),
+    ],
+)
+def test_bad_options_are_told_in_one_line(
+    options: list[str], message: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_las(tmp_path / "in.las")
+    model = options.pop() if "--model" in options else None
+    if model:
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", model=model)
+    else:
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", *options)
+    assert result.status == 1
+    assert is_one_line(result.err) and message in result.err
+    assert left_in(tmp_path) == ["in.las"]
+
+
+def test_force_goes_ahead(tmp_path: Path, command: Callable[..., Result]) -> None:
+    write_points(tmp_path / "in.npy", PointCloud(positions(20)))
+    result = command(tmp_path / "in.npy", "-o", tmp_path / "o.npy", "--ratio", "101", "--force")
+    assert result.status == 0
+    assert len(read_points(tmp_path / "o.npy")) == 2020
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("nowhere/out.las", "there is no such folder"),
+        ("out.rcp", "unknown extension '.rcp' to write"),
+        ("in.las", "is the output, too"),
+        ("out.copc.laz", "COPC files can't be written"),
+    ],
+)
+def test_bad_outputs_are_told_in_one_line(
+    target: str, message: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    before = write_las(tmp_path / "in.las")
+    result = command(tmp_path / "in.las", "-o", tmp_path / target)
+    assert result.status == 1
+    assert is_one_line(result.err) and message in result.err
+    assert left_in(tmp_path) == ["in.las"]
+    assert np.array_equal(laspy.read(tmp_path / "in.las").points.array, before)
+
+
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_las(tmp_path / "in.las")
+    (tmp_path / "out.las").write_bytes(b"older")
+
+    def full(*arguments: Any, **arrays: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.np, "savez", full)
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == 1
+    assert is_one_line(result.err) and "No space left on device" in result.err
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert is_one_line(result.err) and "make room" in result.err
+    assert left_in(tmp_path) == ["in.las", "out.las"]
+    assert (tmp_path / "out.las").read_bytes() == b"older"
+
+
+def test_an_interrupt_leaves_nothing(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_las(tmp_path / "in.las")
+
+    def interrupt(store: Store, block: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "read_block", interrupt)
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == cli.INTERRUPTED
+    assert left_in(tmp_path) == ["in.las"]

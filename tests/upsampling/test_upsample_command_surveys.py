@@ -1,0 +1,310 @@
+"""`pointup upsample` of several files: those that border on each other are one survey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import laspy
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+from typed import Result, is_one_line, positions, write_las
+
+from pointup.io.files import PointCloud, read_points, write_points
+
+SIDE = 40.0
+
+
+def survey(num_points: int = 2000) -> laspy.LasData:
+    """A survey of a square in random order; some of its points share a place."""
+    rng = np.random.default_rng(0)
+    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=7))
+    las.header.scales, las.header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
+    x, y = (SIDE - 0.1) * rng.random((2, num_points))
+    points = np.column_stack([x + 5e5, y + 4e6, 2 * np.sin(x / 3)])
+    points[:200] = points[200:400]
+    las.xyz = points
+    las.intensity = rng.permutation(num_points)
+    las.classification = rng.integers(1, 7, num_points)
+    las.gps_time = rng.random(num_points)
+    return las
+
+
+def write_tiles(las: laspy.LasData, folder: Path, side: int = 2, buffer: float = 0.0) -> None:
+    """Cut a survey into side x side files, those of a column in a folder of their own."""
+    x, y = np.asarray(las.x) - 5e5, np.asarray(las.y) - 4e6
+    size = SIDE / side
+    for column in range(side):
+        (folder / str(column)).mkdir(parents=True)
+        for row in range(side):
+            inside = np.ones(len(las.points), bool)
+            for values, number in ((x, column), (y, row)):
+                inside &= values >= number * size - buffer
+                inside &= values < (number + 1) * size + buffer
+            tile = laspy.LasData(las.header)
+            # In another order, too: which of two points in one place comes first is not to matter.
+            tile.points = las.points[np.flatnonzero(inside)[::-1]]
+            tile.write(folder / str(column) / f"{row}.laz")
+
+
+def made_of(upsampled: Path, original: Path) -> np.ndarray:
+    """All that there is to tell of new points but their order, a row each; the original's points
+    are in the file as they were."""
+    made, before = laspy.read(upsampled), laspy.read(original)
+    size = len(before.points)
+    for name in before.points.array.dtype.names:
+        assert np.array_equal(made.points.array[name][:size], before.points.array[name]), name
+    assert not np.asarray(made.synthetic)[:size].any() and np.asarray(made.synthetic)[size:].all()
+    parent = before.points.array[np.asarray(made.parent_index)[size:]]
+    columns = [made.points.array[name][size:] for name in before.points.array.dtype.names]
+    columns += [made.distance_to_measured[size:]]
+    columns += [parent[name] for name in before.points.array.dtype.names]
+    return np.column_stack([np.asarray(column, np.float64) for column in columns])
+
+
+def ordered(rows: list[np.ndarray]) -> np.ndarray:
+    joined = np.concatenate(rows)
+    return joined[np.lexsort(joined.T)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--ratio", "2.7"),
+        ("--ratio", "9", "--no-originals"),
+        ("--ratio", "2", "--oversampling", "2"),
+    ],
+)
+def test_a_survey_in_tiles_is_upsampled_as_if_it_had_never_been_cut(
+    options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    las = survey(1500)
+    las.write(tmp_path / "whole.laz")
+    write_tiles(las, tmp_path / "tiles", side=3)
+    whole = command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz", *options)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out" / "deep", *options)
+    assert result.status == whole.status == 0 and result.err == ""
+    assert result.out.count("points in") == 10
+    if "--no-originals" in options:
+        whole_file = laspy.read(tmp_path / "out.laz")
+        files = [laspy.read(path) for path in sorted((tmp_path / "out" / "deep").rglob("*.laz"))]
+        expected = ordered([whole_file.xyz])
+        assert len(expected) == 13_500
+        assert np.array_equal(ordered([file.xyz for file in files]), expected)
+        return
+    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
+    found = [
+        made_of(tmp_path / "out" / "deep" / tile.relative_to(tmp_path / "tiles"), tile)
+        for tile in tiles
+    ]
+    assert len(found) == 9
+    expected = ordered([made_of(tmp_path / "out.laz", tmp_path / "whole.laz")])
+    assert len(expected) == round(1500 * float(options[1])) - 1500
+    assert np.array_equal(ordered(found), expected)
+
+
+def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    las = survey()
+    # What agrees in everything with another is several times in one file, too.
+    las.points.array[:100] = las.points.array[200:300]
+    las.write(tmp_path / "whole.laz")
+    write_tiles(las, tmp_path / "tiles", buffer=3.0)
+    assert command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz").status == 0
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
+    assert result.status == 0 and "more than once), 6,000 new" in result.out
+    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
+    found = [made_of(tmp_path / "out" / t.relative_to(tmp_path / "tiles"), t) for t in tiles]
+    expected = made_of(tmp_path / "out.laz", tmp_path / "whole.laz")
+    assert len(np.concatenate(found)) > 1.2 * len(expected)
+    assert np.array_equal(np.unique(np.concatenate(found), axis=0), np.unique(expected, axis=0))
+    # Each tile has all that was made of its points, buffer and all.
+    for tile, rows in zip(tiles, found, strict=True):
+        before = laspy.read(tile)
+        names = before.points.array.dtype.names
+        own = np.column_stack([np.asarray(before.points.array[n], np.float64) for n in names])
+        parents = cKDTree(own).query(expected[:, -len(names) :], distance_upper_bound=1e-9)[0] == 0
+        assert parents.sum() == len(rows)
+
+
+def test_processes_share_the_files_of_a_survey(
+    tmp_path: Path,
+    command: Callable[..., Result],
+    launch: Callable[..., Any],
+    model_directory: Path,
+) -> None:
+    write_tiles(survey(), tmp_path / "tiles")
+    (tmp_path / "tiles" / "0" / "2.laz").write_bytes(b"no survey")
+    assert command(tmp_path / "tiles", "-o", tmp_path / "one", "--ratio", "2").status == 1
+    arguments = [tmp_path / "tiles", "-o", tmp_path / "two", "--ratio", "2"]
+    result = launch(
+        "pointup", "upsample", *arguments, "--model", model_directory, script="-m", num_processes=2
+    )
+    assert result.stdout.count("survey of 4 files: 2,000 points in, 2,000 new") == 1
+    assert result.stdout.count("points in") == 5 and result.stderr.count("pointup: error") == 1
+    for file in (tmp_path / "one").rglob("*.laz"):
+        assert (
+            file.read_bytes()
+            == (tmp_path / "two" / file.relative_to(tmp_path / "one")).read_bytes()
+        )
+
+
+def test_files_apart_and_separate_ones_are_surveys_of_their_own(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_tiles(survey(1200), tmp_path / "tiles")
+    alone = tmp_path / "tiles" / "0" / "0.laz"
+    assert command(alone, "-o", tmp_path / "alone.laz", "--ratio", "2").status == 0
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", "--separate")
+    assert result.status == 0 and "survey" not in result.out
+    assert (tmp_path / "out/0/0.laz").read_bytes() == (tmp_path / "alone.laz").read_bytes()
+    # Of four tiles, two opposite ones touch in a corner only; without it they are apart.
+    far = laspy.read(tmp_path / "tiles" / "1" / "1.laz")
+    far.x = np.asarray(far.x) + 200
+    far.write(tmp_path / "far.laz")
+    result = command(alone, tmp_path / "far.laz", "-o", tmp_path / "apart", "--ratio", "2")
+    assert result.status == 0 and "survey" not in result.out
+    assert (tmp_path / "apart/0.laz").read_bytes() == (tmp_path / "alone.laz").read_bytes()
+
+
+def test_shapes_around_the_origin_are_not_mixed(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    (tmp_path / "shapes").mkdir()
+    for number in range(3):
+        points = np.random.default_rng(number).normal(size=(100, 3)) * (1, 1 + number, 0.5)
+        write_points(tmp_path / "shapes" / f"{number}.xyz", PointCloud(points))
+    assert command(tmp_path / "shapes", "-o", tmp_path / "out").status == 0
+    for number in range(3):
+        one = tmp_path / "shapes" / f"{number}.xyz"
+        assert command(one, "-o", tmp_path / "one.xyz").status == 0
+        assert (tmp_path / "out" / one.name).read_bytes() == (tmp_path / "one.xyz").read_bytes()
+
+
+def test_a_tile_without_a_neighbour_of_its_kind_is_told(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_tiles(survey(1500), tmp_path / "tiles")
+    other = tmp_path / "tiles" / "1" / "1.laz"
+    las = laspy.read(other)
+    las.header.vlrs.append(laspy.VLR("LASF_Projection", 2112, "", b'LOCAL_CS["feet"]'))
+    las.write(other)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0
+    assert result.err.count("\n") == 1 and "1.laz" in result.err
+    assert "differ in coordinate system" in result.err and "survey of 3 files" in result.out
+
+
+def test_a_damaged_tile_is_left_out_and_told(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_tiles(survey(1500), tmp_path / "tiles", side=3)
+    damaged = tmp_path / "tiles" / "1" / "1.laz"
+    content = bytearray(damaged.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 400] = np.random.default_rng(0).bytes(400)
+    damaged.write_bytes(content)
+    wrong = tmp_path / "tiles" / "2" / "2.laz"
+    las = laspy.read(wrong)
+    las.write(wrong)
+    header = bytearray(wrong.read_bytes())
+    # The largest x, half of what it is.
+    header[179:187] = np.array([5e5 + 30.0]).tobytes()
+    wrong.write_bytes(header)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 1 and result.err.count("pointup: error: ") == 2
+    assert str(damaged) in result.err and "beyond the extent that its header gives" in result.err
+    assert "survey of 7 files" in result.out
+    assert len(list((tmp_path / "out").rglob("*.laz"))) == 7
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+def test_files_that_would_become_one_are_refused(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_points(tmp_path / folder / "in.npy", PointCloud(positions(20)))
+    result = command(tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out")
+    assert result.status == 1 and is_one_line(result.err) and "both become" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    write_points(tmp_path / "in" / "deep" / "a.npy", PointCloud(positions(50)))
+    for _ in range(2):
+        assert command(tmp_path / "in", "-o", tmp_path / "in" / "out").status == 0
+    assert [p.name for p in (tmp_path / "in" / "out").rglob("*")] == ["deep", "a.npy"]
+    assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
+
+
+def noisy(path: Path) -> laspy.LasData:
+    """A survey of 300 points, of which 40 are noise, 20 withheld, and 100 vegetation."""
+    write_las(path)
+    las = laspy.read(path)
+    las.classification = np.repeat([2, 7, 18, 2, 5], [140, 20, 20, 20, 100])
+    las.withheld = np.repeat([0, 1, 0], [180, 20, 100])
+    las.write(path)
+    return las
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ((), np.r_[0:140, 200:300]),
+        (("--include-noise",), np.r_[0:300]),
+        (("--classes", "2"), np.r_[0:140]),
+        (("--classes", "5", "7"), np.r_[140:160, 200:300]),
+        (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
+    ],
+)
+def test_noise_withheld_points_and_other_classes_are_copied_and_take_no_part(
+    options: tuple[str, ...],
+    taken: np.ndarray,
+    tmp_path: Path,
+    command: Callable[..., Result],
+) -> None:
+    las = noisy(tmp_path / "in.las")
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3.3", *options)
+    assert result.status == 0
+    rest = 300 - len(taken)
+    assert f"300 points in{f' ({rest} of them not upsampled)' if rest else ''}, " in result.out
+    made = laspy.read(tmp_path / "out.las")
+    assert len(made.points) == rest + round(3.3 * len(taken))
+    for name in las.points.array.dtype.names:
+        assert np.array_equal(made.points.array[name][:300], las.points.array[name])
+    assert np.isin(made.parent_index[300:], taken).all()
+    # They are what the others alone become.
+    alone = laspy.LasData(las.header)
+    alone.points = las.points[taken]
+    alone.write(tmp_path / "alone.las")
+    everything = (*options, "--include-noise")
+    result = command(
+        tmp_path / "alone.las", "-o", tmp_path / "o.las", "--ratio", "3.3", *everything
+    )
+    assert result.status == 0
+    new = laspy.read(tmp_path / "o.las").points.array[len(taken) :]
+    for name in las.points.array.dtype.names:
+        assert np.array_equal(made.points.array[name][300:], new[name])
+    assert np.array_equal(made.parent_index[300:], taken[new["parent_index"]])
+
+
+def test_classes_that_are_not_there_are_told(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    noisy(tmp_path / "in.las")
+    write_points(tmp_path / "in.npy", PointCloud(positions(20)))
+    for name, number, message in (
+        ("in.las", "9", "has 0 of 300 points in the classes to upsample"),
+        ("in.npy", "2", "no attribute `classification`"),
+        ("in.las", "256", "between 0 and 255"),
+    ):
+        result = command(tmp_path / name, "-o", tmp_path / "out.las", "--classes", number)
+        assert result.status == 1 and is_one_line(result.err) and message in result.err
+    assert not (tmp_path / "out.las").exists()

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+from sheets import CPU, StoreMaker, grid, sheet, small_model, upsample_in_blocks
+
+from pointup import upsample
+from pointup.errors import ConfigError, DataError, FileError
+from pointup.geometry.midpoints import midpoint_upsample
+from pointup.io.cloud import PointCloud
+from pointup.upsampling.options import MAX_LOCAL_RATIO, Wishes
+from pointup.upsampling.single_pass.relaxation import relax
+from pointup.upsampling.single_pass.upsampling_pass import Upsampling
+
+UTM = np.array([500_000.0, 4_100_000.0, 0.0])
+
+
+@settings(max_examples=15)
+@given(st.integers(2, 60), st.floats(1.0, 6.0), st.booleans())
+def test_a_ratio_gives_exactly_so_many_points(size: int, ratio: float, originals: bool) -> None:
+    made = upsample(sheet(size), ratio, model=small_model(), originals=originals)
+    assert len(made) == round(ratio * size)
+    assert np.isfinite(made).all()
+
+
+def test_points_come_first_and_unchanged() -> None:
+    points = sheet(500) + UTM
+    made = upsample(points, 2.5, model=small_model(0.1))
+    assert np.array_equal(made[:500], points)
+    new = upsample(points, 2.5, model=small_model(0.1), only_new=True)
+    assert np.array_equal(made[500:], new)
+    assert cKDTree(points).query(new)[0].max() < 5
+
+
+def test_ratio_one_adds_nothing() -> None:
+    points = sheet(100)
+    assert np.array_equal(upsample(points, 1.0, model=small_model()), points)
+    assert upsample(points, 1.0, model=small_model(), only_new=True).shape == (0, 3)
+
+
+def test_tiles_threads_and_parts_do_not_change_a_bit(make_store: StoreMaker) -> None:
+    model, wishes = small_model(0.1), Wishes(ratio=3.3)
+    points = np.round(sheet(2000), 1)
+    made = upsample_in_blocks(make_store(points), model, wishes)
+    num_threads = torch.get_num_threads()
+    for tile, threads in ((4.0, 1), (16.0, 2), (100.0, 1), (None, 2)):
+        torch.set_num_threads(threads)
+        try:
+            again = upsample_in_blocks(make_store(points, chunk_size=2000), model, wishes, tile)
+        finally:
+            assert torch.get_num_threads() == threads
+            torch.set_num_threads(num_threads)
+        assert np.array_equal(again, made)
+
+
+def test_a_shifted_cloud_gives_the_shifted_result() -> None:
+    points = np.round(sheet(1000), 2)
+    made = upsample(points, model=small_model(0.1))
+    there = upsample(points + UTM, model=small_model(0.1))
+    assert np.abs(there - UTM - made).max() < 1e-8
+
+
+def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
+    # Sides of blocks are 8, so that lines at odd multiples of 4 are inside.
+    points = sheet(6000, side=32.0)
+    points[0] = 0.0
+    store = make_store(points, block_size=500)
+    model = small_model(0.05)
+    new = upsample_in_blocks(store, model, Wishes(ratio=4.0), budget=500)
+    inside = ((points > 1) & (points < 31))[:, :2].all(axis=1)
+
+    def near_lines(cloud: np.ndarray, offset: float) -> np.ndarray:
+        away = np.abs((cloud[:, :2] + offset + 4) % 8 - 4).min(axis=1)
+        return (away < 0.15) & ((cloud > 1) & (cloud < 31))[:, :2].all(axis=1)
+
+    ratio = near_lines(new, 0).sum() / near_lines(points, 0).sum()
+    assert inside.sum() > 5000
+    assert ratio == pytest.approx(near_lines(new, 4).sum() / near_lines(points, 4).sum(), rel=0.1)
+    gap = cKDTree(np.concatenate([points, new])).query(new, k=2)[0][:, 1]
+    at_borders, between = gap[near_lines(new, 0)], gap[near_lines(new, 4)]
+    for share in (2, 10, 50):
+        border, inner = np.percentile(at_borders, share), np.percentile(between, share)
+        assert border == pytest.approx(inner, rel=0.15)
+
+
+@pytest.mark.parametrize("originals", [True, False])
+def test_blocks_are_evened_out_like_the_whole_cloud(
+    make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.upsampling.single_pass.candidates.REACH", 100.0)
+    store = make_store(sheet(2000, side=16.0), block_size=300)
+    wishes = Wishes(originals=originals)
+    upsampling = Upsampling(store, small_model(0.05), wishes, CPU, 300, ratio=4.0)
+    for tile in upsampling.tiles(300):
+        upsampling.make_candidates(tile)
+    for blocks in upsampling.colors():
+        for block in blocks:
+            upsampling.thin(block)
+    picked = [
+        upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
+    ]
+    for block in range(len(upsampling)):
+        upsampling.even_out(block)
+    clouds = [upsampling.made.cloud(block) for block in range(len(upsampling))]
+    made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
+    fixed = np.concatenate(
+        [store.read_block(block)["position"] for block in range(len(upsampling))]
+    )
+    whole = relax(np.concatenate(picked), fixed if originals else fixed[:0])
+    off = np.linalg.norm(made - whole, axis=1)
+    assert len(picked) > 4 and np.mean(off < 1e-9) > 0.9 and off.max() < 0.02
+
+
+def test_thinning_is_as_good_as_farthest_points() -> None:
+    rng = np.random.default_rng(0)
+
+    def sphere(num_points: int) -> np.ndarray:
+        points = rng.normal(size=(num_points, 3))
+        return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+    def chamfer(cloud: np.ndarray, truth: np.ndarray) -> float:
+        return float(
+            np.square(cKDTree(truth).query(cloud)[0]).mean()
+            + np.square(cKDTree(cloud).query(truth)[0]).mean()
+        )
+
+    points, truth = sphere(1000), sphere(20_000)
+    pos = torch.from_numpy(points.astype(np.float32))
+    farthest = midpoint_upsample(pos, torch.tensor([0, 1000]), 4.0)[0].numpy()
+    made = upsample(points, 4.0, model=small_model(), originals=False)
+    kept = upsample(points, 4.0, model=small_model())
+    assert chamfer(made, truth) < 1.01 * chamfer(farthest, truth)
+    assert chamfer(kept, truth) < 1.01 * chamfer(farthest, truth)
+
+
+def test_density_fills_sparse_ground_and_leaves_the_rest_alone() -> None:
+    rng = np.random.default_rng(0)
+    dense, sparse = rng.random((6000, 3)) * (20, 20, 1), rng.random((600, 3)) * (20, 20, 1)
+    points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
+    made = upsample(points, density=6.0, model=small_model())[len(points) :]
+
+    def count(cloud: np.ndarray, low: float, high: float, margin: float = 0.0) -> int:
+        inside = (cloud[:, 0] >= low) & (cloud[:, 0] < high)
+        return int((inside & (np.abs(cloud[:, 1] - 10) < 10 - margin)).sum())
+
+    assert count(made, 0, 18) < 60
+    for low, high, margin, least in ((23, 37, 3, 5.5), (22, 40, 0, 5.5), (38.5, 40, 0, 4.5)):
+        area = (high - low) * (20 - 2 * margin)
+        everything = count(made, low, high, margin) + count(points, low, high, margin)
+        assert least < everything / area < 6.6
+
+
+def test_density_is_limited_where_there_is_hardly_a_point() -> None:
+    points = sheet(40, side=1000.0)
+    assert len(upsample(points, density=100.0, model=small_model())) <= 40 * MAX_LOCAL_RATIO
+
+
+def test_no_point_is_made_beyond_the_largest_distance() -> None:
+    points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + np.array([30.0, 0, 0])])
+    points = np.concatenate([points, [[15.0, 5.0, 20.0]]])
+    for model in (small_model(), small_model(0.1)):
+        far = upsample(points, 6.0, model=model, only_new=True)
+        near = upsample(points, 6.0, model=model, only_new=True, max_distance=0.5)
+        assert cKDTree(points).query(far)[0].max() > 0.5
+        assert cKDTree(points).query(near)[0].max() <= 0.5
+        assert 0 < len(near) <= len(far)
+
+
+def test_the_seed_decides_between_equally_good_points() -> None:
+    points, model = grid(20), small_model()
+    made = [upsample(points, 2.0, model=model, seed=seed) for seed in (0, 0, 1)]
+    assert np.array_equal(made[0], made[1])
+    assert not np.array_equal(made[0], made[2])
+    assert len(made[2]) == 800
+
+
+def test_attributes_follow_the_nearest_point_and_intensity_is_between() -> None:
+    points = sheet(400)
+    cloud = PointCloud(
+        points,
+        {
+            "intensity": np.arange(400, dtype=np.uint16) * 100,
+            "classification": 19 + np.arange(400, dtype=np.uint16),
+            "colors": np.random.default_rng(0).random((400, 3)),
+        },
+    )
+    made = upsample(cloud, 3.0, model=small_model(0.1))
+    assert len(made) == 1200 and made.attributes["colors"].shape == (1200, 3)
+    for name, values in cloud.attributes.items():
+        assert np.array_equal(made.attributes[name][:400], values)
+    assert made.attributes["synthetic"].tolist() == [0] * 400 + [1] * 800
+    assert np.array_equal(made.attributes["parent_index"][:400], np.arange(400))
+    distance, nearest = cKDTree(points).query(made.positions[400:], k=3)
+    assert np.allclose(made.attributes["distance_to_measured"][400:], distance[:, 0], atol=1e-4)
+    is_clear = distance[:, 0] < distance[:, 1] - 1e-3
+    new_class = made.attributes["classification"][400:]
+    assert np.array_equal(new_class[is_clear], 19 + nearest[is_clear, 0])
+    intensity = made.attributes["intensity"][400:].astype(np.float64)
+    among = cloud.attributes["intensity"][nearest]
+    assert (intensity >= among.min(1)).all() and (intensity <= among.max(1)).all()
+    assert (intensity[is_clear] != among[is_clear, 0]).any()
+    parent = made.attributes["parent_index"][400:]
+    assert np.linalg.norm(points[parent] - made.positions[400:], axis=1).max() < 6
+
+
+# Clouds that are hardly clouds
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        sheet(2),
+        sheet(5),
+        np.arange(40.0)[:, None] * (1.0, 2.0, 3.0),
+        np.concatenate([sheet(60), sheet(60), sheet(60)]),
+        np.concatenate([np.zeros((500, 3)), sheet(20)]),
+        np.concatenate([sheet(100), [[1e6, 1e6, 1e6]]]),
+    ],
+    ids=["two", "fewer than k", "line", "duplicates", "mostly one place", "outlier"],
+)
+def test_clouds_that_are_hardly_clouds_are_upsampled(points: np.ndarray) -> None:
+    for model in (small_model(), small_model(0.1)):
+        made = upsample(points, 4.0, model=model)
+        assert len(made) == 4 * len(points)
+        assert np.isfinite(made).all()
+        assert np.array_equal(made[: len(points)], points)
+
+
+def test_points_on_a_line_stay_on_it() -> None:
+    line = np.arange(40.0)[:, None] * (1.0, 2.0, 3.0)
+    made = upsample(line, 4.0, model=small_model(0.1))
+    assert np.abs(made - made[:, :1] * (1.0, 2.0, 3.0)).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "message"),
+    [
+        (np.empty((0, 3)), FileError, "no points"),
+        (np.zeros((1, 3)), DataError, "1 point"),
+        (np.full((9, 3), 7.0), DataError, "all 9 points are in one place"),
+        (np.array([[0, 0, 0], [1, np.nan, 0]]), FileError, "1 of 2 have NaN"),
+        (np.zeros((4, 2)), FileError, r"expected \(N, 3\)"),
+    ],
+)
+def test_what_is_no_cloud_is_an_error(
+    points: np.ndarray, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        upsample(points, model=small_model())
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"ratio": 0.5},
+        {"ratio": float("nan")},
+        {"density": 0.0},
+        {"max_distance": -1.0},
+        {"oversampling": 0.5},
+    ],
+)
+def test_wishes_that_cannot_be_met_are_errors(wishes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"must be"):
+        Wishes(**wishes)
+
+
+def test_a_model_in_training_is_left_as_it_was() -> None:
+    model = small_model().train()
+    upsample(sheet(20), model=model)
+    assert model.training
+
+
+def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
+    # Twice as dense on the left.
+    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
+    model, shares = small_model(), []
+    for power, trust, ratio in (
+        (0.0, 0.7, 4), (1.0, 0.7, 4), (1.0, 0.3, 4), (1.0, 0.0, 4), (1.0, 0.7, 9),
+    ):  # fmt: skip
+        torch.nn.init.constant_(model.quota_powers, 0.0)
+        with torch.no_grad():
+            model.quota_powers[1] = power
+        model.config = replace(model.config, quota_trust=trust)
+        made = upsample(points, ratio, model=model, originals=False)
+        assert len(made) == ratio * len(points)
+        shares.append(float(np.mean(made[:, 0] < 0.5)))
+    as_measured = pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
+    assert shares[0] == as_measured and shares[3] == as_measured
+    # Gaps on the right are larger by the root of two.
+    assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.7 * 0.5)), abs=0.01)
+    assert shares[2] == pytest.approx(2 / (2 + 2 ** (0.3 * 0.5)), abs=0.01)
+    # A second pass goes over points that are where the first one wanted them.
+    assert shares[4] == pytest.approx(shares[1], abs=0.01)
+
+
+def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((4000, 2)), np.zeros(4000)])
+    # Four times as dense on the left.
+    points = points[(points[:, 0] < 0.5) | (rng.random(4000) < 0.25)]
+    made = upsample(points, 4.0, model=small_model())
+    num_left, left = np.count_nonzero(points[:, 0] < 0.5), np.count_nonzero(made[:, 0] < 0.5)
+    assert len(made) == 4 * len(points)
+    assert 3.6 * num_left < left < 3.95 * num_left
+
+    def unevenness(cloud: np.ndarray) -> float:
+        counts = np.histogram2d(cloud[:, 0], cloud[:, 1], bins=[[0.05, 0.25, 0.45], 10])[0]
+        return float(counts.std() / counts.mean())
+
+    assert unevenness(made) < 0.95 * unevenness(points)

@@ -1,0 +1,133 @@
+"""The ground of surveys: new points stay above it, and class 2 stays on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sheets import StoreMaker, small_model
+
+from pointup import upsample
+from pointup.io.cloud import PointCloud
+from pointup.upsampling.ground import Ground, cell_side
+from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return 0.4 * x - 0.2 * y
+
+
+def forest(seed: int = 0, rough: float = 0.03) -> PointCloud:
+    """A slope of 1,500 returns of class 2, and 1,500 of shrubs and crowns above it."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((2, 3000)) * 30
+    height = np.where(np.arange(3000) < 1500, rng.normal(0, rough, 3000), rng.random(3000) * 8)
+    classes = np.where(np.arange(3000) < 1500, 2, 5).astype(np.uint8)
+    order = rng.permutation(3000)
+    points = np.stack([x, y, slope(x, y) + np.where(classes == 5, height + 0.5, height)], axis=1)
+    return PointCloud(points[order], {"classification": classes[order]})
+
+
+def ground_of(store: Store) -> Ground:
+    return Ground(store, store.low[:, :2].min(0), store.high[:, :2].max(0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("classified", [True, False])
+def test_no_return_of_the_ground_is_below_the_floor(
+    seed: int, classified: bool, make_store: StoreMaker
+) -> None:
+    cloud = forest(seed)
+    store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
+    points = store.read(0, len(store))["position"]
+    assert (points[:, 2] >= ground_of(store).floor(points) - 1e-9).all()
+
+
+def test_the_floor_follows_a_slope_within_its_noise(make_store: StoreMaker) -> None:
+    store = make_store(forest(), block_size=256)
+    rng = np.random.default_rng(1)
+    x, y = rng.random((2, 500)) * 26 + 2
+    there = np.stack([x - store.anchor[0], y - store.anchor[1], 0 * x], axis=1)
+    floor = ground_of(store).floor(there) + store.anchor[2]
+    below = slope(x, y) - floor
+    assert np.median(below) == pytest.approx(2 * 0.03, abs=0.05)
+    assert below.max() < 0.25 and below.min() > -0.1
+
+
+def test_parts_of_a_cloud_have_the_ground_of_the_whole(make_store: StoreMaker) -> None:
+    store = make_store(forest(), block_size=128)
+    whole = ground_of(store)
+    for block in range(0, store.num_blocks, 5):
+        points = store.read_block(block)["position"]
+        part = Ground(store, points[:, :2].min(0), points[:, :2].max(0))
+        # Sums over cells run in another order.
+        assert np.allclose(part.floor(points), whole.floor(points), atol=1e-6)
+        assert np.array_equal(part.is_below_returns(points), whole.is_below_returns(points))
+
+
+def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) -> None:
+    store = make_store(PointCloud(forest().positions), block_size=256)
+    points, side = store.read(0, len(store))["position"], cell_side(store)
+    cells = np.floor(points[:, :2] / side)
+    lowest = ground_of(store).lowest[ground_of(store)._cells(points)]
+    for row in range(0, 3000, 97):
+        near = (np.abs(cells - cells[row]) <= 1).all(axis=1)
+        assert lowest[row] == points[near, 2].min()
+
+
+@pytest.mark.parametrize("ratio", [4.0, 10.0])
+def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: StoreMaker) -> None:
+    cloud, model = forest(), small_model(noise=0.3)
+    store = make_store(cloud, block_size=BLOCK_SIZE)
+    ground = ground_of(store)
+
+    def num_below(above_ground: bool) -> int:
+        new = upsample(cloud, ratio, model=model, only_new=True, above_ground=above_ground)
+        assert len(new) == round(3000 * (ratio - 1))
+        # A store rounds to a grid.
+        return int((new.positions[:, 2] < ground.floor(new.positions - store.anchor)
+                    + store.anchor[2] - 1e-3).sum())  # fmt: skip
+
+    assert num_below(above_ground=True) == 0
+    assert num_below(above_ground=False) > 0
+
+
+def test_class_2_is_for_points_on_the_ground() -> None:
+    cloud = forest()
+    new = upsample(cloud, 4.0, model="lidar", only_new=True, above_ground=True)
+    x, y, z = new.positions.T
+    height, is_ground = z - slope(x, y), new.attributes["classification"] == 2
+    assert is_ground.sum() > 2000
+    assert (np.abs(height[is_ground]) > 0.3).mean() < 0.01
+    assert is_ground[np.abs(height) < 0.02].mean() > 0.95
+    assert set(np.unique(new.attributes["classification"])) <= {1, 2, 5}
+
+
+def test_without_heights_there_is_no_ground() -> None:
+    cloud = forest()
+    kept = upsample(cloud, 2.0, model="shapes", only_new=True)
+    assert np.isin(kept.attributes["classification"], [2, 5]).all()
+
+
+def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
+    cloud = forest()
+    cloud.path = tmp_path / "survey.laz"
+    model = small_model(noise=0.3)
+    by_path = upsample(cloud, 2.0, model=model)
+    assert np.array_equal(
+        by_path.positions, upsample(cloud, 2.0, model=model, above_ground=True).positions
+    )
+
+
+def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 3000)) * 20
+    is_ground = np.arange(3000) < 60
+    height = np.where(is_ground, 0.0, 0.3 + 4 * rng.random(3000))
+    classes = np.where(is_ground, 2, 5).astype(np.uint8)
+    cloud = PointCloud(np.stack([x, y, height], axis=1), {"classification": classes})
+    new = upsample(cloud, 4.0, model="lidar", only_new=True, above_ground=True)
+    on_ground = new.attributes["classification"] == 2
+    assert on_ground.any()
+    assert new.positions[on_ground, 2].max() < 0.5

@@ -1,0 +1,279 @@
+"""Pictures: the depth buffer, the cameras, and whole pages of good and of hopeless clouds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.image import imread
+
+from pointup.errors import FileError
+from pointup.visualization import (
+    before_after_picture,
+    dataset_picture,
+    evaluation_picture,
+    rendering,
+    save_picture,
+)
+from pointup.visualization.page import Page
+from pointup.visualization.rendering import (
+    Camera,
+    estimate_normals,
+    fit_camera,
+    point_spacing,
+    render_points,
+    splat,
+    view_axes,
+)
+from pointup.visualization.surveys import find_section, section_picture
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw at the picture's own resolution, a quarter of the work."""
+    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
+
+
+def sphere(num_points: int, seed: int) -> np.ndarray:
+    points = np.random.default_rng(seed).normal(size=(num_points, 3))
+    return points / np.linalg.norm(points, axis=1, keepdims=True)
+
+
+HOPELESS = {
+    "empty": np.zeros((0, 3)),
+    "one point": np.array([[1.0, 2.0, 3.0]]),
+    "two points": np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
+    "one point many times": np.ones((50, 3)),
+    "plane": np.random.default_rng(0).random((300, 3)) * (1, 1, 0),
+    "vertical line": np.random.default_rng(0).random((300, 3)) * (0, 0, 1),
+    "not finite": np.array([[0.0, 0.0, 0.0], [np.nan, 1.0, 0.0], [1.0, np.inf, 2.0], [1, 1, 1]]),
+    "blown up": sphere(200, 0) * 3e38,
+}
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.floats(0.8, 5))
+@settings(max_examples=40, deadline=None)
+def test_splat_finds_the_nearest_ball_of_every_pixel(
+    seed: int, num_points: int, ball: float
+) -> None:
+    width, height = 24, 16
+    seen = np.random.default_rng(seed).uniform(-14, 14, (num_points, 3))
+    index, depth = splat(seen, ball, width, height)
+    for row in range(height):
+        for column in range(width):
+            best = (np.inf, -1)
+            for point, (x, y, z) in enumerate(seen):
+                dx, dy = np.floor(x + width / 2) - column, np.floor(height / 2 - y) - row
+                if abs(x) <= width / 2 and abs(y) < height / 2 and dx**2 + dy**2 <= ball**2:
+                    best = min(best, (-z - np.sqrt(ball**2 - dx**2 - dy**2), point))
+            assert (index[row, column] == -1) == (best[1] == -1)
+            if best[1] >= 0:
+                assert depth[row, column] == pytest.approx(best[0], abs=0.02)
+
+
+@given(st.floats(-180, 180), st.floats(-90, 90), st.sampled_from("yz"))
+@settings(max_examples=30, deadline=None)
+def test_a_camera_is_a_rotation_and_sees_the_whole_cloud(
+    azimuth: float, elevation: float, up: str
+) -> None:
+    axes = view_axes(azimuth, elevation, up)
+    np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-12)
+    assert np.linalg.det(axes) == pytest.approx(1)
+    points = np.random.default_rng(0).normal(size=(50, 3)) * (5, 1, 2) + 400_000
+    camera = fit_camera(points, axes, 300, 200)
+    seen = (points - camera.centre) @ axes.T * camera.scale
+    assert (np.abs(seen[:, :2]) <= np.array([150, 100]) + 1e-6).all()
+    assert np.abs(seen[:, :2] / (150, 100)).max() > 0.9
+
+
+def test_the_view_from_the_side_has_z_up_and_the_view_from_above_has_y_up() -> None:
+    np.testing.assert_allclose(view_axes(0, 0), [[1, 0, 0], [0, 0, 1], [0, -1, 0]], atol=1e-12)
+    np.testing.assert_allclose(view_axes(0, 90), np.eye(3), atol=1e-12)
+    np.testing.assert_allclose(view_axes(0, 0, up="y"), np.eye(3), atol=1e-12)
+
+
+def test_the_nearer_of_two_points_hides_the_other_whatever_their_order() -> None:
+    points = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 5.0]])
+    colors = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    camera = Camera(view_axes(0, 90), np.zeros(3), 4.0, 80, 80)
+    picture = render_points(points, colors, camera, 0.5)
+    assert (picture == render_points(points[::-1], colors[::-1], camera, 0.5)).all()
+    assert picture[40, 40, 2] > 150 and picture[40, 40, 0] < 50
+    assert (picture[0, 0] == 255).all()
+
+
+def test_point_spacing_is_the_step_of_a_grid_and_is_kept_when_measured_on_a_part() -> None:
+    grid = np.stack(np.meshgrid(np.arange(60), np.arange(60), [0]), axis=-1).reshape(-1, 3) * 0.25
+    assert point_spacing(grid) == pytest.approx(0.25)
+    uneven = np.random.default_rng(0).random((20_000, 3)) * (1, 1, 0)
+    assert point_spacing(uneven, max_points=4_000) == pytest.approx(point_spacing(uneven), rel=0.05)
+    assert point_spacing(grid[:1]) == point_spacing(grid[:0]) == 0
+
+
+def test_normals_of_a_sphere_point_along_its_radius() -> None:
+    points = sphere(4_000, 1)
+    cosine = np.abs((estimate_normals(points, points[::7]) * points[::7]).sum(axis=1))
+    assert cosine.min() > 0.97
+
+
+@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize("name", HOPELESS)
+def test_any_cloud_can_be_drawn(name: str, vertical: bool) -> None:
+    cloud, good = HOPELESS[name], sphere(200, 2)
+    for source, prediction, target in ((good, cloud, good), (cloud, cloud, cloud)):
+        picture = evaluation_picture(source, prediction, target, vertical=vertical)
+        assert picture.dtype == np.uint8 and picture.shape[2] == 3
+    for before, after in ((good, cloud), (cloud, good)):
+        picture = before_after_picture(before, after, vertical=vertical)
+        assert picture.dtype == np.uint8 and picture.shape[1:] == (1600, 3)
+
+
+@pytest.mark.parametrize("vertical", [False, True])
+def test_pictures_are_deterministic(vertical: bool) -> None:
+    clouds = sphere(300, 1), sphere(900, 2), sphere(900, 3)
+    first, second = (evaluation_picture(*clouds, vertical=vertical) for _ in range(2))
+    assert (first == second).all()
+    first, second = (before_after_picture(*clouds[:2], vertical=vertical) for _ in range(2))
+    assert (first == second).all()
+
+
+def test_the_camera_and_the_error_scale_do_not_follow_the_prediction() -> None:
+    source, target = sphere(300, 1), sphere(900, 2)
+    good = evaluation_picture(source, sphere(900, 3), target)
+    bad = evaluation_picture(source, 1.15 * sphere(900, 3), target)
+    quarter = good.shape[1] // 4
+    assert (good[:, :quarter] == bad[:, :quarter]).all()
+    assert (good[:, 2 * quarter + 20 : 3 * quarter] == bad[:, 2 * quarter + 20 : 3 * quarter]).all()
+    bar = slice(good.shape[0] - 60, None)
+    assert (good[bar, 3 * quarter :] == bad[bar, 3 * quarter :]).all()
+    # Large errors are yellow, small ones violet: the blue of the drawn points falls.
+    panel = np.s_[120:-90, 3 * quarter + 20 :]
+    blue = [image[panel][(image[panel] < 250).any(axis=2)][:, 2].mean() for image in (good, bad)]
+    assert blue[1] < 0.7 * blue[0]
+
+
+def test_given_errors_are_the_ones_that_are_drawn() -> None:
+    source, prediction, target = sphere(300, 1), sphere(900, 3), sphere(900, 2)
+    distance = np.linalg.norm(prediction[:, None] - target, axis=2).min(axis=1)
+    computed = evaluation_picture(source, prediction, target)
+    assert (computed == evaluation_picture(source, prediction, target, distance)).all()
+    assert (computed != evaluation_picture(source, prediction, target, 2 * distance)).any()
+
+
+def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it() -> None:
+    rng = np.random.default_rng(5)
+    before = np.round(rng.random((2_000, 3)) * (64, 32, 16) * 256) / 256
+    after = np.round(rng.random((6_000, 3)) * (64, 32, 16) * 256) / 256
+    away = np.array([500_000.0, 5_400_000.0, 0.0])
+    near, far = (before_after_picture(before + o, after + o, vertical=True) for o in (0, away))
+    assert np.abs(near.astype(int) - far).mean() < 0.1
+
+
+def test_one_bird_does_not_flatten_a_survey() -> None:
+    ground = np.random.default_rng(0).random((8_000, 3)) * (60, 30, 4)
+    bird = np.concatenate([ground, [[30.0, 15.0, 900.0]]])
+    assert before_after_picture(bird, bird, vertical=True).shape == (
+        before_after_picture(ground, ground, vertical=True).shape
+    )
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every text that is written on a page."""
+    texts: list[str] = []
+    write = Page.write
+
+    def note(self: Page, left: float, bottom: float, text: str, *rest: Any, **font: Any) -> float:
+        texts.append(text)
+        return write(self, left, bottom, text, *rest, **font)
+
+    monkeypatch.setattr(Page, "write", note)
+    return texts
+
+
+def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[str]) -> None:
+    rng = np.random.default_rng(0)
+    before = rng.random((30_000, 3)) * (4000, 400, 2)
+    after = np.concatenate([before, rng.random((60_000, 3)) * (4000, 400, 2)])
+    before_after_picture(before, after, vertical=True, unit="ft", totals=(7_000_000, 21_000_000))
+    assert "7,000,000 points" in written and "21,000,000 points" in written
+    windows = [text for text in written if text.startswith("from above; shown: ")]
+    sections = [text for text in written if text.startswith("cross-section: ")]
+    assert len(windows) == len(sections) == 2
+    for panel, (text, section) in enumerate(zip(windows, sections, strict=True)):
+        num_window, num_section = (
+            int(caption.split(": ")[1].split(" ")[0].replace(",", ""))
+            for caption in (text, section)
+        )
+        # The window is smaller than the cloud, the section a part of the window.
+        assert 0 < num_section < num_window < (30_000, 90_000)[panel]
+        density = float(text.split(", ")[-1].split(" ")[0])
+        assert text.endswith("points/ft\u00b2")
+        assert density == pytest.approx((30_000, 90_000)[panel] / 1_600_000, rel=0.15)
+        assert section.endswith("ft deep")
+
+
+def test_a_cloud_that_is_shown_whole_has_one_count(written: list[str]) -> None:
+    cloud = np.random.default_rng(0).random((900, 3)) * (20, 10, 3)
+    before_after_picture(cloud, np.concatenate([cloud, cloud]), vertical=True)
+    assert "900 points" in written and "1,800 points" in written
+    assert not any("shown" in text for text in written)
+    before_after_picture(cloud, cloud, totals=(4_000, 9_000))
+    assert "4,000 points, 900 of them shown" in written
+    assert "9,000 points, 900 of them shown" in written
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=20)
+def test_the_cross_section_goes_through_what_stands_on_the_ground(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ground = np.column_stack([rng.random((8_000, 2)) * (200, 100), rng.normal(0, 0.02, 8_000)])
+    trunk = rng.uniform([30, 20], [170, 80])
+    tree = np.column_stack([trunk + rng.normal(0, 2, (400, 2)), rng.uniform(2, 15, 400)])
+    section = find_section(np.concatenate([ground, tree]))
+    assert ((section.low[:2] <= trunk + 4) & (trunk - 4 <= section.high[:2])).all()
+    assert section.high[2] - section.low[2] > 8
+    # Much wider than deep, so that points don't hide each other.
+    width, depth = (section.high - section.low)[:2]
+    assert depth < 0.1 * width
+    cut = section.cut(ground)
+    inside = ((ground[:, :2] >= section.low[:2]) & (ground[:, :2] <= section.high[:2])).all(axis=1)
+    assert len(cut) == inside.sum() > 0
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_a_section_through_any_clouds_can_be_drawn(name: str) -> None:
+    cloud, good = HOPELESS[name], np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
+    if name in ("not finite", "blown up"):
+        pytest.skip("evaluations refuse such coordinates before")
+    picture = section_picture({"a": cloud, "reference": good}, "m", 1000)
+    assert picture.dtype == np.uint8 and picture.shape[1:] == (1000, 3)
+    if len(cloud):
+        section_picture({"a": good, "reference": cloud}, "", 700)
+
+
+def test_pictures_are_written_as_they_are_returned(tmp_path: Path) -> None:
+    picture = before_after_picture(sphere(50, 1), sphere(200, 2), tmp_path / "a.png")
+    read = np.round(imread(tmp_path / "a.png")[..., :3] * 255).astype(np.uint8)
+    assert (picture == read).all()
+
+
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    picture = np.zeros((4, 4, 3), dtype=np.uint8)
+    with pytest.raises(FileError, match=r"missing/a\.png"):
+        save_picture(picture, tmp_path / "missing" / "a.png")
+    with pytest.raises(FileError, match=r"a\.gif.*\.png or \.jpg"):
+        save_picture(picture, tmp_path / "a.gif")
+
+
+def test_datasets_of_any_make_up_have_histograms(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 4_000, 500)
+    picture = dataset_picture(sizes, 4 * sizes, rng.random(500), tmp_path / "a.png", unit="m")
+    assert picture.shape == (400, 1600, 3) and (tmp_path / "a.png").exists()
+    for few in (np.array([], dtype=int), np.array([7]), np.array([100, 100]), np.array([0, 0])):
+        assert dataset_picture(few, few, few).shape == (400, 1600, 3)
