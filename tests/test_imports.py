@@ -5,6 +5,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,20 @@ ROOT = Path(__file__).parent.parent
 # Each room imports only from itself and from rooms before it.
 ORDER = (
     "errors",
+    "terminal",
     "geometry",
-    "precision",
-    "slotgroups",
-    "data",
+    "io",
     "losses",
     "metrics",
-    "blocks",
-    "attention",
-    "calibration",
-    "modelconfig",
-    "hub",
-    "pulls",
-    "encoder",
-    "upsampled",
     "model",
-    "pictures",
+    "datasets",
+    "synthetic",
+    "visualization",
     "upsampling",
     "evaluation",
     "training",
-    "bench",
-    "apps",
+    "benchmark",
+    "cli",
 )
 MODULES = sorted((ROOT / "pointup").rglob("*.py"))
 HEAVY = {"torch", "datasets", "laspy", "matplotlib", "accelerate", "scipy", "h5py", "trimesh"}
@@ -54,6 +48,12 @@ def room(path: Path) -> str:
     return path.relative_to(ROOT / "pointup").parts[0].removesuffix(".py")
 
 
+def subroom(path: Path) -> str:
+    """The folder within a room; a file that lies directly in a room is a subroom of its own."""
+    parts = path.relative_to(ROOT / "pointup").with_suffix("").parts
+    return ".".join(parts if len(parts) <= 2 else parts[:-1])
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_between_rooms_point_one_way(path: Path) -> None:
     if path.parent == ROOT / "pointup" and path.stem in ("__init__", "__main__"):
@@ -65,15 +65,29 @@ def test_imports_between_rooms_point_one_way(path: Path) -> None:
             assert ORDER.index(parts[1]) <= ORDER.index(room(path)), f"{path.name}: {name}"
 
 
-def test_only_apps_training_and_train_know_accelerate() -> None:
+def test_subrooms_import_each_other_without_a_circle() -> None:
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    imports: dict[str, set[str]] = {}
+    for path in MODULES:
+        if path.stem in ("__init__", "__main__"):
+            continue
+        imported = {subroom(paths[name]) for name in imported_names(path) if name in paths}
+        imports.setdefault(subroom(path), set()).update(imported - {subroom(path)})
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"these import each other in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_only_commands_training_and_train_know_accelerate() -> None:
     for path in MODULES:
         knows = any(name.split(".")[0] == "accelerate" for name in imported_names(path))
-        assert not knows or room(path) in ("apps", "training"), path
+        assert not knows or room(path) in ("cli", "training"), path
 
 
-def test_data_and_geometry_have_no_networks() -> None:
+def test_datasets_files_and_geometry_have_no_networks() -> None:
     for path in MODULES:
-        if room(path) in ("data", "geometry"):
+        if room(path) in ("datasets", "geometry", "io", "synthetic"):
             assert not any(name.startswith("torch.nn") for name in imported_names(path)), path
 
 

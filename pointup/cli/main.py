@@ -1,8 +1,7 @@
-"""The `pointup` command: finds the app that was asked for and runs it.
+"""The `pointup` command: parses the command line and runs a subcommand.
 
-An app is a module of `pointup.cli` with a frozen keyword-only dataclass of its own name, whose
-fields are the options and whose `run` does the work and returns the exit status. Apps import what
-is heavy inside `run`, so that `--help` answers at once.
+A subcommand is a frozen keyword-only dataclass. Its fields are the options; its `run` does the work
+and returns the exit status. Heavy imports stand inside `run`, so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any, Union
 
 import tyro
@@ -19,7 +17,15 @@ import tyro
 import pointup
 from pointup.errors import PointupError
 
-APPS = ("prepare", "inspect", "upsample", "evaluate", "doctor", "bench")
+COMMANDS = {
+    "prepare": "pointup.cli.prepare.command:Prepare",
+    "inspect": "pointup.cli.inspect:Inspect",
+    "upsample": "pointup.cli.upsample.command:Upsample",
+    "evaluate": "pointup.cli.evaluate.command:Evaluate",
+    "doctor": "pointup.cli.doctor.command:Doctor",
+    "bench": "pointup.cli.bench:Bench",
+}
+"""Module and class of each subcommand, in the order of `pointup --help`."""
 TYRO_CONFIG = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,
@@ -30,23 +36,23 @@ PIPE_CLOSED = 141
 
 
 def parse(args: Sequence[str]) -> Any:
-    """The app with its options filled in. Exits with 2 for wrong usage and 0 after `--help`."""
-    apps: Any = [
-        Annotated[
-            getattr(import_module(f"pointup.cli.{name}"), name.capitalize()),
-            tyro.conf.subcommand(name),
-        ]
-        for name in APPS
-        if find_spec(f"pointup.cli.{name}")
+    """The subcommand with its options. Exits with 2 for wrong usage and 0 after `--help`."""
+    commands: Any = [
+        Annotated[command_class(name), tyro.conf.subcommand(name)] for name in COMMANDS
     ]
-    any_app: Any = Union[tuple(apps)]  # noqa: UP007
+    any_command: Any = Union[tuple(commands)]  # noqa: UP007
     return tyro.cli(
-        any_app,
+        any_command,
         prog="pointup",
         description=f"pointup {pointup.__version__}: upsampling of point clouds of any size.",
         args=args,
         config=TYRO_CONFIG,
     )
+
+
+def command_class(name: str) -> Any:
+    module, _, attribute = COMMANDS[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -208,11 +208,11 @@ def thinned_pairs(
 ) -> list[Pair]:
     """The pairs of a block's tiles that are among `names`, each from one dense cloud.
 
-    The source is a subset by `pattern` (`pointup.datasets.thinning_patterns.thin`; "mixed": a tile by this one,
-    a tile by that one), the target is `ratio` times as large: the other points if `disjoint`, all
-    points if not. A tile's thinning depends on its points, its name and the seed alone. Without the
-    points in `held_out` and its strip; a tile is left out where too few remain for `min_points` on
-    either side.
+    The source is a subset by `pattern` (`pointup.datasets.thinning_patterns.thin`; "mixed": the
+    pattern changes from tile to tile). The target is `ratio` times as large: the other points if
+    `disjoint`, all points if not. A tile's thinning depends on its points, its name and the seed
+    alone. Without the points in `held_out` and its strip; a tile is left out where too few remain
+    for `min_points` on either side.
     """
     points = read_block(folders, block_xy)
     if held_out is not None:

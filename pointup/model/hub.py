@@ -20,7 +20,7 @@ from pointup.model.config import ModelConfig
 
 logger = logging.getLogger("pointup")
 
-WEIGHTS = Path(__file__).parent / "weights"
+WEIGHTS = Path(__file__).parents[1] / "weights"
 SHIPPED = ("shapes", "lidar")
 """Models in the package, by name: of surfaces sampled without gaps, and of surveys from the air."""
 

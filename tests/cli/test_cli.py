@@ -27,14 +27,13 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "parse", lambda args: Failing(error))
 
 
-def test_help_lists_the_apps_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([])
     assert end.value.code == 0
     text = capsys.readouterr().out
-    for name in cli.APPS:
-        exists = (Path(cli.__file__).parent / f"{name}.py").exists()
-        assert (f"• {name} " in text) == exists
+    for name in cli.COMMANDS:
+        assert f"• {name} " in text
 
 
 def test_an_unknown_option_is_refused_with_a_suggestion(
@@ -46,12 +45,12 @@ def test_an_unknown_option_is_refused_with_a_suggestion(
     assert "--ratio" in capsys.readouterr().err
 
 
-def test_options_and_positional_files_reach_the_app() -> None:
-    app = cli.parse(["prepare", "thin", "a.las", "b.las", "--ratio", "3", "-o", "out"]).source
-    assert app.inputs == (Path("a.las"), Path("b.las"))
-    assert app.ratio == 3
-    assert app.dataset.output == Path("out")
-    assert not app.dataset.overwrite
+def test_options_and_positional_files_reach_the_subcommand() -> None:
+    command = cli.parse(["prepare", "thin", "a.las", "b.las", "--ratio", "3", "-o", "out"]).source
+    assert command.inputs == (Path("a.las"), Path("b.las"))
+    assert command.ratio == 3
+    assert command.dataset.output == Path("out")
+    assert not command.dataset.overwrite
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

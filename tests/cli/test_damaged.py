@@ -15,7 +15,7 @@ from damaged import FORMATS, NEEDED
 
 
 def fuzz(directory: Path, num_cases: int, *formats: str) -> dict[str, dict[str, object]]:
-    script = Path(__file__).with_name("damaged.py")
+    script = Path(__file__).parents[1] / "damaged.py"
     done = subprocess.run(
         [sys.executable, script, directory, str(num_cases), *formats],
         capture_output=True,

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels' wrappers need triton")
 
-FILES = sorted(Path(__file__).parent.glob("emulated_*.py"))
+FILES = sorted(Path(__file__).parents[1].glob("emulated_*.py"))
 
 
 @pytest.mark.parametrize(

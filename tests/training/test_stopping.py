@@ -42,7 +42,8 @@ def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
 
 def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> None:
     code = (
-        "import threading, ctypes; from pointup.training.distributed.preemption import StopRequest\n"
+        "import threading, ctypes\n"
+        "from pointup.training.distributed.preemption import StopRequest\n"
         "lock = threading.Lock(); lock.acquire()\n"
         "with StopRequest():\n"
         "    print('ready', flush=True)\n"
