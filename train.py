@@ -36,11 +36,11 @@ from pointup.training.distributed.accelerator import (
     seed_micro_batch,
 )
 from pointup.training.distributed.preemption import EXIT_INTERRUPTED, StopRequest
-from pointup.training.distributed.process_group import tell_error
+from pointup.training.distributed.process_group import report_error
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.evaluation import Evaluation
-from pointup.training.faults.consistency import check_agreement, facts_of_epoch, facts_of_start
-from pointup.training.faults.non_finite_steps import BadSteps
+from pointup.training.faults.consistency import check_consistency, facts_of_epoch, facts_of_start
+from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.out_of_memory import in_pieces, num_tokens
 from pointup.training.faults.token_budget import (
     EVENTS_BEFORE_LOWERING,
@@ -84,7 +84,7 @@ def main() -> int:
         accelerator.end_training()
     except (PointupError, ValueError) as error:
         logger.debug("the run ends with an error", exc_info=True)
-        tell_error(f"train.py: error: {error}")
+        report_error(f"train.py: error: {error}")
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # During the start: there is nothing to save.
@@ -108,7 +108,7 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train to the end that `config` sets, or to step `stop_after`, from where a run stopped."""
-    check_agreement(accelerator, facts_of_start(config))
+    check_consistency(accelerator, facts_of_start(config))
     config, weights = initial_model(config)
     rank = accelerator.process_index, accelerator.num_processes
     with (
@@ -193,7 +193,7 @@ def run(
 
     monitor = Monitor(accelerator, config, progress.step, progress.evaluation_due)
     watchdog = Watchdog(accelerator, config.hang_timeout)
-    may_step = BadSteps(accelerator).may_step
+    may_step = NonFiniteSteps(accelerator).may_step
     with StopRequest() as stop, monitor, watchdog, data.worker_faults():
         monitor.print(
             plan_of_run(
@@ -213,7 +213,7 @@ def run(
                 if not len(sampler):
                     sampler.set_epoch(sampler.epoch + 1)
                 watchdog.at("comparing")
-                check_agreement(accelerator, facts_of_epoch(sampler, data.train, data.validation))
+                check_consistency(accelerator, facts_of_epoch(sampler, data.train, data.validation))
                 if batches is None:
                     data.train.max_tokens = sampler.token_budget if config.crop else None
                     loader = make_loader(
@@ -238,7 +238,7 @@ def run(
             watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
             grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-            if may_step(progress.step, totals.loss, grad_norm, rate, reduction.bad_clouds):
+            if may_step(progress.step, totals.loss, grad_norm, rate, reduction.non_finite_clouds):
                 optimizer.step()
             else:
                 progress.skipped += 1

@@ -35,9 +35,9 @@ def cloud_metrics(
 
     In the unit of the data, plain: `prediction_to_target_mean`, `prediction_to_target_median`,
     `target_to_prediction_mean`, `target_to_prediction_median` (lower medians), `chamfer` (sum of
-    the two means), `hausdorff`. Squared: `chamfer_squared`, `chamfer_shared_normalised_squared`
-    (both clouds by the target's centre and furthest distance). Those of `field_metrics`. Without
-    unit: `uniformity` of the prediction.
+    the two means), `hausdorff`. Squared: `chamfer_squared`, `chamfer_target_normalised_squared`
+    (both clouds by the target's centre and furthest distance). Those of `protocol_metrics`. Without
+    unit: `spacing_cv` of the prediction.
     """
     to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
     forward, backward = to_target.sqrt(), to_pos.sqrt()
@@ -53,30 +53,30 @@ def cloud_metrics(
         "hausdorff": torch.maximum(segment_max(forward, ptr), segment_max(backward, target_ptr)),
         "chamfer_squared": chamfer_squared,
         # The same similarity on both sides leaves the neighbours as they are.
-        "chamfer_shared_normalised_squared": chamfer_squared / target_scale.square(),
-        **field_metrics(pos, ptr, target, target_ptr),
-        "uniformity": uniformity(pos, ptr),
+        "chamfer_target_normalised_squared": chamfer_squared / target_scale.square(),
+        **protocol_metrics(pos, ptr, target, target_ptr),
+        "spacing_cv": spacing_cv(pos, ptr),
     }
 
 
 @torch.no_grad()
-def field_metrics(
+def protocol_metrics(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> dict[str, Tensor]:
     """Chamfer and Hausdorff distance as the scripts of the PU-GCN family compute them.
 
     Each cloud is first normalised by its own mean and furthest distance.
-    `chamfer_own_normalised_squared`: mean of squared distances, sum of both directions.
-    `hausdorff_own_normalised_squared`: largest squared distance, sum (not maximum) of both
+    `chamfer_per_cloud_normalised_squared`: mean of squared distances, sum of both directions.
+    `hausdorff_per_cloud_normalised_squared`: largest squared distance, sum (not maximum) of both
     directions. Qian et al. 2021, PU-GCN; times 1e3 in the tables.
     """
     to_target, to_pos = _squared_distances(
-        own_normalised(pos, ptr), ptr, own_normalised(target, target_ptr), target_ptr
+        normalised_per_cloud(pos, ptr), ptr, normalised_per_cloud(target, target_ptr), target_ptr
     )
     return {
-        "chamfer_own_normalised_squared": segment_mean(to_target, ptr)
+        "chamfer_per_cloud_normalised_squared": segment_mean(to_target, ptr)
         + segment_mean(to_pos, target_ptr),
-        "hausdorff_own_normalised_squared": segment_max(to_target, ptr)
+        "hausdorff_per_cloud_normalised_squared": segment_max(to_target, ptr)
         + segment_max(to_pos, target_ptr),
     }
 
@@ -113,7 +113,7 @@ def f_score(
 
 
 @torch.no_grad()
-def uniformity(pos: Tensor, ptr: Tensor) -> Tensor:
+def spacing_cv(pos: Tensor, ptr: Tensor) -> Tensor:
     """Coefficient of variation of the distance from each point to its nearest other point.
 
     Standard deviation over mean; without unit, lower is more even: 0 for a regular grid, 0.52 for
@@ -137,7 +137,7 @@ def point_to_surface_distance(points: Tensor, surface: Surface) -> Tensor:
 
 
 @torch.no_grad()
-def own_normalised(pos: Tensor, ptr: Tensor) -> Tensor:
+def normalised_per_cloud(pos: Tensor, ptr: Tensor) -> Tensor:
     """Every cloud centred on the mean of its points, then scaled to a furthest distance of 1.
 
     (N, 3) -> (N, 3). A cloud without extent is only centred.

@@ -12,7 +12,7 @@ from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.executor import Alone
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import Store
 
@@ -50,14 +50,23 @@ def in_chunks(cloud: PointCloud, size: int) -> Iterator[PointCloud]:
 
 
 def upsample_in_blocks(
-    store: Store, model: Upsampler, wishes: Wishes, tile: float | None = None, budget: int = 400
+    store: Store,
+    model: Upsampler,
+    options: UpsampleOptions,
+    tile: float | None = None,
+    budget: int = 400,
 ) -> np.ndarray:
-    made = run_passes(store, model, wishes, Alone(), CPU, token_budget=budget, tile=tile)
+    made = run_passes(store, model, options, Alone(), CPU, token_budget=budget, tile=tile)
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in made.of_file())])
 
 
 def assert_tells_of_measured(
-    ratio: float, originals: bool, farthest: float, at_least: int, to_parent: float, **wishes: float
+    ratio: float,
+    originals: bool,
+    farthest: float,
+    at_least: int,
+    to_parent: float,
+    **options: float,
 ) -> None:
     """Of a sheet made denser: new points have the attribute `number` of the nearest measured point,
     its distance of at most `farthest`, and a parent that is about `to_parent` away."""
@@ -68,7 +77,7 @@ def assert_tells_of_measured(
         model=small_model(0.05),
         originals=originals,
         max_distance=farthest,
-        **wishes,
+        **options,
     )
     new = made.select(made.attributes["synthetic"] == 1)
     assert len(new) > at_least

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pointup.benchmark.clouds import ragged
 from pointup.benchmark.reference_implementation import (
-    plain_chamfer_distance,
-    plain_farthest_point_sample,
-    plain_knn,
+    reference_chamfer_distance,
+    reference_farthest_point_sample,
+    reference_knn,
 )
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Effort, compare
@@ -50,7 +50,7 @@ def knn_search(num_points: int, device: torch.device) -> Search:
 
     def brute_force() -> None:
         for cloud in clouds(pos, ptr):
-            plain_knn(cloud, NEIGHBORS)
+            reference_knn(cloud, NEIGHBORS)
 
     row: Row = {"work": f"kNN, k = {NEIGHBORS}", "size": f"{num_points:,}"}
     return row, lambda: knn(pos, ptr, NEIGHBORS), brute_force
@@ -68,7 +68,7 @@ def chamfer_search(num_points: int, device: torch.device, noise: float) -> Searc
     def brute_force() -> None:
         pairs = zip(clouds(pos, ptr), clouds(target, target_ptr), strict=True)
         for cloud, others in pairs:
-            plain_chamfer_distance(cloud, others).backward()
+            reference_chamfer_distance(cloud, others).backward()
 
     where = "Chamfer, far" if noise else "Chamfer, near"
     row: Row = {"work": where, "size": f"{num_points:,} to {len(target):,}"}
@@ -81,7 +81,7 @@ def thinning(num_points: int, device: torch.device) -> Search:
 
     def brute_force() -> None:
         for cloud, count in zip(clouds(pos, ptr), num_samples.tolist(), strict=True):
-            plain_farthest_point_sample(cloud, count)
+            reference_farthest_point_sample(cloud, count)
 
     row: Row = {"work": "thinning", "size": f"{num_points:,} to {int(num_samples.sum()):,}"}
     return row, lambda: farthest_point_sample(pos, ptr, num_samples), brute_force

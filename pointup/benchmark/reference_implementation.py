@@ -41,7 +41,7 @@ def distances(query: Tensor, pos: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def plain_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def reference_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Squared distances and indices (N, k) of the nearest points, the point itself first."""
     found = [distances(rows, pos).topk(min(k, len(pos)), largest=False) for rows in pos.split(ROWS)]
     distance, index = (torch.cat(parts) for parts in zip(*found, strict=True))
@@ -50,7 +50,7 @@ def plain_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return distance.square(), nn.functional.pad(index, (0, missing), value=-1)
 
 
-def plain_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = False) -> Tensor:
+def reference_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = False) -> Tensor:
     """Mean distance to the nearest of the other cloud, both ways, of a single pair.
 
     Its derivatives take both matrices of distances: `recompute` makes them again, part by part,
@@ -71,7 +71,7 @@ def plain_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = False)
     return total
 
 
-def plain_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
+def reference_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
     """Indices (num_samples,) of farthest points, a pick at a time."""
     distance = torch.full((len(pos),), torch.inf, device=pos.device)
     picks = torch.zeros(num_samples, dtype=torch.int64, device=pos.device)
@@ -81,7 +81,7 @@ def plain_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
     return picks
 
 
-def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+def reference_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
     """What `model` makes of one cloud (N, 3): the points kept, (M, 3), and all children.
 
     Thinned evenly, as by an untrained model, and by the package's own function.
@@ -89,7 +89,7 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
     config = model.config
     ptr = one_cloud(pos)
     num_slots = int(slots_for_ratio(ratio, config.slots_per_ratio))
-    squared, neighbors = plain_knn(pos, max(config.k + 1, num_slots))
+    squared, neighbors = reference_knn(pos, max(config.k + 1, num_slots))
     geometry = local_geometry(pos, ptr, squared[:, : config.k + 1], neighbors[:, : config.k + 1])
     own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
     slot_neighbor = without_bridges(
@@ -98,7 +98,7 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
     slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
     to_slot = (pos[slot_neighbor] - pos.unsqueeze(1)) / geometry.spacing.unsqueeze(1)
 
-    features, g = plain_encode(model, geometry)
+    features, g = reference_encode(model, geometry)
     described = describe_neighbors(
         geometry, to_slot, geometry.spacing[slot_neighbor], geometry.normal[slot_neighbor]
     )
@@ -112,9 +112,9 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
             dim=-1,
         )
     )
-    x_NRC = plain_block(model.shuffle, x_NRC, features, g.unsqueeze(1), geometry)
+    x_NRC = reference_block(model.shuffle, x_NRC, features, g.unsqueeze(1), geometry)
 
-    normals = plain_normals(model, features, g, geometry)
+    normals = reference_normals(model, features, g, geometry)
     arch = arches(to_slot, normals, normals[slot_neighbor])
     fitted, turned = geometry.normal[geometry.index], normals[geometry.index].unsqueeze(1)
     offset = torch.zeros_like(to_slot)
@@ -122,7 +122,7 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
         from_parent = 0.5 * to_slot + offset
         described = describe_neighbors_of_children(geometry, from_parent, to_slot, fitted)
         g_NRKP = model.child_position(described[:-1].permute(1, 2, 3, 0))
-        x_NRC = plain_block(model.refine, x_NRC, features, g_NRKP, geometry)
+        x_NRC = reference_block(model.refine, x_NRC, features, g_NRKP, geometry)
         x_normed_NRC = model.pull_norm(x_NRC)
         directions_NR2P = model.pull(x_normed_NRC).unflatten(-1, (2, -1))
         pull_NRK2 = torch.einsum("nrdp,nrkp->nrkd", directions_NR2P, g_NRKP)
@@ -138,7 +138,9 @@ def plain_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor,
     return children[picked], children
 
 
-def plain_normals(model: Upsampler, features: Tensor, g: Tensor, geometry: LocalGeometry) -> Tensor:
+def reference_normals(
+    model: Upsampler, features: Tensor, g: Tensor, geometry: LocalGeometry
+) -> Tensor:
     """Normals (N, 3) of the points, turned as the features say."""
     directions_N2P = model.normal(model.normal_norm(features)).unflatten(-1, (2, -1))
     weights_NK2 = torch.einsum("ndp,nkp->nkd", directions_N2P, g)
@@ -150,7 +152,7 @@ def plain_normals(model: Upsampler, features: Tensor, g: Tensor, geometry: Local
     return directions(geometry.normal + turned.mean(1))
 
 
-def plain_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
+def reference_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
     """Features (N, C) of the points and encoded positions (N, K, P) of their neighbours."""
     index = geometry.index
     described = describe_neighbors(
@@ -163,12 +165,12 @@ def plain_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Ten
     features = model.embed(torch.cat([mean, highest], dim=-1))
     for layer in model.layers:
         block = cast(AttentionBlock, layer)
-        x_NRC = plain_block(block, features.unsqueeze(1), features, g.unsqueeze(1), geometry)
+        x_NRC = reference_block(block, features.unsqueeze(1), features, g.unsqueeze(1), geometry)
         features = x_NRC.squeeze(1)
     return features, g
 
 
-def plain_block(
+def reference_block(
     block: AttentionBlock, x_NRC: Tensor, features_NC: Tensor, g: Tensor, geometry: LocalGeometry
 ) -> Tensor:
     """Attention of R queries a point to its neighbours, at positions g (N, R or 1, K, P)."""

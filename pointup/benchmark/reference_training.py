@@ -13,7 +13,10 @@ from torch_geometric.data import Batch
 from pointup.benchmark.clouds import RATIO, training_batch
 from pointup.benchmark.optimizer_steps import Alone, TrainingWork
 from pointup.benchmark.peak_memory import PeakMemory
-from pointup.benchmark.reference_implementation import plain_chamfer_distance, plain_upsample
+from pointup.benchmark.reference_implementation import (
+    reference_chamfer_distance,
+    reference_upsample,
+)
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Effort, compare
 from pointup.benchmark.training_speed import token_budget
@@ -28,7 +31,7 @@ LONGEST = 15.0
 """Seconds for the rounds of one size, if a single one doesn't take longer."""
 
 
-class PlainWork:
+class ReferenceWork:
     """Steps of one cloud, plainly: the default model with its optimizer."""
 
     def __init__(self, device: torch.device) -> None:
@@ -37,9 +40,9 @@ class PlainWork:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def step(self, pos: Tensor, target: Tensor, recompute: bool = False) -> None:
-        output, _ = plain_upsample(self.model, pos, RATIO)
+        output, _ = reference_upsample(self.model, pos, RATIO)
         self.optimizer.zero_grad()
-        plain_chamfer_distance(output, target, recompute).backward()
+        reference_chamfer_distance(output, target, recompute).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
 
@@ -48,7 +51,7 @@ def measure(effort: Effort) -> Iterator[Row]:
     bound = effort.bound()
     device = effort.device
     # Without a learned density all is thinned evenly, as the plain work is.
-    work, plain = TrainingWork(Alone(device), loss=LossConfig(density=0.0)), PlainWork(device)
+    work, plain = TrainingWork(Alone(device), loss=LossConfig(density=0.0)), ReferenceWork(device)
     seconds = bytes_per_token = 0.0
     measured = 1
     for size in QUICK_SIZES if effort.quick else SIZES:
@@ -92,7 +95,7 @@ def measure(effort: Effort) -> Iterator[Row]:
         }
 
 
-def step_with_peak(plain: PlainWork, single: Batch, recompute: bool, peaks: list[int]) -> None:
+def step_with_peak(plain: ReferenceWork, single: Batch, recompute: bool, peaks: list[int]) -> None:
     with PeakMemory(single.pos.device) as memory:
         plain.step(single.pos, single.target, recompute)
     peaks.append(memory.bytes)

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 _PATIENCE_MINUTES = 7 * 24 * 60.0
 
 
-class LaunchedShares:
+class LaunchedWorkerGroup:
     """Work shared among the processes of a launch; one that wasn't launched does it alone.
 
     Raises ConfigError when the launcher's configuration can't be honoured.
@@ -30,7 +30,7 @@ class LaunchedShares:
         self.num_processes = self._accelerator.num_processes
         self.is_main = self._accelerator.is_main_process
 
-    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         """Every n-th item: neighbours cost about the same, so that shares do."""
         return items[self._accelerator.process_index :: self.num_processes]
 
@@ -45,7 +45,7 @@ class LaunchedShares:
         return gathered
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def barrier(self) -> Iterator[None]:
         """Work that all begin, and end together: by an error if one of them meets one."""
         error: Exception | None = None
         try:

@@ -54,8 +54,8 @@ METRICS = {
         "largest squared distance of the prediction to the target + the same back; each cloud "
         "normalised by its own mean and furthest distance",
     ),
-    "cd_shared": Metric(
-        "CD shared",
+    "cd_target_frame": Metric(
+        "CD target frame",
         "x1e-3",
         "as CD, but both clouds normalised by the target's mean and furthest distance",
     ),
@@ -64,8 +64,8 @@ METRICS = {
         "x1e-3",
         "mean distance of the prediction to the true surface; plain, coordinates as given",
     ),
-    "uniformity": Metric(
-        "Uneven",
+    "spacing_cv": Metric(
+        "Spacing CV",
         "",
         "coefficient of variation of the distance of each predicted point to its nearest other "
         "point; 0 for a grid, 0.52 for random points on a surface",
@@ -84,9 +84,10 @@ def measure(
 ) -> list[Figures]:
     """The figures of `METRICS` for every predicted cloud, in the order of the clouds.
 
-    "cd", "hd" and "p2f" are the field's (Qian et al. 2021, PU-GCN); these and "cd_shared" come
-    times 1e3, as its tables show them. "p2f" is there for clouds whose true surface is given, in
-    the coordinates of the cloud. A cloud without points on either side has no figures: {}.
+    "cd", "hd" and "p2f" follow the PU-GCN protocol (Qian et al. 2021). These and "cd_target_frame"
+    come times 1e3, as published tables show them. "p2f" is there for clouds whose true surface is
+    given, in the coordinates of the cloud. A cloud without points on either side has no figures
+    ({}).
 
     Shapes: `pos` (P, 3), `ptr` (B+1,), `target` (T, 3), `target_ptr` (B+1,), B `surfaces`.
     Raises ValueError for coordinates that are not finite.
@@ -95,10 +96,10 @@ def measure(
     columns = {
         "chamfer": metrics["chamfer"],
         "hausdorff": metrics["hausdorff"],
-        "cd": 1e3 * metrics["chamfer_own_normalised_squared"],
-        "hd": 1e3 * metrics["hausdorff_own_normalised_squared"],
-        "cd_shared": 1e3 * metrics["chamfer_shared_normalised_squared"],
-        "uniformity": metrics["uniformity"],
+        "cd": 1e3 * metrics["chamfer_per_cloud_normalised_squared"],
+        "hd": 1e3 * metrics["hausdorff_per_cloud_normalised_squared"],
+        "cd_target_frame": 1e3 * metrics["chamfer_target_normalised_squared"],
+        "spacing_cv": metrics["spacing_cv"],
     }
     figures = [
         dict(zip(columns, values, strict=True))

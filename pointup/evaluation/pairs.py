@@ -58,7 +58,7 @@ def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = N
         output = upsampler(batch.pos, batch.ptr, ratio)
         clouds["model"] = (output.pos, output.ptr)
     if "resample" in batch:
-        clouds["floor"] = (batch.resample, batch.resample_ptr)
+        clouds["resampled"] = (batch.resample, batch.resample_ptr)
     return clouds
 
 

@@ -19,7 +19,7 @@ from pointup.upsampling.options import pass_ratios
 
 Protocol = Literal["field", "half"]
 
-SUMMED = ("cd", "hd", "cd_shared")
+SUMMED = ("cd", "hd", "cd_target_frame")
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Shape:
 def shape_metrics(protocol: Protocol) -> dict[str, Metric]:
     """What `measure_shape` gives, in the order to print, for this protocol."""
     frame = "in units of the target's furthest distance from its mean"
-    metrics = {name: METRICS[name] for name in ("cd", "hd", "p2f", "cd_shared")}
+    metrics = {name: METRICS[name] for name in ("cd", "hd", "p2f", "cd_target_frame")}
     metrics["hausdorff"] = Metric(
         "Hausdorff",
         "x1e-3",
         f"largest distance of any point of either cloud to the other; plain, {frame}",
     )
-    metrics["uniformity"] = METRICS["uniformity"]
+    metrics["spacing_cv"] = METRICS["spacing_cv"]
     if protocol == "half":
         for name in SUMMED:
             convention = metrics[name].convention + "; half of the sum (--protocol half)"
@@ -82,9 +82,9 @@ def measure_shape(prediction: np.ndarray, shape: Shape, protocol: Protocol) -> F
     if shape.surface is not None:
         chosen["p2f"] = 1e3 * float(shape.surface.distance(prediction).mean())
     chosen |= {
-        "cd_shared": figures["cd_shared"],
+        "cd_target_frame": figures["cd_target_frame"],
         "hausdorff": 1e3 * figures["hausdorff"],
-        "uniformity": figures["uniformity"],
+        "spacing_cv": figures["spacing_cv"],
     }
     if protocol == "half":
         chosen |= {name: 0.5 * chosen[name] for name in SUMMED}
@@ -96,7 +96,7 @@ def evaluate_shape(
     upsampler: Upsampler | None,
     protocol: Protocol = "field",
 ) -> dict[str, Figures]:
-    """Figures of what there is: "model", "prediction", "midpoints" (no network) and "floor".
+    """Figures of what there is: "model", "prediction", "midpoints" (no network) and "resampled".
 
     The ratio is that of the truth to the source. Model and midpoints upsample in the passes of
     `pass_ratios`: 16x is 4x twice, the field's way. What is measured of the model is what
@@ -113,7 +113,7 @@ def evaluate_shape(
         clouds["midpoints"] = upsample_shape(shape.source, ratio, None)
         if upsampler is not None:
             clouds = {"model": upsample_shape(shape.source, ratio, upsampler), **clouds}
-    clouds["floor"] = shape.second
+    clouds["resampled"] = shape.second
     return {
         row: measure_shape(points, shape, protocol)
         for row, points in clouds.items()

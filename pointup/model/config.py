@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isfinite
+from typing import Any
 
 MAX_OVERSAMPLING = 8.0
 """Most that a draft, a single pass, has of what is wanted."""
+
+RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
+"""Current names of options that earlier versions stored under other names."""
 
 # Far beyond what is of use: a larger number is a slip, and would ask for all the memory there is.
 LARGEST = {
@@ -18,7 +23,7 @@ LARGEST = {
     "position_hidden": 4096,
     "num_refinements": 128,
     "slots_per_ratio": 64.0,
-    "evening_steps": 10_000,
+    "relaxation_steps": 10_000,
 }
 
 
@@ -42,7 +47,7 @@ class ModelConfig:
     """How often each child looks at its parent's neighbours and moves; the weights are shared."""
     slots_per_ratio: float = 2.0
     """Candidates made for each output point; thinning keeps the most even ones."""
-    quota_trust: float = 0.7
+    density_exponent: float = 0.7
     """Power of the predicted quotas that `pointup upsample` shares out new points by, in the first
     of its passes: 1 believes them, 0 keeps differences in density as they were measured. No weight
     depends on it, so that it can be changed in the config.json of a trained model."""
@@ -51,7 +56,7 @@ class ModelConfig:
     over what a first one made, which takes so many times as long and fills holes that lie beyond
     the neighbours of measured points. No weight depends on it, so that it can be changed in the
     config.json of a trained model."""
-    evening_steps: int = 5
+    relaxation_steps: int = 5
     """How often `pointup upsample` pushes new points apart along the surface: more makes them more
     even, and puts them a little farther off it. No weight depends on it either."""
     concat: bool = True
@@ -75,7 +80,7 @@ class ModelConfig:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_layers", "evening_steps"):
+        for name in ("num_layers", "relaxation_steps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
         for name in ("heads", "child_heads"):
@@ -94,10 +99,17 @@ class ModelConfig:
                 f"model.oversampling is {self.oversampling}; it must lie in [1, "
                 f"{MAX_OVERSAMPLING:g}]"
             )
-        if not 0.0 <= self.quota_trust <= 1.0:
-            raise ValueError(f"model.quota_trust is {self.quota_trust}; it must lie in [0, 1]")
+        if not 0.0 <= self.density_exponent <= 1.0:
+            raise ValueError(
+                f"model.density_exponent is {self.density_exponent}; it must lie in [0, 1]"
+            )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")
+
+
+def with_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored options under the names that this version gives them."""
+    return {RENAMED.get(name, name): value for name, value in options.items()}
 
 
 def _check_type(name: str, kind: str, value: object) -> None:

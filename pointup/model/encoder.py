@@ -21,7 +21,7 @@ from pointup.geometry.local_geometry import (
 from pointup.model.attention import AttentionBlock, RelativeAttention
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
-from pointup.model.offsets import pull_along
+from pointup.model.offsets import offset_along
 
 
 def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) -> AttentionBlock:
@@ -148,7 +148,7 @@ class PointEncoder(nn.Module):
 
         def turn(block: Block, x: Tensor, g: Tensor) -> Tensor:
             local = geometry.rows(block.points)
-            fit, follow = pull_along(self.normal(self.normal_norm(x)), g).masked_fill(
+            fit, follow = offset_along(self.normal(self.normal_norm(x)), g).masked_fill(
                 local.missing, 0.0
             )
             own, others = local.normal.unsqueeze(2), geometry.normal[local.index]

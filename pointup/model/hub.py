@@ -16,7 +16,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 
 from pointup.errors import ModelError
-from pointup.model.config import ModelConfig
+from pointup.model.config import ModelConfig, with_current_names
 
 logger = logging.getLogger("pointup")
 
@@ -96,8 +96,9 @@ class StoredModel(PyTorchModelHubMixin):
 
     @classmethod
     def _from_pretrained(cls, **kwargs: Any) -> Self:
-        unknown = kwargs.keys() - LOADER_ARGUMENTS - OPTIONS
-        return super()._from_pretrained(**{k: v for k, v in kwargs.items() if k not in unknown})
+        current = with_current_names(kwargs)
+        unknown = current.keys() - LOADER_ARGUMENTS - OPTIONS
+        return super()._from_pretrained(**{k: v for k, v in current.items() if k not in unknown})
 
 
 def check_options(name: str, stored: dict[str, Any]) -> None:
@@ -134,7 +135,7 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             f"{path}: not a valid config.json: it holds {json.dumps(stored)[:40]}, not options by "
             "name; copy the model's directory again"
         )
-    return stored
+    return with_current_names(stored)
 
 
 def _check_hub_name(name: str) -> None:

@@ -48,7 +48,7 @@ def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) ->
     return encoded.view(*described.shape[1:], -1)
 
 
-class _Pull(torch.autograd.Function):
+class _Offset(torch.autograd.Function):
     """Products (M, K, D) of positions (M, K, P) with directions (M, D, P).
 
     By hand, since automatic differentiation makes the gradient of the positions transposed.
@@ -67,15 +67,15 @@ class _Pull(torch.autograd.Function):
         return grad_directions, torch.bmm(grad_pull, directions)
 
 
-def pull_along(directions: Tensor, positions: Tensor) -> Tensor:
+def offset_along(directions: Tensor, positions: Tensor) -> Tensor:
     """Products (D, ..., K) of directions (..., D P) with encoded positions (..., K, P)."""
     *shape, num_neighbors, hidden = positions.shape
     directions = directions.reshape(-1, directions.shape[-1] // hidden, hidden)
-    pull: Tensor = _Pull.apply(directions, positions.to(directions.dtype).flatten(0, -3))
+    pull: Tensor = _Offset.apply(directions, positions.to(directions.dtype).flatten(0, -3))
     return pull.view(*shape, num_neighbors, -1).movedim(-1, 0)
 
 
-def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
+def mean_offset(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
     """Mean over a parent's neighbours of `pull` times the way to them, (n, R, 3), in float32.
 
     Shapes: `pull` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours and
@@ -86,10 +86,10 @@ def mean_pull(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
     return to_neighbors / pull.shape[2]
 
 
-def mean_pull_to_planes(
+def mean_offset_to_planes(
     pull: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
 ) -> Tensor:
-    """As `mean_pull`, of `pull` times the ways to the planes through the neighbours, whose unit
+    """As `mean_offset`, of `pull` times the ways to the planes through the neighbours, whose unit
     normals (n, K, 3) may have either sign."""
     with torch.autocast(pull.device.type, enabled=False):
         height = (relative * normal).sum(-1).unsqueeze(1) - from_parent @ normal.transpose(1, 2)

@@ -20,7 +20,7 @@ from pointup.geometry.packed import (
 )
 
 
-class Upsampled(NamedTuple):
+class UpsamplerOutput(NamedTuple):
     """What `Upsampler` returns; everything packed, clouds in the order of the input."""
 
     pos: Tensor
@@ -43,7 +43,7 @@ class Upsampled(NamedTuple):
     gaps: Tensor
     """(N,) float32: mean distance of each input point to its four nearest others, 0 for none."""
 
-    def of_clouds(self, clouds: Tensor, points: Tensor) -> Upsampled:
+    def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
         """The same with the clouds in another order.
 
         clouds: (B,) int64 on the CPU, the clouds of this one in that order. points: (N,) int64 on
@@ -61,7 +61,7 @@ class Upsampled(NamedTuple):
 
         ptr, rows = moved(self.ptr)
         candidates_ptr, candidate_rows = moved(self.candidates_ptr)
-        return Upsampled(
+        return UpsamplerOutput(
             self.pos[rows],
             ptr,
             points[self.parent[rows]],

@@ -41,8 +41,8 @@ from pointup.model.calibration import calibrate
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
 from pointup.model.hub import MODEL_CARD, StoredModel
-from pointup.model.offsets import encode_positions, mean_pull, mean_pull_to_planes, pull_along
-from pointup.model.output import Upsampled
+from pointup.model.offsets import encode_positions, mean_offset, mean_offset_to_planes, offset_along
+from pointup.model.output import UpsamplerOutput
 from pointup.model.precision import autocast_dtype, in_precision
 from pointup.model.slot_groups import children_per_group, padded_slots, rows_of_slots
 
@@ -109,7 +109,7 @@ class Upsampler(
                 layers += [(widen, 1.0), (narrow, 0.5)]
         return [(layer, spread) for layer, spread in layers if isinstance(layer, nn.Linear)]
 
-    def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
+    def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """Upsample each cloud to `round(ratio * N)` points.
 
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
@@ -125,7 +125,7 @@ class Upsampler(
         with torch.autocast(pos.device.type, enabled=False):
             return model.upsample(pos, ptr, ratio)
 
-    def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> Upsampled:
+    def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
         sizes = sizes_from_ptr(on_host(ptr))
@@ -136,7 +136,7 @@ class Upsampler(
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
             shares = nothing.sum(1)
             empty = ptr.new_empty(0)
-            return Upsampled(
+            return UpsamplerOutput(
                 nothing, ptr, empty, nothing, candidates_ptr, shares, shares, shares.detach()
             )
 
@@ -177,7 +177,7 @@ class Upsampler(
         picked = sample_by_spacing(
             candidates.detach(), candidates_ptr, num_out, log_spacing.detach()[own]
         )
-        return Upsampled(
+        return UpsamplerOutput(
             candidates[picked],
             to_device(ptr_from_sizes(on_host(num_out)), ptr.device),
             own[picked],
@@ -267,11 +267,11 @@ class Upsampler(
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)
-                pulls = pull_along(self.pull(x_normed_NRC), child_g)
+                pulls = offset_along(self.pull(x_normed_NRC), child_g)
                 to_points, to_planes = pulls.masked_fill(local.missing.unsqueeze(1), 0.0).float()
                 moved = (
-                    mean_pull(to_points, local.relative, from_parent)
-                    + mean_pull_to_planes(
+                    mean_offset(to_points, local.relative, from_parent)
+                    + mean_offset_to_planes(
                         to_planes, local.relative, from_parent, normal_of_neighbor
                     )
                     + self.arch(x_normed_NRC).float() * arch

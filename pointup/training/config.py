@@ -15,7 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
-from pointup.model.config import ModelConfig
+from pointup.model.config import ModelConfig, with_current_names
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory.checkpoint import has_checkpoints
 from pointup.training.run_directory.checkpointing import OnSaveError
@@ -246,6 +246,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
         reason = getattr(error, "strerror", None) or str(error)
     else:
         if isinstance(saved, dict):
+            if isinstance(saved.get("model"), dict):
+                saved["model"] = with_current_names(saved["model"])
             return saved
         reason = f"it holds {json.dumps(saved):.40}"
     raise ConfigError(

@@ -25,7 +25,7 @@ from pointup.losses import (
     repulsion_loss,
     safe_sqrt,
 )
-from pointup.model.output import Upsampled
+from pointup.model.output import UpsamplerOutput
 
 # In spacings of the target; a hole that no candidate can reach would outweigh all else.
 LARGEST_GAP = 2.0
@@ -89,7 +89,9 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
 
 
-def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossConfig) -> Tensor:
+def cloud_losses(
+    output: UpsamplerOutput, batch: Batch, spacing: Tensor, config: LossConfig
+) -> Tensor:
     """Loss (B,) of each cloud; each distance in units of the spacing (N,) where it was measured.
 
     In units of its own surroundings a sparse corner of a survey doesn't outweigh the dense rest.
@@ -138,7 +140,7 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
     return loss
 
 
-def density_loss(output: Upsampled, batch: Batch) -> Tensor:
+def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:
     """How far predicted shares and quotas of the source's points are from those of the target.
 
     Each target point belongs to the nearest source point: the Kullback-Leibler divergence (B,) of

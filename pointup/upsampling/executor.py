@@ -13,13 +13,13 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from pointup.upsampling.single_pass.upsampling_pass import Upsampling
+from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import BLOCK_SIZE
 
 TILE_SIZE = 65_536
 """Most points of a tile where its side isn't given."""
-MODEL_SHARE, THINNING_SHARE, EVENING_SHARE = 0.55, 0.2, 0.25
-"""Shares of the work, about."""
+MODEL_SHARE, THINNING_SHARE, RELAXATION_SHARE = 0.55, 0.2, 0.25
+"""WorkerGroup of the work, about."""
 
 # Of the threads of an accelerator's host; they only look up neighbours.
 _MAX_HOST_THREADS = 8
@@ -27,16 +27,16 @@ _MAX_HOST_THREADS = 8
 Item = TypeVar("Item")
 
 
-class Shares(Protocol):
+class WorkerGroup(Protocol):
     """Processes that work on the same cloud. What one of them fails at ends the work of all."""
 
     num_processes: int
     is_main: bool
 
-    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         """The part of the work that is this process's."""
 
-    def together(self) -> AbstractContextManager[object]:
+    def barrier(self) -> AbstractContextManager[object]:
         """Work that all begin; nobody leaves it before all are done, and without an error."""
 
 
@@ -46,16 +46,16 @@ class Alone:
     num_processes = 1
     is_main = True
 
-    def mine(self, items: Sequence[Item]) -> Sequence[Item]:
+    def shard(self, items: Sequence[Item]) -> Sequence[Item]:
         return items
 
-    def together(self) -> AbstractContextManager[object]:
+    def barrier(self) -> AbstractContextManager[object]:
         return nullcontext()
 
 
 def run_upsampling(
-    upsampling: Upsampling,
-    shares: Shares,
+    upsampling: UpsamplingPass,
+    workers: WorkerGroup,
     tile: float | None = None,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
@@ -67,55 +67,58 @@ def run_upsampling(
     store = upsampling.store
     with one_thread_an_operation() as num_threads:
         num_threads = host_threads(upsampling.device, num_threads)
-        workers = num_threads * shares.num_processes
-        size = min(max(len(store) // (4 * workers), BLOCK_SIZE), TILE_SIZE)
-        with shares.together():
-            tiles = shares.mine(upsampling.tiles(size, tile))
+        num_workers = num_threads * workers.num_processes
+        size = min(max(len(store) // (4 * num_workers), BLOCK_SIZE), TILE_SIZE)
+        with workers.barrier():
+            tiles = workers.shard(upsampling.tiles(size, tile))
             for done in _in_threads(upsampling.make_candidates, tiles, num_threads):
                 num_points = store.block_ptr[done.stop] - store.block_ptr[done.start]
                 report(MODEL_SHARE * num_points)
                 _return_memory()
-        _choose(upsampling, shares, num_threads, THINNING_SHARE, EVENING_SHARE, report)
+        _choose(upsampling, workers, num_threads, THINNING_SHARE, RELAXATION_SHARE, report)
 
 
-def choose_from_draft(
-    upsampling: Upsampling,
-    draft: Upsampling,
-    shares: Shares,
+def choose_from_second_pass(
+    upsampling: UpsamplingPass,
+    draft: UpsamplingPass,
+    workers: WorkerGroup,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
-    """Choose the new points of a pass once more, from a draft; see `Upsampling.take_draft`."""
+    """Choose the new points again, now from the points of a second pass over those of the first.
+
+    See `UpsamplingPass.take_second_pass`.
+    """
     with one_thread_an_operation() as num_threads:
-        with shares.together():
-            upsampling.take_draft(draft)
+        with workers.barrier():
+            upsampling.take_second_pass(draft)
         num_threads = host_threads(upsampling.device, num_threads)
-        with shares.together():
-            blocks = shares.mine(range(len(upsampling)))
-            for _ in _in_threads(upsampling.candidates_from_draft, blocks, num_threads):
+        with workers.barrier():
+            blocks = workers.shard(range(len(upsampling)))
+            for _ in _in_threads(upsampling.candidates_from_second_pass, blocks, num_threads):
                 pass
-        _choose(upsampling, shares, num_threads, 0.5, 0.5, report)
+        _choose(upsampling, workers, num_threads, 0.5, 0.5, report)
 
 
 def _choose(
-    upsampling: Upsampling,
-    shares: Shares,
+    upsampling: UpsamplingPass,
+    workers: WorkerGroup,
     num_threads: int,
     thinning_share: float,
-    evening_share: float,
+    relaxation_share: float,
     report: Callable[[float], Any],
 ) -> None:
     """Thin the candidates and even out what is left of them."""
     sizes = np.diff(upsampling.store.block_ptr)
-    with shares.together():
+    with workers.barrier():
         colors = upsampling.colors()
     for blocks in colors:
-        with shares.together():
-            for block in _in_threads(upsampling.thin, shares.mine(blocks), num_threads):
+        with workers.barrier():
+            for block in _in_threads(upsampling.thin, workers.shard(blocks), num_threads):
                 report(thinning_share * sizes[block])
-    with shares.together():
-        every_block = shares.mine(range(len(upsampling)))
-        for block in _in_threads(upsampling.even_out, every_block, num_threads):
-            report(evening_share * sizes[block])
+    with workers.barrier():
+        every_block = workers.shard(range(len(upsampling)))
+        for block in _in_threads(upsampling.relax_block, every_block, num_threads):
+            report(relaxation_share * sizes[block])
 
 
 def _return_memory() -> None:

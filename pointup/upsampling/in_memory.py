@@ -16,7 +16,7 @@ from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import Alone
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.models import is_survey, load_model, shipped_for
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
 
@@ -72,7 +72,7 @@ def upsample(
         device: by default an accelerator where there is one.
 
     Raises FileError for points that are not finite, DataError for less than two different ones
-    and for classes where the cloud has no `classification`, ConfigError for wishes that can't be
+    and for classes where the cloud has no `classification`, ConfigError for options that can't be
     met and ModelError where there is no model.
     """
     given: Any = points
@@ -80,7 +80,7 @@ def upsample(
     path = given.path if is_cloud else None
     if above_ground is None:
         above_ground = is_survey(path) or model == "lidar"
-    wishes = Wishes(
+    options = UpsampleOptions(
         ratio=ratio,
         density=density,
         originals=originals,
@@ -100,7 +100,7 @@ def upsample(
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         store = build_survey_store([[cloud]], Path(directory), takes_part=point_filter)
-        made = run_passes(store, loaded, wishes, Alone(), place)
+        made = run_passes(store, loaded, options, Alone(), place)
         parts: list[PointCloud] = list(made.of_file())
     if originals and not only_new:
         defaults = {

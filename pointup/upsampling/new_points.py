@@ -9,7 +9,7 @@ import numpy as np
 
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.attributes import PARENT
-from pointup.upsampling.single_pass.pass_output import MadePoints
+from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.store.point_store import Store
 
 
@@ -27,10 +27,10 @@ class Summary:
 class NewPoints:
     """What all passes over a `measured` survey have made, in the block files of each."""
 
-    def __init__(self, measured: Store, passes: Sequence[MadePoints]) -> None:
+    def __init__(self, measured: Store, passes: Sequence[PassOutput]) -> None:
         self._measured, self._passes = measured, passes
         self._is_survey = len(measured.num_read) > 1
-        self._blocks: list[list[tuple[MadePoints, int, bool]]] = [[] for _ in measured.num_read]
+        self._blocks: list[list[tuple[PassOutput, int, bool]]] = [[] for _ in measured.num_read]
         for made in passes:
             for block in range(made.store.num_blocks):
                 files = self._files_of(made, block)
@@ -48,7 +48,7 @@ class NewPoints:
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The points made from those of a file, pass after pass and block after block; once.
 
-        With the attributes of `MadePoints.cloud`, but `PARENT` is the place in the file. A point
+        With the attributes of `PassOutput.cloud`, but `PARENT` is the place in the file. A point
         made from one that stands in several files comes for each of them.
         """
         for made, block, is_own in self._blocks[file]:
@@ -62,7 +62,7 @@ class NewPoints:
             if len(cloud):
                 yield cloud
 
-    def _files_of(self, made: MadePoints, block: int) -> list[int]:
+    def _files_of(self, made: PassOutput, block: int) -> list[int]:
         """Files that may have points which those made in a block came from."""
         if not self._is_survey:
             return [0]

@@ -17,7 +17,7 @@ PASS_RATIO = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class UpsampleOptions:
     """What is to be made of a cloud. Raises ConfigError for what can't be."""
 
     ratio: float = 4.0

@@ -16,10 +16,10 @@ from pointup.benchmark import upsampling as upsampled
 from pointup.benchmark.clouds import one_cloud, ragged, sheet, training_batch
 from pointup.benchmark.peak_memory import PeakMemory
 from pointup.benchmark.reference_implementation import (
-    plain_chamfer_distance,
-    plain_farthest_point_sample,
-    plain_knn,
-    plain_upsample,
+    reference_chamfer_distance,
+    reference_farthest_point_sample,
+    reference_knn,
+    reference_upsample,
 )
 from pointup.benchmark.scaling import idle, run_group, summary
 from pointup.benchmark.sections import ALL
@@ -57,7 +57,7 @@ def test_the_plain_model_makes_the_same_children_with_the_same_gradients(
     model = model_that_moves(**options)
     pos = sheet(num_points, 0, 0.01)
     ours = model(pos, one_cloud(pos), 4.0)
-    kept, children = plain_upsample(model, pos, 4.0)
+    kept, children = reference_upsample(model, pos, 4.0)
     torch.testing.assert_close(children, ours.candidates, rtol=1e-5, atol=1e-5)
     assert len(kept) == len(ours.pos) == 4 * num_points
     away = torch.randn(children.shape, generator=torch.Generator().manual_seed(0))
@@ -76,20 +76,20 @@ def test_brute_force_finds_what_the_package_finds() -> None:
     pos, target = sheet(150, 0, 0.05).requires_grad_(), sheet(400, 1)
     ours = chamfer_distance(pos, one_cloud(pos), target, one_cloud(target)).sum()
     for recompute in (False, True):
-        plain = plain_chamfer_distance(pos, target, recompute)
+        plain = reference_chamfer_distance(pos, target, recompute)
         torch.testing.assert_close(ours, plain)
         (gradient,) = torch.autograd.grad(plain, pos)
         torch.testing.assert_close(torch.autograd.grad(ours, pos, retain_graph=True)[0], gradient)
     squared, index = knn(target, one_cloud(target), 7)
-    plain_squared, plain_index = plain_knn(target, 7)
+    plain_squared, plain_index = reference_knn(target, 7)
     torch.testing.assert_close(plain_squared, squared)
     assert torch.equal(plain_index, index)
-    assert plain_knn(target[:3], 5)[1][:, 3:].eq(-1).all()
+    assert reference_knn(target[:3], 5)[1][:, 3:].eq(-1).all()
 
 
 def test_the_loop_of_picks_takes_the_farthest_point_each_time() -> None:
     pos = torch.tensor([[0.0, 0, 0], [1, 0, 0], [9, 0, 0], [5, 0, 0]])
-    assert plain_farthest_point_sample(pos, 4).tolist() == [0, 2, 3, 1]
+    assert reference_farthest_point_sample(pos, 4).tolist() == [0, 2, 3, 1]
 
 
 def test_clouds_have_the_sizes_asked_for() -> None:

@@ -146,14 +146,14 @@ def test_a_lock_is_held_by_a_process_that_lives_and_stale_after_its_kill(run: Pa
         assert held == ok("lock", f"held by {who}: the run is training")
         long_ago = time.time() - 3600
         os.utime(run / "metrics.jsonl", (long_ago, long_ago))
-        assert level_of(list(run_findings(run)), "last sign of life") == "warn"
+        assert level_of(list(run_findings(run)), "last heartbeat") == "warn"
     finally:
         holder.kill()
         holder.wait()
     findings = list(run_findings(run))
     (stale,) = (f for f in findings if f.subject == "lock")
     assert stale.level == "warn" and who in stale.text
-    assert level_of(findings, "last sign of life") == "ok"
+    assert level_of(findings, "last heartbeat") == "ok"
 
 
 def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_told(
@@ -161,10 +161,10 @@ def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_tol
 ) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": null}\n{"step": 5, "lo')
-    (life,) = (f for f in run_findings(run) if f.subject == "last sign of life")
+    (life,) = (f for f in run_findings(run) if f.subject == "last heartbeat")
     assert life.level == "warn" and life.text.startswith("step 4, ")
     (run / "metrics.jsonl").write_text("")
-    assert level_of(list(run_findings(run)), "last sign of life") == "warn"
+    assert level_of(list(run_findings(run)), "last heartbeat") == "warn"
 
 
 def test_the_command_tells_each_finding_and_fails_when_one_does(

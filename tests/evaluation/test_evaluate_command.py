@@ -100,7 +100,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
         assert words in text
     content = figures_of(json_path)
-    assert list(content["means"]) == ["model", "midpoints", "floor"]
+    assert list(content["means"]) == ["model", "midpoints", "resampled"]
     assert [(s["name"], s["seed"]) for s in content["shapes"]] == [
         ("one", 0), ("one", 1), ("two", 0), ("two", 1),
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def test_16x_passes_and_both_protocols_are_said(
             "--protocol", protocol, "--json", path,
         )  # fmt: skip
         assert "20 points to 320: 16x in 2 passes" in capsys.readouterr().out
-        cds.append(figures_of(path)["means"]["floor"]["cd"])
+        cds.append(figures_of(path)["means"]["resampled"]["cd"])
     assert cds[0] == pytest.approx(2 * cds[1])
 
 
@@ -216,7 +216,7 @@ def test_the_midpoints_of_a_survey_are_as_uneven_as_their_source(surveys: Path) 
     given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
 
     def chamfer(trust: float) -> float:
-        made = upsample(points, 4.0, model=Upsampler(quota_trust=trust))
+        made = upsample(points, 4.0, model=Upsampler(density_exponent=trust))
         return chamfer_of(made, points, points)
 
     assert given == pytest.approx(chamfer(0.0), rel=1e-6)
@@ -340,7 +340,7 @@ def test_pairs_have_the_figures_that_training_validates_on(
     evaluation = Evaluation(data, accelerator, config, token_budget=1000)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
     means = mean_rows([r["rows"] for r in records])
-    assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "floor"]
+    assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "resampled"]
     for row, figures in means.items():
         found = {name: content["means"][row][name] for name in figures}
         assert found == pytest.approx(figures, rel=1e-5)
@@ -357,7 +357,7 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
     assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
     text, content = capsys.readouterr().out, figures_of(path)
     head = text.index("mean of 6 pairs")
-    columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "floor"]
+    columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "resampled"]
     (printed,) = [line for line in text[head:].splitlines() if line.startswith("Chamfer  ")]
     values = dict(zip(columns, map(float, printed.split()[1:8]), strict=True))
     baselines = {name: values[name] for name in columns[1:5]}
@@ -392,7 +392,7 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
     content = figures_of(path)
     assert content["unit"] == content["metrics"]["chamfer"]["unit"] == "m"
     for sheet, pair in zip(sheets, content["pairs"], strict=True):
-        figures = pair["rows"]["floor"]
+        figures = pair["rows"]["resampled"]
         assert ("beyond_0.5" in figures) == ("f_score_0.25" in figures) == sheet.vertical
         if not sheet.vertical:
             continue

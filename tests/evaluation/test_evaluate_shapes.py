@@ -64,11 +64,11 @@ def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
     assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
     assert figures["hd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
     # By the truth: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
-    assert figures["cd_shared"] == pytest.approx(4000)
+    assert figures["cd_target_frame"] == pytest.approx(4000)
     assert figures["hausdorff"] == pytest.approx(2000)
     # As given, 0 and 2 away from the plane.
     assert figures["p2f"] == pytest.approx(1000)
-    assert figures["uniformity"] == 0
+    assert figures["spacing_cv"] == 0
 
 
 def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
@@ -76,7 +76,7 @@ def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
     figures = measure_shape(PREDICTION, shape, "half")
     assert figures["cd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
     assert figures["hd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
-    assert figures["cd_shared"] == pytest.approx(2000)
+    assert figures["cd_target_frame"] == pytest.approx(2000)
     assert figures["hausdorff"] == pytest.approx(2000)
     assert figures["p2f"] == pytest.approx(1000)
     assert "half" in shape_metrics("half")["cd"].convention
@@ -99,7 +99,7 @@ def test_unevenness_of_three_points_in_a_line() -> None:
     line = np.array([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]])
     # Nearest others 1, 1 and 2 away: standard deviation sqrt(2) / 3, mean 4 / 3.
     figures = measure_shape(line, Shape("line", line), "field")
-    assert figures["uniformity"] == pytest.approx(np.sqrt(2) / 4, rel=1e-6)
+    assert figures["spacing_cv"] == pytest.approx(np.sqrt(2) / 4, rel=1e-6)
     assert figures["cd"] == 0
 
 
@@ -160,10 +160,10 @@ def test_floor_is_on_the_surface_and_below_the_baseline(tmp_path: Path) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=300)
     rows = evaluate_shape(shape, None)
-    assert list(rows) == ["midpoints", "floor"]
-    assert rows["floor"]["p2f"] < 1e-6
-    for name in ("cd", "hd", "p2f", "cd_shared", "hausdorff"):
-        assert rows["floor"][name] < rows["midpoints"][name]
+    assert list(rows) == ["midpoints", "resampled"]
+    assert rows["resampled"]["p2f"] < 1e-6
+    for name in ("cd", "hd", "p2f", "cd_target_frame", "hausdorff"):
+        assert rows["resampled"][name] < rows["midpoints"][name]
 
 
 def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path
     (uneven,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
     assert np.array_equal(even.truth, uneven.truth)
     assert np.array_equal(even.second, uneven.second)
-    spread = [measure_shape(shape.source, shape, "field")["uniformity"] for shape in (even, uneven)]
+    spread = [measure_shape(shape.source, shape, "field")["spacing_cv"] for shape in (even, uneven)]
     assert spread[0] < 0.25 < spread[1]
 
 
@@ -225,10 +225,10 @@ def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) 
 
 def test_means_are_over_the_shapes_that_have_a_figure() -> None:
     measured = [
-        {"model": {"cd": 1.0, "p2f": 4.0}, "floor": {"cd": 5.0}},
+        {"model": {"cd": 1.0, "p2f": 4.0}, "resampled": {"cd": 5.0}},
         {"model": {"cd": 2.0}},
     ]
-    assert mean_rows(measured) == {"model": {"cd": 1.5, "p2f": 4.0}, "floor": {"cd": 5.0}}
+    assert mean_rows(measured) == {"model": {"cd": 1.5, "p2f": 4.0}, "resampled": {"cd": 5.0}}
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
             shape.source, np.loadtxt(folders / "inputs" / f"{name}.txt")
         )
         rows = evaluate_shape(shape, Upsampler().eval())
-        assert list(rows) == ["model", "prediction", "midpoints", "floor"]
+        assert list(rows) == ["model", "prediction", "midpoints", "resampled"]
         assert shape.prediction is not None
         assert rows["prediction"] == measure_shape(shape.prediction, shape, "field")
         assert len(shape.second if shape.second is not None else []) == 120

@@ -14,11 +14,11 @@ from pointup.geometry.surfaces import Surface
 from pointup.metrics import (
     cloud_metrics,
     f_score,
-    field_metrics,
     hausdorff_distance,
-    own_normalised,
+    normalised_per_cloud,
     point_to_surface_distance,
-    uniformity,
+    protocol_metrics,
+    spacing_cv,
 )
 
 # Time depends on what else the machine does.
@@ -69,10 +69,10 @@ def field_protocol(pred: np.ndarray, gt: np.ndarray) -> tuple[float, float]:
 @quick
 @given(two_packed_sets())
 def test_field_metrics_follow_the_protocol_of_the_field(sets: Sets) -> None:
-    values = field_metrics(*sets)
+    values = protocol_metrics(*sets)
     expected = np.array([field_protocol(*pair) for pair in cloud_pairs(sets)])
     for column, name in enumerate(
-        ["chamfer_own_normalised_squared", "hausdorff_own_normalised_squared"]
+        ["chamfer_per_cloud_normalised_squared", "hausdorff_per_cloud_normalised_squared"]
     ):
         np.testing.assert_allclose(values[name].numpy(), expected[:, column], rtol=1e-4, atol=1e-6)
 
@@ -93,18 +93,18 @@ def test_cloud_metrics_are_what_their_names_say(sets: Sets) -> None:
             "chamfer": forward.mean() + backward.mean(),
             "hausdorff": max(directed_hausdorff(pred, gt)[0], directed_hausdorff(gt, pred)[0]),
             "chamfer_squared": (forward**2).mean() + (backward**2).mean(),
-            "chamfer_shared_normalised_squared": ((forward / scale) ** 2).mean()
+            "chamfer_target_normalised_squared": ((forward / scale) ** 2).mean()
             + ((backward / scale) ** 2).mean(),
-            "chamfer_own_normalised_squared": field_protocol(pred, gt)[0],
-            "hausdorff_own_normalised_squared": field_protocol(pred, gt)[1],
-            "uniformity": brute_force_uniformity(pred),
+            "chamfer_per_cloud_normalised_squared": field_protocol(pred, gt)[0],
+            "hausdorff_per_cloud_normalised_squared": field_protocol(pred, gt)[1],
+            "spacing_cv": brute_force_spacing_cv(pred),
         }
         assert set(values) == set(expected)
         for name, value in expected.items():
             assert float(values[name][cloud]) == pytest.approx(value, rel=1e-3, abs=1e-5), name
 
 
-def brute_force_uniformity(points: np.ndarray) -> float:
+def brute_force_spacing_cv(points: np.ndarray) -> float:
     if len(points) < 2:
         return 0.0
     gaps = (cdist(points, points) + np.diag([np.inf] * len(points))).min(1)
@@ -166,11 +166,11 @@ def test_moving_and_scaling_both_clouds_leaves_the_normalised_metrics_alone() ->
     here = cloud_metrics(pos, ptr, target, target_ptr)
     there = cloud_metrics(3 * pos + 1e5, ptr, 3 * target + 1e5, target_ptr)
     for name, value in here.items():
-        factor = 1 if "normalised" in name or name == "uniformity" else 9 if "sq" in name else 3
+        factor = 1 if "normalised" in name or name == "spacing_cv" else 9 if "sq" in name else 3
         torch.testing.assert_close(there[name], factor * value, rtol=1e-6, atol=0)
 
 
-def test_uniformity_tells_grids_from_random_points_and_clumps() -> None:
+def test_spacing_cv_tells_grids_from_random_points_and_clumps() -> None:
     rng = np.random.default_rng(0)
     grid = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0), [0.0]), axis=-1).reshape(-1, 3)
     random = np.pad(rng.random((4000, 2)), ((0, 0), (0, 1)))
@@ -178,7 +178,7 @@ def test_uniformity_tells_grids_from_random_points_and_clumps() -> None:
     clumps[::2] = clumps[1::2] + 1e-5
     pos = torch.tensor(np.concatenate([grid, random, clumps, np.zeros((5, 3))])).float()
     ptr = torch.tensor([0, 1600, 5600, 9600, 9605, 9605])
-    even, chance, clumped, equal, empty = uniformity(pos, ptr).tolist()
+    even, chance, clumped, equal, empty = spacing_cv(pos, ptr).tolist()
     assert even == pytest.approx(0, abs=1e-6) and equal == empty == 0
     assert chance == pytest.approx(np.sqrt((4 - np.pi) / np.pi), abs=0.02)
     # All gaps are alike: pairs are out of its sight.
@@ -196,7 +196,7 @@ def test_empty_clouds_and_single_points_have_finite_metrics(sizes: tuple[int, in
 
 def test_own_normalised_clouds_are_centred_with_furthest_distance_one() -> None:
     pos = torch.rand(30, 3) * 7 + 100
-    result = own_normalised(pos, torch.tensor([0, 12, 30]))
+    result = normalised_per_cloud(pos, torch.tensor([0, 12, 30]))
     for cloud in result.split([12, 18]):
         torch.testing.assert_close(cloud.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
         torch.testing.assert_close(cloud.norm(dim=1).max(), torch.tensor(1.0))

@@ -18,7 +18,7 @@ from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model.attention import RelativeAttention
 from pointup.model.calibration import reference_clouds
-from pointup.model.offsets import encode_positions, pull_along
+from pointup.model.offsets import encode_positions, offset_along
 from pointup.model.upsampler import Upsampler
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
@@ -237,9 +237,9 @@ def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> No
         ({"heads": 5}, "not a multiple"),
         ({"dropout": 1.0}, "dropout"),
         ({"slots_per_ratio": 0.5}, "candidate"),
-        ({"evening_steps": -1}, "evening_steps is -1"),
+        ({"relaxation_steps": -1}, "relaxation_steps is -1"),
         ({"oversampling": 9.0}, "oversampling is 9.0"),
-        ({"quota_trust": 1.5}, "quota_trust is 1.5"),
+        ({"density_exponent": 1.5}, "density_exponent is 1.5"),
         ({"colour": 1}, "unknown model option"),
         ({"k": 1.5}, r"model\.k is 1\.5; it must be a whole number"),
         ({"k": True}, "model.k is True; it must be a whole number"),
@@ -318,7 +318,7 @@ def test_the_derivatives_by_hand_equal_finite_differences() -> None:
         assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
     directions, positions = torch.randn(3, 2, 8).double(), torch.randn(3, 2, 5, 4).double()
     inputs = [directions.requires_grad_(), positions.requires_grad_()]
-    assert torch.autograd.gradcheck(pull_along, inputs)
+    assert torch.autograd.gradcheck(offset_along, inputs)
     linear, described = torch.nn.Linear(3, 4).double(), torch.randn(4, 3, 2, 5).double()
     assert torch.autograd.gradcheck(
         lambda d: encode_positions(d, linear, torch.float64), [described.requires_grad_()]

@@ -68,7 +68,7 @@ def test_a_missing_option_takes_its_default(
     change: Callable[..., Path], model_directory: Path
 ) -> None:
     whole = Upsampler.from_pretrained(model_directory)
-    older = Upsampler.from_pretrained(change({"evening_steps": "left out", "beta": "left out"}))
+    older = Upsampler.from_pretrained(change({"relaxation_steps": "left out", "beta": "left out"}))
     assert older.config == whole.config
     for name, values in whole.state_dict().items():
         assert torch.equal(older.state_dict()[name], values)

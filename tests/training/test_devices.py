@@ -20,7 +20,7 @@ from pointup.training.distributed.devices import (
     prepare_devices,
     why_no_accelerator,
 )
-from pointup.training.faults.non_finite_steps import MAX_BAD_STEPS, BadSteps
+from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
 
 
@@ -159,7 +159,7 @@ class Scaler:
         return self.scale
 
 
-def judge(scaler: Scaler, steps: BadSteps, number: int, grad_norm: float) -> bool:
+def judge(scaler: Scaler, steps: NonFiniteSteps, number: int, grad_norm: float) -> bool:
     may = steps.may_step(number, 1.0, grad_norm, 1e-3, lambda: ["cloud_3"])
     if not math.isfinite(grad_norm):
         scaler.scale /= 2
@@ -170,7 +170,7 @@ def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scaler = Scaler()
-    steps = BadSteps(SimpleNamespace(scaler=scaler, is_main_process=True))  # type: ignore[arg-type]
+    steps = NonFiniteSteps(SimpleNamespace(scaler=scaler, is_main_process=True))  # type: ignore[arg-type]
     with (
         caplog.at_level(logging.WARNING, "pointup"),
         mock.patch("pointup.training.faults.non_finite_steps.gather_object", lambda names: names),
@@ -183,4 +183,4 @@ def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
         with pytest.raises(TrainingError, match=r"10 steps in a row, .* from cloud_3"):
             for number in range(200):
                 assert judge(scaler, steps, number, math.nan)
-    assert number <= 2 + MAX_BAD_STEPS
+    assert number <= 2 + MAX_NON_FINITE_STEPS

@@ -45,7 +45,7 @@ def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
     assert "the training hangs: process 1 stopped" in told
     assert re.search(r"process 1 \(pid \d+ on \S+\): step 2, forward and backward, for", told)
     assert re.search(r"process 0 \(pid \d+ on \S+\): step 2, reduction, for", told)
-    assert "no sign of life" in told and "in finish" in told
+    assert "no heartbeat" in told and "in finish" in told
     assert "the training hangs" in log_of(run)
 
 

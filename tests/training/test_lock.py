@@ -63,7 +63,7 @@ def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
 def test_a_holder_on_another_machine_is_asked_for_a_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "SECONDS_BETWEEN_SIGNS", 0.1)
+    monkeypatch.setattr(lock, "SECONDS_BETWEEN_HEARTBEATS", 0.1)
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026"}))
     over = threading.Event()

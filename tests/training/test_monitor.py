@@ -32,7 +32,7 @@ ROWS = {
     "model": {"chamfer": 0.0123, "cd": 0.231, "p2f": 1.18},
     "midpoints": {"chamfer": 0.0131, "cd": 0.268, "p2f": 1.78},
     "source": {"chamfer": 0.0204, "cd": 0.5},
-    "floor": {"chamfer": 0.0101, "cd": 0.2185, "p2f": 0.0},
+    "resampled": {"chamfer": 0.0101, "cd": 0.2185, "p2f": 0.0},
 }
 METRICS = {
     "chamfer": Metric("Chamfer", "data unit", "mean distance there and back, not squared"),
@@ -277,9 +277,9 @@ def test_an_evaluation_table_is_aligned_and_says_what_its_figures_are() -> None:
     assert table[0].split() == ["step", "50", "Chamfer", "CD", "P2F"]
     assert table[1].split() == ["data", "unit", "x1e-3", "x1e-3"]
     assert len({len(line) for line in table[:7] if line}) == 1
-    by_name = {line[: len("floor (sampled again)")].strip(): line.split() for line in table[2:7]}
+    by_name = {line[: len("resampled ground truth")].strip(): line.split() for line in table[2:7]}
     assert by_name["source as it is"][-1] == "-"
-    assert by_name["floor (sampled again)"][-3:] == ["0.0101", "0.2185", "0"]
+    assert by_name["resampled ground truth"][-3:] == ["0.0101", "0.2185", "0"]
     assert by_name["model against midpoint"[:21]][-3:] == ["-6.1%", "-13.8%", "-33.7%"]
     assert "Chamfer: mean distance" in text
     assert "Chamfer: mean distance" not in evaluation_table(ROWS, METRICS, conventions=False)

@@ -14,7 +14,7 @@ from pointup.errors import ConfigError
 from pointup.geometry.local_geometry import mean_gaps
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.output import Upsampled
+from pointup.model.output import UpsamplerOutput
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import (
     LossConfig,
@@ -78,7 +78,7 @@ def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> N
     # Farther off than any candidate comes to.
     batch.target[0] = 9.0
     ratio = training_ratio(batch, None, 16.0)
-    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
     spacing = torch.full((25,), 0.1)
     without = LossConfig(point_to_plane=0.0, density=0.0)
     with_it = replace(without, coverage=0.3)
@@ -95,7 +95,7 @@ def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> N
 def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
-    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
     spacing = torch.full((25,), 0.1)
     without = LossConfig(point_to_plane=0.0, density=0.0)
     points = (output.candidates if name == "point_to_plane" else output.pos).detach()
@@ -110,7 +110,7 @@ def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(n
 def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
-    output: Upsampled = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
     spacing = torch.full((25,), 0.5)
     distances = torch.cdist(output.pos, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
     expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
@@ -133,7 +133,7 @@ def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() ->
     def loss(first: float) -> float:
         log_shares, found = torch.tensor([first, 1 - first]).log(), []
         for shares, quotas in ((log_shares, equal), (equal, log_shares)):
-            output = Upsampled(pos, ptr, ptr, pos, ptr, shares, quotas, shares)
+            output = UpsamplerOutput(pos, ptr, ptr, pos, ptr, shares, quotas, shares)
             found.append(float(density_loss(output, batch)))
         assert found[0] == found[1]
         return found[0]

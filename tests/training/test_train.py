@@ -41,7 +41,7 @@ def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
     assert all(line["num_tokens"] <= 1200 for line in steps)
     evaluations = [line["validation"] for line in lines if "validation" in line]
     assert len(evaluations) == 2
-    assert set(evaluations[0]) == {"model", "midpoints", "source", "floor"}
+    assert set(evaluations[0]) == {"model", "midpoints", "source", "resampled"}
     assert (run / "logs" / "rank_0.log").stat().st_size > 0
     assert list(run.rglob("events.out.tfevents.*"))
     assert (run / "checkpoints" / "LATEST").read_text() == "step_6"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pointup.training.faults import watchdog
-from pointup.training.faults.watchdog import EXIT_HUNG, Beat, Watchdog
+from pointup.training.faults.watchdog import EXIT_HUNG, Heartbeat, Watchdog
 
 
 class VanishingStore:
@@ -39,8 +39,8 @@ class VanishingStore:
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.answer()
         beats = [
-            Beat(1, 7, 3, "reduction", 4711, "host0"),
-            Beat(1, 7, 3, "reduction", os.getpid(), platform.node()),
+            Heartbeat(1, 7, 3, "reduction", 4711, "host0"),
+            Heartbeat(1, 7, 3, "reduction", os.getpid(), platform.node()),
         ]
         return [json.dumps(asdict(beat)).encode() for beat in beats]
 

@@ -10,7 +10,7 @@ from scipy.spatial import cKDTree
 from sheets import UTM, StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
-from pointup.upsampling.options import Wishes, pass_ratios
+from pointup.upsampling.options import UpsampleOptions, pass_ratios
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from pointup.upsampling.options import Wishes, pass_ratios
 )
 def test_large_ratios_take_passes_of_four(ratio: float, expected: list[float]) -> None:
     assert pass_ratios(ratio) == expected
-    assert Wishes(ratio=ratio).pass_ratios(1000) == expected
+    assert UpsampleOptions(ratio=ratio).pass_ratios(1000) == expected
 
 
 @settings(max_examples=6)
@@ -37,7 +37,7 @@ def test_two_passes_are_one_after_the_other(seed: int, monkeypatch: pytest.Monke
     made = upsample(points, 12.0, model=model)
     once = upsample(points, 4.0, model=model)
     # Quotas are those of measured points alone.
-    model.config = replace(model.config, quota_trust=0.0)
+    model.config = replace(model.config, density_exponent=0.0)
     twice = upsample(once, 3.0, model=model)
     assert np.array_equal(made[:1200], once)
     # The first pass stands block after block, which is another order where coordinates tie.
@@ -46,11 +46,11 @@ def test_two_passes_are_one_after_the_other(seed: int, monkeypatch: pytest.Monke
 
 def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) -> None:
     model, points = small_model(0.1), np.round(sheet(400), 2)
-    for wishes in (Wishes(ratio=8.5), Wishes(density=4.0, originals=False)):
-        made = upsample_in_blocks(make_store(points), model, wishes)
-        tiled = upsample_in_blocks(make_store(points, chunk_size=60), model, wishes, 4.0)
+    for options in (UpsampleOptions(ratio=8.5), UpsampleOptions(density=4.0, originals=False)):
+        made = upsample_in_blocks(make_store(points), model, options)
+        tiled = upsample_in_blocks(make_store(points, chunk_size=60), model, options, 4.0)
         assert np.array_equal(tiled, made)
-        there = upsample_in_blocks(make_store(points + UTM), model, wishes)
+        there = upsample_in_blocks(make_store(points + UTM), model, options)
         assert np.abs(there - UTM - made).max() < 1e-8
 
 

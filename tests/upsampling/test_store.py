@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sheets import StoreMaker, sheet
 
-from pointup.upsampling.store.bisection import Halving, split_boxes
+from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
 
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
@@ -12,7 +12,7 @@ UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 def test_boxes_are_the_largest_halves_that_fit() -> None:
     rng = np.random.default_rng(0)
     points = rng.random((500, 3)) * (7.0, 3.0, 0.5)
-    keys = Halving(np.array([7.0, 3.0, 0.5])).keys(points)
+    keys = BisectionOrder(np.array([7.0, 3.0, 0.5])).keys(points)
     order = np.argsort(keys)
 
     def halves(index: np.ndarray, low: np.ndarray, side: np.ndarray) -> list[set[int]]:

@@ -14,9 +14,9 @@ from pointup import upsample
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.options import MAX_LOCAL_RATIO, Wishes
+from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.single_pass.relaxation import relax
-from pointup.upsampling.single_pass.upsampling_pass import Upsampling
+from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
@@ -45,14 +45,14 @@ def test_ratio_one_adds_nothing() -> None:
 
 
 def test_tiles_threads_and_parts_do_not_change_a_bit(make_store: StoreMaker) -> None:
-    model, wishes = small_model(0.1), Wishes(ratio=3.3)
+    model, options = small_model(0.1), UpsampleOptions(ratio=3.3)
     points = np.round(sheet(2000), 1)
-    made = upsample_in_blocks(make_store(points), model, wishes)
+    made = upsample_in_blocks(make_store(points), model, options)
     num_threads = torch.get_num_threads()
     for tile, threads in ((4.0, 1), (16.0, 2), (100.0, 1), (None, 2)):
         torch.set_num_threads(threads)
         try:
-            again = upsample_in_blocks(make_store(points, chunk_size=2000), model, wishes, tile)
+            again = upsample_in_blocks(make_store(points, chunk_size=2000), model, options, tile)
         finally:
             assert torch.get_num_threads() == threads
             torch.set_num_threads(num_threads)
@@ -72,7 +72,7 @@ def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
     points[0] = 0.0
     store = make_store(points, block_size=500)
     model = small_model(0.05)
-    new = upsample_in_blocks(store, model, Wishes(ratio=4.0), budget=500)
+    new = upsample_in_blocks(store, model, UpsampleOptions(ratio=4.0), budget=500)
     inside = ((points > 1) & (points < 31))[:, :2].all(axis=1)
 
     def near_lines(cloud: np.ndarray, offset: float) -> np.ndarray:
@@ -95,8 +95,8 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
 ) -> None:
     monkeypatch.setattr("pointup.upsampling.single_pass.candidates.REACH", 100.0)
     store = make_store(sheet(2000, side=16.0), block_size=300)
-    wishes = Wishes(originals=originals)
-    upsampling = Upsampling(store, small_model(0.05), wishes, CPU, 300, ratio=4.0)
+    options = UpsampleOptions(originals=originals)
+    upsampling = UpsamplingPass(store, small_model(0.05), options, CPU, 300, ratio=4.0)
     for tile in upsampling.tiles(300):
         upsampling.make_candidates(tile)
     for blocks in upsampling.colors():
@@ -106,7 +106,7 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
         upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
     ]
     for block in range(len(upsampling)):
-        upsampling.even_out(block)
+        upsampling.relax_block(block)
     clouds = [upsampling.made.cloud(block) for block in range(len(upsampling))]
     made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
     fixed = np.concatenate(
@@ -256,7 +256,7 @@ def test_what_is_no_cloud_is_an_error(
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "options",
     [
         {"ratio": 0.5},
         {"ratio": float("nan")},
@@ -265,9 +265,9 @@ def test_what_is_no_cloud_is_an_error(
         {"oversampling": 0.5},
     ],
 )
-def test_wishes_that_cannot_be_met_are_errors(wishes: dict[str, float]) -> None:
+def test_wishes_that_cannot_be_met_are_errors(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
-        Wishes(**wishes)
+        UpsampleOptions(**options)
 
 
 def test_a_model_in_training_is_left_as_it_was() -> None:
@@ -288,7 +288,7 @@ def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
         torch.nn.init.constant_(model.quota_powers, 0.0)
         with torch.no_grad():
             model.quota_powers[1] = power
-        model.config = replace(model.config, quota_trust=trust)
+        model.config = replace(model.config, density_exponent=trust)
         made = upsample(points, ratio, model=model, originals=False)
         assert len(made) == ratio * len(points)
         shares.append(float(np.mean(made[:, 0] < 0.5)))

@@ -28,7 +28,7 @@ class Doctor:
     data: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Read every sample of this pair dataset too."""
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
-    """Look at the run in this directory too: checkpoints, lock, last sign of life."""
+    """Look at the run in this directory too: checkpoints, lock, last heartbeat."""
 
     def run(self) -> int:
         from pointup.cli.doctor.process_group import join

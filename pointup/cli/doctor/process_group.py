@@ -87,7 +87,7 @@ def meeting_findings(accelerator: Accelerator, mine: list[Finding]) -> list[Find
         everyones = gather_object([(platform.node(), [asdict(finding) for finding in mine])])
         findings = merged([(h, [Finding(**f) for f in found]) for h, found in everyones])
         findings += [place_finding(accelerator, [host for host, _ in everyones])]
-        findings += agreement_findings()
+        findings += consistency_findings()
         findings += collective_findings(accelerator)
     except RuntimeError as error:
         return [fail("group", f"a process has gone: {reason_of(error)}", REMEDY)]
@@ -114,7 +114,7 @@ def place_finding(accelerator: Accelerator, hosts: list[str]) -> Finding:
     return ok("group", f"{number} processes over {backend}: {on}")
 
 
-def agreement_findings() -> list[Finding]:
+def consistency_findings() -> list[Finding]:
     """Whether all processes run the same versions and the same code."""
     facts = {
         "packages": {"python": platform.python_version(), **{n: version(n) for n in PACKAGES}},

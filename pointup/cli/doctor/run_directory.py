@@ -1,4 +1,4 @@
-"""The state of a run: its lock, its last sign of life, its checkpoints and its model."""
+"""The state of a run: its lock, its last heartbeat, its checkpoints and its model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_findings(directory: Path) -> Iterator[Finding]:
         yield fail("run", what, "restore it, or train in another --output-dir")
     lock, is_training = lock_finding(directory / "lock")
     yield lock
-    yield life_finding(directory / "metrics.jsonl", is_training)
+    yield heartbeat_finding(directory / "metrics.jsonl", is_training)
     yield from checkpoint_findings(directory / "checkpoints")
     yield model_finding(directory / "model")
 
@@ -64,9 +64,9 @@ def lock_finding(path: Path) -> tuple[Finding, bool]:
     return warn("lock", f"stale: {who}, is gone without an end", remedy), False
 
 
-def life_finding(path: Path, is_training: bool) -> Finding:
+def heartbeat_finding(path: Path, is_training: bool) -> Finding:
     """The last line of the metrics, and how old it is."""
-    subject = "last sign of life"
+    subject = "last heartbeat"
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         age = max(time.time() - path.stat().st_mtime, 0.0)

@@ -118,7 +118,7 @@ class Lidar:
                 surveys["model"] = self._upsample(source, ratio, upsampler)
             # Before training, the model moves no point away from the midpoints and, without quotas,
             # prefers no place.
-            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(quota_trust=0.0))
+            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(density_exponent=0.0))
             num_points = max(len(next(iter(surveys.values()))), len(source.positions))
             surveys |= baseline_clouds(source.positions, num_points, self.seed)
             surveys["source"] = source.positions

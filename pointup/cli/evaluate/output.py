@@ -62,9 +62,9 @@ def open_model(name: str | None, oversampling: float | None = None) -> Upsampler
         return None
     from pointup.upsampling.in_memory import default_device
     from pointup.upsampling.models import load_model
-    from pointup.upsampling.options import Wishes
+    from pointup.upsampling.options import UpsampleOptions
 
-    Wishes(oversampling=oversampling)  # Refuses what can't be.
+    UpsampleOptions(oversampling=oversampling)  # Refuses what can't be.
     upsampler = load_model(name, default_device())
     if oversampling is not None:
         upsampler.config = replace(upsampler.config, oversampling=oversampling)

@@ -22,7 +22,7 @@ ROWS = {
     "model": "model",
     "prediction": "predictions",
     "midpoints": "midpoints (no network)",
-    "floor": "floor (sampled again)",
+    "resampled": "resampled ground truth",
 }
 
 

@@ -16,8 +16,8 @@ from pointup.errors import ConfigError, PointupError
 
 if TYPE_CHECKING:
     from pointup.cli.upsample.plan import Job
-    from pointup.cli.worker_group import LaunchedShares
-    from pointup.upsampling.options import Wishes
+    from pointup.cli.worker_group import LaunchedWorkerGroup
+    from pointup.upsampling.options import UpsampleOptions
 
 DEFAULT_RATIO = 4.0
 
@@ -96,26 +96,26 @@ class Upsample:
     def _run(self) -> int:
         from pointup.cli.upsample.files import upsample_survey
         from pointup.cli.upsample.plan import plan_jobs
-        from pointup.cli.worker_group import LaunchedShares
+        from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
 
-        wishes = self._wishes()
+        options = self._options()
         point_filter = PointFilter(classes=self.classes, include_noise=self.include_noise)
         jobs, complaints = plan_jobs(self.inputs, self.output, self.model)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
-        shares = LaunchedShares(self.output.parent)
-        models = {name: load_model(name, shares.device) for name in {job.model for job in jobs}}
-        surveys = self._group(jobs, complaints, shares)
+        workers = LaunchedWorkerGroup(self.output.parent)
+        models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
+        surveys = self._group(jobs, complaints, workers)
         for survey in surveys:
             try:
                 lines, of_survey = upsample_survey(
                     survey,
                     models[survey[0].model],
-                    replace(wishes, above_ground=self._has_heights(survey[0])),
-                    shares,
+                    replace(options, above_ground=self._has_heights(survey[0])),
+                    workers,
                     point_filter=point_filter,
                     only_new=self.only_new,
                     tile=self.tile,
@@ -124,34 +124,34 @@ class Upsample:
                     force=self.force,
                 )
                 complaints += of_survey
-                if shares.is_main:
+                if workers.is_main:
                     print(*lines, sep="\n")
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
-        shares.end()
+        workers.end()
         following = command_after_upsampling(self.model) if self.model and not complaints else None
-        if following and shares.is_main:
+        if following and workers.is_main:
             print(f"next: {following}")
         if len(complaints) == 1:
             raise complaints[0]
         for complaint in complaints:
-            if shares.is_main:
+            if workers.is_main:
                 print(f"pointup: error: {' '.join(str(complaint).split())}", file=sys.stderr)
         return int(bool(complaints))
 
     def _group(
-        self, jobs: list[Job], complaints: list[Exception], shares: LaunchedShares
+        self, jobs: list[Job], complaints: list[Exception], workers: LaunchedWorkerGroup
     ) -> list[list[Job]]:
         """The surveys that the files make up, as the main process sees them."""
         from pointup.cli.upsample.plan import Plan, plan_surveys
 
         plan = Plan([], [], [])
-        with shares.together():
-            if shares.is_main:
+        with workers.barrier():
+            if workers.is_main:
                 plan = plan_surveys(jobs, self.separate)
-        plan = shares.from_main(plan)
+        plan = workers.from_main(plan)
         complaints += plan.complaints
-        if shares.is_main:
+        if workers.is_main:
             for line in plan.notes:
                 print(f"note: {line}", file=sys.stderr)
         return plan.surveys
@@ -164,8 +164,8 @@ class Upsample:
             return self.above_ground
         return is_survey(job.source) or job.model == "lidar"
 
-    def _wishes(self) -> Wishes:
-        from pointup.upsampling.options import Wishes
+    def _options(self) -> UpsampleOptions:
+        from pointup.upsampling.options import UpsampleOptions
 
         if self.ratio is not None and self.density is not None:
             raise ConfigError("--ratio and --density: give one of them")
@@ -177,7 +177,7 @@ class Upsample:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: must be positive")
-        return Wishes(
+        return UpsampleOptions(
             ratio=DEFAULT_RATIO if self.ratio is None else self.ratio,
             density=self.density,
             originals=not self.no_originals,

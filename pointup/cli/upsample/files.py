@@ -15,7 +15,7 @@ import numpy as np
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.window import Window
-from pointup.cli.worker_group import LaunchedShares
+from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.io.cloud import os_errors
 from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_points, open_writer
@@ -23,7 +23,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import NewPoints, Summary
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -40,8 +40,8 @@ class _Unreadable(Exception):
 def upsample_survey(
     jobs: Sequence[Job],
     model: Upsampler,
-    wishes: Wishes,
-    shares: LaunchedShares,
+    options: UpsampleOptions,
+    workers: LaunchedWorkerGroup,
     *,
     point_filter: PointFilter,
     only_new: bool = False,
@@ -53,46 +53,46 @@ def upsample_survey(
     """Upsample the files of a survey, and tell in lines what was done; and what went wrong.
 
     Of several files, those that can't be read or written are left out, and are told of. All
-    processes of `shares` call it. Raises PointupError in all of them when one of them meets it in
+    processes of `workers` call it. Raises PointupError in all of them when one of them meets it in
     the work on all files; then nothing is written.
     """
     began = time.monotonic()
-    hidden = not shares.is_main
+    hidden = not workers.is_main
     left_out: dict[int, FileError] = {}
-    with _work_directory(jobs, shares) as directory, ProgressBar(_name(jobs), hidden) as progress:
-        with shares.together():
-            if shares.is_main:
+    with _work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
+        with workers.barrier():
+            if workers.is_main:
                 left_out = _sort_points(jobs, directory, point_filter, progress)
-        left_out = shares.from_main(left_out)
+        left_out = workers.from_main(left_out)
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
-        with shares.together():
+        with workers.barrier():
             store = _open_store(directory)
-            _check_size(jobs, len(store), wishes, model, force)
+            _check_size(jobs, len(store), options, model, force)
         made = run_passes(
             store,
             model,
-            wishes,
-            shares,
-            shares.device,
+            options,
+            workers,
+            workers.device,
             token_budget=token_budget,
             tile=tile,
             begin=progress.begin,
             # The others are about as far as this process.
-            report=lambda points: progress.add(points * shares.num_processes),
+            report=lambda points: progress.add(points * workers.num_processes),
         )
         summary = Summary()
         # Nobody writes, and with it deletes, before all know what there is.
-        with shares.together():
-            if shares.is_main:
+        with workers.barrier():
+            if workers.is_main:
                 summary = made.summary()
-        with shares.together():
-            window = Window(store) if picture and shares.is_main else None
-            keep = wishes.originals and not only_new
+        with workers.barrier():
+            window = Window(store) if picture and workers.is_main else None
+            keep = options.originals and not only_new
             progress.begin("writing")
-            written = _write_each(jobs, store, made, keep, window, shares, progress)
+            written = _write_each(jobs, store, made, keep, window, workers, progress)
             if picture and window:
                 window.draw(jobs[0].source, keep, picture)
-        written = sorted(shares.from_all(written), key=itemgetter(0))
+        written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines = []
     for number, num_written, error in written:
@@ -107,13 +107,13 @@ def upsample_survey(
         in_several = f" ({repeated:,} more than once)" if repeated else ""
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_closing_words(summary, wishes)}"
+        lines[-1] += f"; {_closing_words(summary, options)}"
     return lines, [*left_out.values(), *(error for *_, error in written if error)]
 
 
-def _closing_words(summary: Summary, wishes: Wishes) -> str:
+def _closing_words(summary: Summary, options: UpsampleOptions) -> str:
     words = f"new points at most {summary.farthest:.3g} from a measured one"
-    if wishes.above_ground:
+    if options.above_ground:
         words += f", {summary.num_below:,} of them below the lowest return around them"
     return words
 
@@ -128,21 +128,21 @@ def _told(num_read: int, num_taken: int) -> str:
 
 
 @contextmanager
-def _work_directory(jobs: Sequence[Job], shares: LaunchedShares) -> Iterator[Path]:
+def _work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
     """A directory beside the first target, for as long as the work lasts."""
     path = ""
     target = jobs[0].target
-    with shares.together():
-        if shares.is_main:
+    with workers.barrier():
+        if workers.is_main:
             with os_errors(target, "written"):
                 for job in jobs:
                     job.target.parent.mkdir(parents=True, exist_ok=True)
                 path = mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=target.parent)
-    directory = Path(shares.from_main(path))
+    directory = Path(workers.from_main(path))
     try:
         yield directory
     finally:
-        if shares.is_main:
+        if workers.is_main:
             shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -195,21 +195,21 @@ def _open_store(directory: Path) -> Store:
 
 
 def _check_size(
-    jobs: Sequence[Job], num_points: int, wishes: Wishes, model: Upsampler, force: bool
+    jobs: Sequence[Job], num_points: int, options: UpsampleOptions, model: Upsampler, force: bool
 ) -> None:
     """Refuse what is a mistake, or doesn't fit the disk."""
     if force:
         return
-    num_out = wishes.num_out(num_points)
+    num_out = options.num_out(num_points)
     size = num_out * POINT_BYTES
-    if wishes.ratio > MAX_RATIO or num_out > MAX_POINTS:
+    if options.ratio > MAX_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
-            f"{_source(jobs)}: ratio {wishes.ratio:g} makes {num_out:,} points of {num_points:,}, "
+            f"{_source(jobs)}: ratio {options.ratio:g} makes {num_out:,} points of {num_points:,}, "
             f"about {_in_units(size)}; lower it, or add --force"
         )
-    if wishes.density is None:
+    if options.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES
-        oversampling = wishes.oversampling_of(model.config)
+        oversampling = options.oversampling_of(model.config)
         if oversampling > 1:
             needed += int(oversampling * needed)
         target = jobs[0].target
@@ -232,12 +232,12 @@ def _write_each(
     made: NewPoints,
     with_originals: bool,
     window: Window | None,
-    shares: LaunchedShares,
+    workers: LaunchedWorkerGroup,
     progress: ProgressBar,
 ) -> list[tuple[int, int, Exception | None]]:
     """Write this process's share of the files; of each, its number, points written and an error."""
     written: list[tuple[int, int, Exception | None]] = []
-    for number in shares.mine(range(len(jobs))):
+    for number in workers.shard(range(len(jobs))):
         job = jobs[number]
         try:
             num_points = _write(job, store, made.of_file(number), with_originals, window, progress)

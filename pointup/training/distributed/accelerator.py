@@ -1,4 +1,4 @@
-"""From the launcher's wishes to an Accelerator that honours them, or a clear error."""
+"""From the launcher's options to an Accelerator that honours them, or a clear error."""
 
 from __future__ import annotations
 

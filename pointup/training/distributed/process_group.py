@@ -93,7 +93,7 @@ def connect_store(
     return dist.PrefixStore(f"attempt_{attempt}", store)
 
 
-def tell_error(message: str) -> None:
+def report_error(message: str) -> None:
     """Say on stderr what ended this process; what several of them would say alike, once."""
     try:
         store = connect_store(timedelta(seconds=2))

@@ -145,7 +145,7 @@ class StepReduction:
         # Not looked at here: that would wait for the device.
         self.micro_batches.append((list(names), losses, sums.sum()))
 
-    def bad_clouds(self) -> list[str]:
+    def non_finite_clouds(self) -> list[str]:
         """Clouds of this process that a non-finite number of this step came from.
 
         Those whose loss is non-finite; else all of the first micro-batch whose gradient is.

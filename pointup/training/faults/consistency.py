@@ -29,7 +29,7 @@ MAY_DIFFER = frozenset(
 PACKAGES = ("torch", "accelerate", "torch-geometric", "numpy", "datasets")
 
 
-def check_agreement(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
+def check_consistency(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
     """Raise TrainingError, on every process, unless `facts` are the same on all of them.
 
     Facts are plain JSON values; every process must call this with the same names. They are

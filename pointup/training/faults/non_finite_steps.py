@@ -13,14 +13,14 @@ from pointup.errors import TrainingError
 
 logger = logging.getLogger("pointup")
 
-MAX_BAD_STEPS = 10
+MAX_NON_FINITE_STEPS = 10
 """Bad steps in a row after which a run ends."""
 
 
 MAX_NAMED = 8
 
 
-class BadSteps:
+class NonFiniteSteps:
     """Judges each step by its loss and gradient, which are the same on every process."""
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -35,13 +35,13 @@ class BadSteps:
         loss: float,
         grad_norm: float,
         learning_rate: float,
-        bad_clouds: Callable[[], list[str]],
+        non_finite_clouds: Callable[[], list[str]],
     ) -> bool:
         """Whether the optimizer may take this step; every process must ask.
 
-        `bad_clouds()` names those of this process that a non-finite number came from. All of them
-        are named in the log. Raises TrainingError after `MAX_BAD_STEPS` in a row, naming step and
-        learning rate.
+        `non_finite_clouds()` names the clouds of this process that a non-finite number came from;
+        the log lists those of all processes. Raises TrainingError after `MAX_NON_FINITE_STEPS` in a
+        row, naming step and learning rate.
         """
         scaler = self.accelerator.scaler
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -52,14 +52,14 @@ class BadSteps:
             # and halves its scale. Where they are not finite at a scale below 1, it isn't that.
             return True
         self.in_a_row += 1
-        everyones = sorted(set(gather_object(bad_clouds())))
+        everyones = sorted(set(gather_object(non_finite_clouds())))
         self.suspects = set(everyones) & (self.suspects if self.in_a_row > 1 else set(everyones))
         if self.accelerator.is_main_process:
             logger.warning(
                 "step %d skipped: loss %.4g, gradient %.4g, at learning rate %.3g, from %s",
                 step, loss, grad_norm, learning_rate, named(everyones),
             )  # fmt: skip
-        if self.in_a_row == MAX_BAD_STEPS:
+        if self.in_a_row == MAX_NON_FINITE_STEPS:
             if self.suspects:
                 remedy = f"all of them from {named(sorted(self.suspects))}: look at these clouds"
             else:
@@ -68,7 +68,7 @@ class BadSteps:
                     "another --output-dir"
                 )
             raise TrainingError(
-                f"{MAX_BAD_STEPS} steps in a row, the last one step {step} at learning rate "
+                f"{MAX_NON_FINITE_STEPS} steps in a row, the last one step {step} at learning rate "
                 f"{learning_rate:.3g} from {named(everyones)}, had a non-finite loss or gradient, "
                 f"{remedy}; the last checkpoint is as it was"
             )

@@ -34,7 +34,7 @@ MEETINGS = ("reduction", "gathering the evaluation", "waiting for the checkpoint
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a process tells the others about itself every second."""
 
     number: int
@@ -50,7 +50,7 @@ class Beat:
 class Sighting(NamedTuple):
     """What one process knows of another, by its own clock."""
 
-    beat: Beat
+    beat: Heartbeat
     lived: float
     """When its beat last changed."""
     moved: float
@@ -64,7 +64,7 @@ class Watchdog:
     that the launcher keeps, beside the training, and hears what the others post. When a process
     falls behind, each writes the stacks of its threads to the log and to the store, the first one
     alive says on the terminal which stopped, at which step and phase, with the stacks of all, and
-    all end. A process that gives no sign of life is killed by those on its own machine, so that no
+    all end. A process that gives no heartbeat is killed by those on its own machine, so that no
     launcher waits for it; should it only hold Python's lock, its log gets the stacks all the same.
     Where the store is out of reach, each machine tells what it knows. A process alone watches
     itself.
@@ -78,7 +78,7 @@ class Watchdog:
         self.interval = min(1.0, hang_timeout / 8)
         self.num_beats = 0
         self.step, self.moves, self.phase = 0, 0, "start"
-        self.heard: dict[int, Beat] = {}
+        self.heard: dict[int, Heartbeat] = {}
         self.hang_is_told = False
         self.answered = -math.inf
         """When the store last answered."""
@@ -119,10 +119,10 @@ class Watchdog:
     def key(self, name: str, rank: int | None = None) -> str:
         return f"{name}_{self.rank if rank is None else rank}"
 
-    def beat(self) -> Beat:
+    def beat(self) -> Heartbeat:
         self.num_beats += 1
         where = self.moves, self.step, self.phase
-        return Beat(self.num_beats, *where, os.getpid(), platform.node())
+        return Heartbeat(self.num_beats, *where, os.getpid(), platform.node())
 
     def watch(self) -> None:
         """Watch all beats, until the training is over or has to be ended."""
@@ -162,7 +162,7 @@ class Watchdog:
                 logger.warning("the launcher's store is gone (%s)", str(error).splitlines()[0])
                 self.answered = -math.inf
                 return
-            beats = [Beat(**json.loads(text)) for text in texts]
+            beats = [Heartbeat(**json.loads(text)) for text in texts]
             self.heard = dict(zip(self.ranks, beats, strict=True))
             self.answered = time.monotonic()
 
@@ -219,7 +219,7 @@ def report(
     for rank, (beat, lived, moved) in sorted(seen.items()):
         state = f"step {beat.step}, {beat.phase}, for {now - moved:.0f} s"
         if rank not in stacks:
-            state += f"; no sign of life for {now - lived:.0f} s"
+            state += f"; no heartbeat for {now - lived:.0f} s"
         lines.append(f"  process {rank} (pid {beat.pid} on {beat.host}): {state}")
     late = {r: s.beat for r, s in seen.items() if now - s.moved > hang_timeout / 2}
     guilty = [r for r, beat in late.items() if beat.phase not in MEETINGS or r not in stacks]

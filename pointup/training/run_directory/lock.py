@@ -21,8 +21,8 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from pointup.errors import ConfigError
 
-SECONDS_BETWEEN_SIGNS = 5.0
-"""How often the holder touches the lock, as a sign of life for other machines."""
+SECONDS_BETWEEN_HEARTBEATS = 5.0
+"""How often the holder touches the lock, as a heartbeat for other machines."""
 SECONDS_TO_BE_SEEN = 65.0
 """A little more than NFS keeps what it knows of a directory (acdirmax)."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -33,7 +33,7 @@ class RunLock:
 
     The operating system frees the lock of a process that is gone, however it went. Where a file
     system doesn't carry locks from one machine to the other, or has none, the file itself decides:
-    its pid on this machine, and signs of life for a holder on another one.
+    its pid on this machine, and heartbeats for a holder on another one.
     The main process takes it for all; every process must enter, and all of them raise ConfigError,
     naming pid and host, when another run holds it.
     """
@@ -85,7 +85,7 @@ class RunLock:
                 raise self.refusal(holder) from None
             if is_running_here(holder):
                 raise self.refusal(holder) from None
-        if holder and holder["host"] != platform.node() and shows_life(self.path):
+        if holder and holder["host"] != platform.node() and has_heartbeat(self.path):
             file.close()
             raise self.refusal(holder)
         file.seek(0)
@@ -105,7 +105,7 @@ class RunLock:
                 "another --output-dir"
             ) from error
         self.file = file
-        threading.Thread(target=self.show_life, name="lock", daemon=True).start()
+        threading.Thread(target=self.write_heartbeat, name="lock", daemon=True).start()
         return text
 
     def __exit__(
@@ -127,8 +127,8 @@ class RunLock:
             "another --output-dir"
         )
 
-    def show_life(self) -> None:
-        while not self.released.wait(SECONDS_BETWEEN_SIGNS):
+    def write_heartbeat(self) -> None:
+        while not self.released.wait(SECONDS_BETWEEN_HEARTBEATS):
             with contextlib.suppress(FileNotFoundError):  # Of a directory deleted under the run.
                 os.utime(self.path)
 
@@ -146,12 +146,12 @@ def is_seen(path: Path, text: str | None) -> bool:
         time.sleep(0.2)
 
 
-def shows_life(path: Path) -> bool:
+def has_heartbeat(path: Path) -> bool:
     """Whether a lock is touched within the time in which a live holder does so."""
     before = path.stat().st_mtime_ns
-    deadline = time.monotonic() + 4 * SECONDS_BETWEEN_SIGNS
+    deadline = time.monotonic() + 4 * SECONDS_BETWEEN_HEARTBEATS
     while time.monotonic() < deadline:
-        time.sleep(SECONDS_BETWEEN_SIGNS / 5)
+        time.sleep(SECONDS_BETWEEN_HEARTBEATS / 5)
         if path.stat().st_mtime_ns != before:
             return True
     return False
@@ -160,7 +160,7 @@ def shows_life(path: Path) -> bool:
 def look_at(path: Path) -> tuple[dict[str, Any], bool]:
     """Who a lock names, and whether that run still holds it; which is left as it is.
 
-    A holder on another machine is waited for, up to the time in which it shows signs of life.
+    A holder on another machine is waited for, up to the time in which it shows heartbeats.
     """
     with path.open() as file:
         holder = read_holder(file)
@@ -171,7 +171,7 @@ def look_at(path: Path) -> tuple[dict[str, Any], bool]:
         except OSError as error:
             return holder, error.errno not in UNSUPPORTED or is_running_here(holder)
     elsewhere = bool(holder) and holder["host"] != platform.node()
-    return holder, elsewhere and shows_life(path)
+    return holder, elsewhere and has_heartbeat(path)
 
 
 def read_holder(file: IO[str]) -> dict[str, Any]:

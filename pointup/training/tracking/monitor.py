@@ -170,7 +170,8 @@ class Monitor:
         """Record an evaluation: a line of metrics.jsonl, curves, and a table on the console.
 
         `rows` are figures by metric for "model", "midpoints" (the no-network baseline), "source"
-        and "floor"; `shares` is, for each cloud, the model's Chamfer as a share of the midpoints'.
+        and "resampled"; `shares` is, for each cloud, the model's Chamfer as a share of the
+        midpoints'.
         Nothing is recorded where no cloud could be measured.
         """
         if self.metrics is None or self.bar is None or not shares:

@@ -11,7 +11,7 @@ ROW_LABELS = {
     "model": "model",
     "midpoints": "midpoints (no network)",
     "source": "source as it is",
-    "floor": "floor (sampled again)",
+    "resampled": "resampled ground truth",
 }
 WIDTH = 100
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
 from pointup.upsampling.ground import Ground
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.reach import Reach
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -19,11 +19,11 @@ class Measured:
     """The measured points of a pass over `store`: the store's own in the first pass, where
     `measured` is None. Points are given in the coordinates of `store`."""
 
-    def __init__(self, store: Store, measured: Store | None, wishes: Wishes) -> None:
+    def __init__(self, store: Store, measured: Store | None, options: UpsampleOptions) -> None:
         self._store = measured or store
         self._shift = np.zeros(3) if measured is None else store.anchor
         self._is_other = measured is not None
-        self._wishes = wishes
+        self._options = options
         self.reach = Reach(self._store)
 
     def distance(self, region: Region, points: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ class Measured:
 
     def is_below_ground(self, points: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) lie below the ground; none do where heights have no meaning."""
-        if not self._wishes.above_ground or not len(points):
+        if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
         there = points + self._shift
         return there[:, 2] < self._ground(there).floor(there)
@@ -51,8 +51,8 @@ class Measured:
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
         slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
         rejected = slack < 0
-        if self._wishes.max_distance is not None:
-            rejected |= gaps[:, 0] > self._wishes.max_distance
+        if self._options.max_distance is not None:
+            rejected |= gaps[:, 0] > self._options.max_distance
         rejected |= self.is_below_ground(points)
         if rejected.any():
             points = np.where(rejected[:, None], instead, points)
@@ -67,7 +67,7 @@ class Measured:
             slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
         attributes = attributes_between(around.rows["attributes"], gaps, nearest)
         num_below = 0
-        if self._wishes.above_ground and len(points):
+        if self._options.above_ground and len(points):
             there = points + self._shift
             ground = self._ground(there)
             num_below = int(ground.is_below_returns(there).sum())

@@ -10,16 +10,16 @@ import numpy as np
 
 from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.single_pass.candidates import Candidates
-from pointup.upsampling.single_pass.pass_output import MadePoints
+from pointup.upsampling.single_pass.pass_output import PassOutput
 
 
-class Draft:
+class OversampledCandidates:
     """The points of a pass, `made`, and those of a pass over them, block by block of the former.
 
     Of the latter, `finer`, the measured cloud is the former's store, and `PARENT` its rows.
     """
 
-    def __init__(self, made: MadePoints, finer: MadePoints) -> None:
+    def __init__(self, made: PassOutput, finer: PassOutput) -> None:
         self._made, self._finer = made, finer
         self._ptr = made.store.block_ptr
         # Of each block of the former, those of the latter that have children of its rows.

@@ -13,12 +13,12 @@ from pointup.upsampling.single_pass.reach import SLACK, Reach
 from pointup.upsampling.store.block_files import BlockFiles
 from pointup.upsampling.store.point_store import Store
 
-WANTED = "wanted"
+TARGET_COUNT = "wanted"
 """Attribute of points between two passes: how many each of them is still to become."""
 
 
 @dataclass(frozen=True)
-class MadePoints:
+class PassOutput:
     """The new points of a pass over a store, in its block files.
 
     Of a later pass, `measured` is the cloud that the first one began with, in whose coordinates the
@@ -71,7 +71,7 @@ class MadePoints:
         """Points there are now."""
         return self.num_new() + self.originals * len(self.store)
 
-    def most_wanted(self) -> float:
+    def largest_target_count(self) -> float:
         """Largest ratio that is left to reach."""
         return max(
             float(self._load(block, "wanted").max()) for block in range(self.store.num_blocks)
@@ -80,7 +80,7 @@ class MadePoints:
     def for_next_pass(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the measured one's store.
 
-        With the attributes `PARENT`, `WANTED` and `SLACK`.
+        With the attributes `PARENT`, `TARGET_COUNT` and `SLACK`.
         """
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
@@ -91,10 +91,11 @@ class MadePoints:
                 parent = rows["attributes"][PARENT]
             if len(position):
                 yield PointCloud(
-                    position + anchor, {PARENT: parent[row], WANTED: wanted[row], SLACK: slack}
+                    position + anchor,
+                    {PARENT: parent[row], TARGET_COUNT: wanted[row], SLACK: slack},
                 )
 
-    def for_draft(self) -> Iterator[PointCloud]:
+    def for_second_pass(self) -> Iterator[PointCloud]:
         """The cloud as it is after this pass, in the coordinates of the store.
 
         With the attributes `SLACK` and `PARENT`, here the row of the store that each point came

@@ -17,12 +17,12 @@ from scipy.spatial import cKDTree
 
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
 from pointup.upsampling.single_pass.measured import Measured
-from pointup.upsampling.single_pass.oversampling import Draft
-from pointup.upsampling.single_pass.pass_output import MadePoints
+from pointup.upsampling.single_pass.oversampling import OversampledCandidates
+from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.relaxation import onto_surface, relax
 from pointup.upsampling.single_pass.selection import (
     NUM_WITHIN,
@@ -30,7 +30,7 @@ from pointup.upsampling.single_pass.selection import (
     select_evenly,
     shuffled,
 )
-from pointup.upsampling.single_pass.target_counts import Demand
+from pointup.upsampling.single_pass.target_counts import TargetCounts
 from pointup.upsampling.store.bisection import split_boxes
 from pointup.upsampling.store.block_files import BlockFiles
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
@@ -46,7 +46,7 @@ _MARGIN = 3.0
 _NEAR_MEASURED = 1.5
 
 
-class Upsampling:
+class UpsamplingPass:
     """One cloud being upsampled: `make_candidates` of every tile, `thin` and then `even_out` every
     block.
 
@@ -54,20 +54,20 @@ class Upsampling:
 
     `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
     is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
-    `PARENT`, the row in the measured store of the point that each came from, and `WANTED`, the
-    ratio that is left to reach.
+    `PARENT`, the row in the measured store of the point that each came from, and `TARGET_COUNT`,
+    the ratio that is left to reach.
 
-    With `oversampling` above 1 the points are then chosen once more, from a draft that has so many
-    for each one wanted: `take_draft`, `candidates_from_draft` of every block, and from `colors` on
-    all over again. `num_steps` is how often points are pushed in evening out, as often
-    as the model says by default.
+    With `oversampling` above 1 a second pass supplies so many candidates for each point to keep,
+    and the points are chosen again: `take_second_pass`, `candidates_from_second_pass` of every
+    block, and all from `colors` on. `num_steps` is the number of relaxation
+    steps; by default the model's.
     """
 
     def __init__(
         self,
         store: Store,
         model: Upsampler,
-        wishes: Wishes,
+        options: UpsampleOptions,
         device: torch.device,
         token_budget: int | None = None,
         *,
@@ -76,14 +76,16 @@ class Upsampling:
         oversampling: float = 1.0,
         num_steps: int | None = None,
     ) -> None:
-        self.store, self.model, self.wishes, self.device = store, model, wishes, device
+        self.store, self.model, self.options, self.device = store, model, options, device
         self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
-        self.num_steps = model.config.evening_steps if num_steps is None else num_steps
+        self.num_steps = model.config.relaxation_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
-        self.made = MadePoints(store, self._files, measured, wishes.originals)
-        self._measured = Measured(store, measured, wishes)
-        self._demand = Demand(store, wishes, model.config, ratio, is_first=measured is None)
-        self._draft: Draft | None = None
+        self.made = PassOutput(store, self._files, measured, options.originals)
+        self._measured = Measured(store, measured, options)
+        self._target_counts = TargetCounts(
+            store, options, model.config, ratio, is_first=measured is None
+        )
+        self._second_pass: OversampledCandidates | None = None
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
         # Small enough for a CPU's cache.
@@ -104,13 +106,15 @@ class Upsampling:
         region = Region(self.store, tile.start, tile.stop)
         for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
             blocks = range(start, stop)
-            ratios, later = zip(*(self._demand.ratios(block) for block in blocks), strict=True)
+            ratios, later = zip(
+                *(self._target_counts.ratios(block) for block in blocks), strict=True
+            )
             core = np.concatenate([region.places(block) for block in blocks])
             candidates = make_candidates(
                 self.model,
                 region,
                 core,
-                self._demand.num_slots(np.concatenate(ratios)),
+                self._target_counts.num_slots(np.concatenate(ratios)),
                 self.device,
                 self._children_per_call,
                 self._device_turn,
@@ -124,18 +128,18 @@ class Upsampling:
                     self._measured.reach.save(block, part.reach)
                 self._save_candidates(block, part, ratio, wanted)
 
-    def take_draft(self, draft: Upsampling) -> None:
+    def take_second_pass(self, draft: UpsamplingPass) -> None:
         """The points are to be chosen once more: from those made so far and from those of a draft,
-        a pass over `made.for_draft` of which this pass's store is the measured cloud."""
-        self._draft = Draft(self.made, draft.made)
+        a pass over `made.for_second_pass` of which this pass's store is the measured cloud."""
+        self._second_pass = OversampledCandidates(self.made, draft.made)
 
-    def candidates_from_draft(self, block: int) -> None:
+    def candidates_from_second_pass(self, block: int) -> None:
         """Let the points of the draft take the place of the model's candidates."""
-        assert self._draft is not None
+        assert self._second_pass is not None
         with self._files.load(block, "candidates") as saved:
             of_rows = [saved[name] for name in ("spacing", "reach", "quota")]
             ratio, wanted = saved["ratio"], saved["wanted"]
-        self._save_candidates(block, self._draft.candidates(block, *of_rows), ratio, wanted)
+        self._save_candidates(block, self._second_pass.candidates(block, *of_rows), ratio, wanted)
 
     def colors(self) -> list[list[int]]:
         """Blocks in an order to thin them: those of one list don't touch each other."""
@@ -146,7 +150,7 @@ class Upsampling:
                 spacing.append(np.median(saved["spacing"]))
         self._low, self._high = np.array(bounds).transpose(1, 0, 2)
         self._spacing = np.array(spacing)
-        self._quotas = self._demand.of_cells(self._files)
+        self._quotas = self._target_counts.of_cells(self._files)
         self._colors = color_boxes(self._low, self._high)
         return [
             np.flatnonzero(self._colors == color).tolist()
@@ -167,9 +171,9 @@ class Upsampling:
         points = region.rows["position"][core[parent]] + found.offset
         scale = found.spacing[parent].astype(np.float64)
         distance = np.full(len(points), np.inf)
-        if self.wishes.originals:
+        if self.options.originals:
             distance = found.distance / scale
-            if self._draft:
+            if self._second_pass:
                 distance *= _NEAR_MEASURED
         for other in touching(self._low, self._high, block):
             if self._colors[other] < self._colors[block]:
@@ -178,13 +182,13 @@ class Upsampling:
                 if len(kept) and len(points):
                     gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
                     distance = np.minimum(distance, gap / scale)
-        if self.wishes.max_distance is not None and len(points):
+        if self.options.max_distance is not None and len(points):
             away = found.distance
             if self.measured is not None:
                 away = self._measured.distance(region, points)
-            distance[away > self.wishes.max_distance] = -1.0
+            distance[away > self.options.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
-        priority = shuffled(self.wishes.seed, start + parent, found.slot)
+        priority = shuffled(self.options.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
         if len(points):
             picked = select_evenly(
@@ -201,14 +205,14 @@ class Upsampling:
             parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
-    def even_out(self, block: int) -> None:
+    def relax_block(self, block: int) -> None:
         """Move a block's new points along the surface until they are evenly spread."""
         with self._files.load(block, "picked") as saved:
             picked = {name: saved[name] for name in saved.files}
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
-        free, fixed = self._around(block, "candidates" if self._draft else "picked")
-        if self._draft:
+        free, fixed = self._around(block, "candidates" if self._second_pass else "picked")
+        if self._second_pass:
             # Even already, they are only brought to the surface that the draft shows.
             points = onto_surface(selected, free, fixed)
         else:
@@ -232,7 +236,7 @@ class Upsampling:
             elif other != block:
                 with self._files.load(other, what) as saved:
                     new.append(saved["position"])
-            if self.wishes.originals:
+            if self.options.originals:
                 old.append(rows)
         free, fixed = np.concatenate(new), np.concatenate(old)
         is_near, is_fixed = (
@@ -244,7 +248,7 @@ class Upsampling:
         """Whether there are points that a further pass makes more of."""
         if self.made.num_points() < 2:
             return False
-        return self.ratio is not None or self.made.most_wanted() > 1
+        return self.ratio is not None or self.made.largest_target_count() > 1
 
     def __len__(self) -> int:
         return self.store.num_blocks
@@ -280,4 +284,8 @@ class Upsampling:
 
     def _num_within(self) -> int:
         """Candidates around one that are to lie within the first radius of thinning."""
-        return round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling)) if self._draft else NUM_WITHIN
+        return (
+            round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling))
+            if self._second_pass
+            else NUM_WITHIN
+        )

@@ -15,7 +15,7 @@ import numpy as np
 KEY_BITS = 62
 
 
-class Halving:
+class BisectionOrder:
     """The order of halving of a box from the origin to `extent`, (3,) and not negative.
 
     Sides are powers of two in the unit of the coordinates, so that halves are exact.

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pointup.io.cloud import PointCloud, os_errors
-from pointup.upsampling.store.bisection import KEY_BITS, Halving, split_boxes
+from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 from pointup.upsampling.store.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
 from pointup.upsampling.store.resolution import grid_resolution
 from pointup.upsampling.store.spooling import spool_points
@@ -149,7 +149,7 @@ def _build(
             lambda: (chunk["position"] for chunk in spooled()), low, extent
         )
         # Rounding may move a point beyond the extent.
-        halving = Halving(extent + 2 * resolution)
+        halving = BisectionOrder(extent + 2 * resolution)
 
         def rows() -> Iterator[np.ndarray]:
             for chunk in spooled():

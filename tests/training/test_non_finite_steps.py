@@ -10,23 +10,23 @@ import pytest
 from accelerate import PartialState
 
 from pointup.errors import TrainingError
-from pointup.training.faults.non_finite_steps import MAX_BAD_STEPS, BadSteps, named
+from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps, named
 
 PartialState(cpu=True)
 ALONE: Any = SimpleNamespace(is_main_process=True, scaler=None)
 
 
-def bad_step(bad_steps: BadSteps, step: int, *clouds: str) -> bool:
+def bad_step(bad_steps: NonFiniteSteps, step: int, *clouds: str) -> bool:
     return bad_steps.may_step(step, math.nan, 1.0, 0.003, lambda: list(clouds))
 
 
 def test_bad_steps_end_a_run_only_in_a_row() -> None:
-    bad_steps = BadSteps(ALONE)
-    for step in range(MAX_BAD_STEPS - 1):
+    bad_steps = NonFiniteSteps(ALONE)
+    for step in range(MAX_NON_FINITE_STEPS - 1):
         assert not bad_step(bad_steps, step, "a")
-    assert bad_steps.may_step(MAX_BAD_STEPS, 1.0, 1.0, 0.003, list)
+    assert bad_steps.may_step(MAX_NON_FINITE_STEPS, 1.0, 1.0, 0.003, list)
     assert not bad_steps.may_step(11, 1.0, math.inf, 0.003, lambda: ["b"])
-    for step in range(MAX_BAD_STEPS - 2):
+    for step in range(MAX_NON_FINITE_STEPS - 2):
         assert not bad_step(bad_steps, 12 + step, "a")
     with pytest.raises(TrainingError, match=r"the last one step 40 at learning rate 0\.003"):
         bad_step(bad_steps, 40, "a")
@@ -35,9 +35,9 @@ def test_bad_steps_end_a_run_only_in_a_row() -> None:
 def test_the_cloud_that_all_bad_steps_have_in_common_is_told_from_divergence() -> None:
     told = {}
     for others in (["culprit"], []):
-        bad_steps = BadSteps(ALONE)
+        bad_steps = NonFiniteSteps(ALONE)
         with pytest.raises(TrainingError) as ended:
-            for step in range(MAX_BAD_STEPS):
+            for step in range(MAX_NON_FINITE_STEPS):
                 bad_step(bad_steps, step, f"cloud_{step}", *others)
         told[len(others)] = str(ended.value)
     assert "all of them from culprit: look at these clouds" in told[1]

@@ -21,9 +21,9 @@ from sheets import (
 from pointup import Upsampler, upsample
 from pointup.geometry.thinning import poisson_disk_subset
 from pointup.upsampling.executor import Alone, run_upsampling
-from pointup.upsampling.options import Wishes
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Candidates
-from pointup.upsampling.single_pass.upsampling_pass import Upsampling
+from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import build_store
 
 
@@ -46,17 +46,17 @@ def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
     make_store: StoreMaker,
 ) -> None:
     model, points = small_model(0.1), np.round(sheet(400), 2)
-    for wishes in (
-        Wishes(ratio=3.0, oversampling=3.0),
-        Wishes(ratio=10.0, oversampling=2.0),
-        Wishes(density=3.0, originals=False, oversampling=3.0),
+    for options in (
+        UpsampleOptions(ratio=3.0, oversampling=3.0),
+        UpsampleOptions(ratio=10.0, oversampling=2.0),
+        UpsampleOptions(density=3.0, originals=False, oversampling=3.0),
     ):
-        made = upsample_in_blocks(make_store(points, block_size=90), model, wishes)
+        made = upsample_in_blocks(make_store(points, block_size=90), model, options)
         tiled = upsample_in_blocks(
-            make_store(points, block_size=90, chunk_size=60), model, wishes, 4.0
+            make_store(points, block_size=90, chunk_size=60), model, options, 4.0
         )
         assert np.array_equal(tiled, made)
-        there = upsample_in_blocks(make_store(points + UTM, block_size=90), model, wishes)
+        there = upsample_in_blocks(make_store(points + UTM, block_size=90), model, options)
         assert np.abs(there - UTM - made).max() < 1e-8
 
 
@@ -65,23 +65,23 @@ def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     make_store: StoreMaker, tmp_path: Path, originals: bool
 ) -> None:
     store = make_store(sheet(100), block_size=30)
-    wishes, model = Wishes(originals=originals), small_model(0.1)
-    first = Upsampling(store, model, wishes, CPU, ratio=3.0, oversampling=2.0)
+    options, model = UpsampleOptions(originals=originals), small_model(0.1)
+    first = UpsamplingPass(store, model, options, CPU, ratio=3.0, oversampling=2.0)
     run_upsampling(first, Alone())
     # Blocks that seldom hold children of more than one row.
-    finer = build_store(first.made.for_draft(), tmp_path, block_size=2)
-    draft = Upsampling(finer, model, Wishes(), CPU, ratio=2.0, measured=store)
+    finer = build_store(first.made.for_second_pass(), tmp_path, block_size=2)
+    draft = UpsamplingPass(finer, model, UpsampleOptions(), CPU, ratio=2.0, measured=store)
     run_upsampling(draft, Alone())
-    first.take_draft(draft)
+    first.take_second_pass(draft)
 
-    def of_blocks(made: Upsampling) -> np.ndarray:
+    def of_blocks(made: UpsamplingPass) -> np.ndarray:
         saved = [made._files.load(block, "points")["position"] for block in range(len(made))]
         return np.concatenate(saved) + (0.0 if made is first else finer.anchor)
 
     expected = np.concatenate([of_blocks(first), of_blocks(draft)])
     found, distances = [], []
     for block in range(len(first)):
-        first.candidates_from_draft(block)
+        first.candidates_from_second_pass(block)
         with first._files.load(block, "candidates") as saved:
             candidates = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
         parents = store.read_block(block)["position"][candidates.parent]
