@@ -23,7 +23,7 @@ from pointup.io.length_unit import UNKNOWN, LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
-ROWS = ("model", "midpoints", *BASELINES, "source", "floor")
+ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
 """What is measured against the target, in the order to print."""
 THRESHOLDS = (0.25, 0.5)
 # Those of whole surveys only, and those that `measure` gives.

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, NonFiniteError
 from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
@@ -36,7 +36,7 @@ class LossConfig:
     """Options of the loss. Every term is in units of the target's spacing, estimated from the
     source, so that clouds of any scale weigh the same."""
 
-    chamfer: Literal["plain", "squared", "density-aware"] = "plain"
+    chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Distance between the output and the target; density-aware is for two separate surveys."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per unit of the target's spacing."""
@@ -87,6 +87,30 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
     spacing = distance / ratio.sqrt().float()[batch]
     return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
+
+
+def losses_of_model(
+    model: nn.Module,
+    batch: Batch,
+    ratio: float | None,
+    max_ratio: float,
+    config: LossConfig,
+) -> Tensor:
+    """Loss (B,) of each cloud of a batch; an empty batch gives none, still joined to the weights.
+
+    NaN for every cloud where the model's output is not finite: its weights have diverged. Raises
+    NonFiniteError for coordinates of the batch that are not finite.
+    """
+    ratios = training_ratio(batch, ratio, max_ratio)
+    try:
+        output = model(batch.pos, batch.ptr, ratios)
+        spacing = target_spacing(output.gaps, batch.ptr, ratios)
+        return cloud_losses(output, batch, spacing, config)
+    except NonFiniteError:
+        if not batch.pos.isfinite().all():
+            raise
+        sum_of_weights = torch.stack([weights.sum() for weights in model.parameters()]).sum()
+        return math.nan * sum_of_weights.expand(len(ratios))
 
 
 def cloud_losses(
