@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> int:
     open_closed_streams()
     fix_order_of_sums()
     try:
-        config = parse_command_line(args, description=__doc__)
+        config = parse_command_line(args, description=__doc__ or "")
         if config.debug:
             check_closely()
         accelerator = make_accelerator(

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
     "terminal",
+    "shipped",
     "geometry",
     "io",
     "losses",

@@ -21,9 +21,13 @@ from pointup.training.config import (
 from pointup.training.renamed_options import RENAMED_OPTIONS, with_current_options
 
 LENGTHS = ("--steps", "--epochs", "--hours")
+OPTIONS_FILE = """
+
+--config FILE reads options from a YAML or JSON file, such as a run's config.json or a preset that
+`pointup config` lists; flags override them."""
 
 
-def parse_command_line(args: Sequence[str] | None, description: str | None) -> TrainConfig:
+def parse_command_line(args: Sequence[str] | None, description: str) -> TrainConfig:
     """The options of a run: flags override the options of `--config FILE`, these the defaults.
 
     Exits with 0 after `--help` and with 2 for wrong usage. Raises ConfigError for a file that can't
@@ -35,7 +39,7 @@ def parse_command_line(args: Sequence[str] | None, description: str | None) -> T
         raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
     from_file = flags_of_file(file, leave_out_lengths=bool(names & set(LENGTHS))) if file else []
     # A flag that is given twice has its last value.
-    return tyro.cli(TrainConfig, args=from_file + flags, description=description)
+    return tyro.cli(TrainConfig, args=from_file + flags, description=description + OPTIONS_FILE)
 
 
 def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
