@@ -136,7 +136,7 @@ def cloud_losses(
     else:
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
-        if config.chamfer == "plain":
+        if config.chamfer == "unsquared":
             to_target, to_output = safe_sqrt(to_target) / unit, safe_sqrt(to_output) / unit[index]
         else:
             to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
