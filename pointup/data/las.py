@@ -19,7 +19,7 @@ from pointup.data.clouds import (
     os_errors,
 )
 from pointup.data.las_layout import RawRecord, broken, read_layout
-from pointup.errors import FileError
+from pointup.errors import FileError, NoPointsError
 
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
@@ -142,7 +142,7 @@ def _merge_extra_bytes(header: laspy.LasHeader, described: list[ExtraBytesVlr]) 
 
 def _check_header(path: Path, header: laspy.LasHeader) -> None:
     if not header.point_count:
-        raise FileError(f"{path}: no points in it; leave it out")
+        raise NoPointsError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
         raise broken(path, "its header has a scale or offset that is not finite")
 
