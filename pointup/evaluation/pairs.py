@@ -72,12 +72,18 @@ def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
     return {row: _packed(clouds, batch.pos.device) for row, clouds in made.items()}
 
 
-def upsampled_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler) -> tuple[Tensor, Tensor]:
-    """What `pointup upsample` writes of every source, measured points and new ones; packed."""
+def upsampled_pairs(
+    batch: Batch, ratio: Tensor, upsampler: Upsampler, vertical: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """What `pointup upsample` writes of every source, measured points and new ones; packed.
+
+    `vertical` tells of each pair whether z is up, and points below the ground are not made.
+    """
+    device = batch.pos.device
     sources = _split(batch.pos, batch.ptr)
     made = [
-        upsample(source, float(by), model=upsampler, device=batch.pos.device)
-        for source, by in zip(sources, ratio.tolist(), strict=True)
+        upsample(source, float(by), model=upsampler, above_ground=has_heights, device=device)
+        for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
     return _packed(made, batch.pos.device)
 

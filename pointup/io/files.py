@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ __all__ = [
     "PointWriter",
     "check_readable",
     "check_writable",
+    "copy_file",
     "copy_points",
     "iter_points",
     "mesh_extensions",
@@ -161,6 +163,24 @@ def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_0
         return
     for cloud in iter_points(path, chunk_size):
         writer.write(cloud)
+
+
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file byte by byte, all or nothing, into a folder that is made where it is missing.
+
+    Raises FileError when the file can't be read or the target can't be written.
+    """
+    with os_errors(path, "read"):
+        content = path.read_bytes()
+    with os_errors(target, "written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = followed(target)
+        part = written.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(content)
+            part.replace(written)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def read_mesh(path: str | Path) -> Surface:

@@ -13,7 +13,7 @@ from laspy import DecompressionSelection
 from laspy.vlrs.known import ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
-from pointup.errors import FileError
+from pointup.errors import FileError, NoPointsError
 from pointup.io.cloud import (
     PointCloud,
     check_positions,
@@ -142,7 +142,7 @@ def _merge_extra_bytes(header: laspy.LasHeader, described: list[ExtraBytesVlr]) 
 
 def _check_header(path: Path, header: laspy.LasHeader) -> None:
     if not header.point_count:
-        raise FileError(f"{path}: no points in it; leave it out")
+        raise NoPointsError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
         raise broken(path, "its header has a scale or offset that is not finite")
 
