@@ -234,10 +234,10 @@ def run(
             watchdog.at("reduction")
             totals = reduction.finish(stop.asked, elapsed_seconds=time.monotonic() - started)
             grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-            if may_step(progress.step, totals.loss, grad_norm, rate, reduction.bad_clouds):
+            is_sound = may_step(progress.step, totals.loss, grad_norm, rate, reduction.bad_clouds)
+            if is_sound:
                 optimizer.step()
-            else:
-                progress.skipped += 1
+            progress.skipped += not is_sound or optimizer.step_was_skipped  # By fp16's scaler.
             sampler.advance(1)
             progress.step += 1
             watchdog.step = progress.step
