@@ -88,7 +88,7 @@ def test_one_process_that_is_asked_to_stop_stops_all(asked: tuple[int, ...]) -> 
             device=torch.device("cpu"), num_processes=3, process_index=rank,
             reduce=lambda buffer, reduction: reduce(buffer),
         )  # fmt: skip
-        reduction = StepReduction(processes, [])  # type: ignore[arg-type]
+        reduction = StepReduction(processes, [])
         reduction.start()
         return reduction.finish(stop=rank in asked, elapsed_seconds=float(rank == 0))
 
