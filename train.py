@@ -216,12 +216,12 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     totals = reduction.finish(run.stop.asked, elapsed_seconds=time.monotonic() - run.started)
 
     grad_norm = accelerator.clip_grad_norm_(run.weights.parameters(), config.clip_norm).item()
-    if run.non_finite.may_step(
+    is_sound = run.non_finite.may_step(
         progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
-    ):
+    )
+    if is_sound:
         run.optimizer.step()
-    else:
-        progress.skipped += 1
+    progress.skipped += not is_sound or run.optimizer.step_was_skipped  # By fp16's scaler.
     sampler.advance(1)
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)
     watchdog.step = progress.step

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -37,7 +38,7 @@ class Run:
     """`weights` as `Accelerator.prepare` returns them, for autocast and data parallelism."""
     forward_backward: Callable[[Batch], Tensor]
     """Losses of a micro-batch, whose gradients it leaves in the weights."""
-    optimizer: torch.optim.Optimizer
+    optimizer: AcceleratedOptimizer
     reduction: StepReduction
     token_budget: int
     """The budget that the run was started with; the sampler's is less once memory ran out."""

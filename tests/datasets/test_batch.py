@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from conftest import shared_memory
+from conftest import shared_memory_of
 
 from pointup.datasets.batch import collate, make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_pairs
@@ -111,7 +111,6 @@ if sys.argv[2] == "interrupt":
 def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_ctrl_c(
     pair_directory,
 ):
-    before = shared_memory()
     endings = {
         ending: subprocess.Popen(
             [sys.executable, "-c", SCRIPT, pair_directory, ending],
@@ -124,17 +123,19 @@ def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_
         for ending in ("end", "exception", "interrupt")
     }
     expected = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
+    pids: set[int] = set()
     try:
         for ending, process in endings.items():
             assert process.stdout is not None
             workers = process.stdout.readline().split()[1:]
             assert len(workers) == 2, process.communicate(timeout=60)
+            pids |= {process.pid, *map(int, workers)}
             if ending == "interrupt":
                 os.killpg(process.pid, signal.SIGINT)
             _, errors = process.communicate(timeout=60)
             assert process.returncode == expected[ending], errors
             assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-        assert shared_memory() <= before
+        assert shared_memory_of(pids) == set()
     finally:
         for process in endings.values():
             if process.poll() is None:

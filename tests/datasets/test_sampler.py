@@ -140,6 +140,18 @@ def test_eight_then_four_then_six_then_one_process_with_a_smaller_budget_see_eve
     assert [segment[:2] for segment in state["segments"]] == [[8, 4000], [4, 4000], [6, 2500]]
 
 
+def test_an_epoch_resumed_with_another_limit_of_clouds_alone_sees_every_sample_once():
+    sizes = np.random.default_rng(1).integers(1, 500, 300)
+    before = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=None)
+    before.advance(20)
+    seen = [index for step in range(20) for index in before.plan.batch(step, 0)]
+    after = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=2)
+    after.load_state_dict(before.state_dict())
+    batches = list(after)
+    assert max(map(len, batches)) == 2
+    assert sorted([*seen, *(index for batch in batches for _, index in batch)]) == list(range(300))
+
+
 def test_the_same_slots_go_on_batch_for_batch():
     sizes = np.random.default_rng(1).integers(1, 500, 300)
     before = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3, seed=4)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SECONDS_TO_OUTCOME, metrics_of, shared_memory
+from conftest import SECONDS_TO_OUTCOME, metrics_of, pids_of, shared_memory_of
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -50,10 +50,11 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals
 ) -> None:
-    before = shared_memory()
     run = tmp_path / "run"
     with launched(pair_directory, run, num_workers=2) as process:
         wait_for_step(run, 2)
+        pids = pids_of(process.pid)
+        assert len(pids) >= 7, "a launcher, two processes, two workers of each"
         sent = time.time()
         process.send_signal(number)
         assert is_over(
@@ -62,7 +63,7 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
     assert latest_of(run) != f"step_{STEPS}", "the run was over before the signal came"
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
-    assert shared_memory() <= before
+    assert shared_memory_of(pids) == set()
 
 
 @pytest.mark.slow

@@ -128,6 +128,8 @@ def test_a_finished_run_is_not_trained_further(
     config = options(pair_directory, tmp_path / "run", steps=2)
     training.train(config, accelerator)
     before = metrics_of(tmp_path / "run")
+    # A signal to the tests, as `timeout` sends, is a request to the run to stop.
+    assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before
 

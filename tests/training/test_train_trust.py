@@ -183,6 +183,27 @@ def test_a_run_that_never_took_a_step_is_a_failure(
     training.train(fine, accelerator)
 
 
+def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On the CPU, where the products of loss and scale overflow as those of fp16 do elsewhere.
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    real = training.micro_batch_losses
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e36)
+    config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="all 3 steps were skipped"):
+            training.train(config, accelerator)
+    assert accelerator.scaler.get_scale() == 2.0**13
+    # Overflows at first, then steps.
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e34)
+    fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
+    training.train(fine, accelerator)
+    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
+    assert 0 < state["skipped"] < 8
+
+
 def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
