@@ -146,8 +146,14 @@ def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
     compiled = compile_kernel(
         "insertion.insertion_kernel",
         "fp32",
-        {"neighbor": "*i32", "parent": "*i32", "state": "*i32", "num_points": "i32"},
-        {"K": NUM_NEIGHBORS, "BLOCK": insertion.BLOCK, "PASSES": insertion.PASSES},
+        {
+            "neighbor": "*i32", "parent": "*i32", "state": "*i32", "left_before": "*i32",
+            "left_after": "*i32", "num_points": "i32", "num_before": "i32",
+        },
+        {
+            "K": NUM_NEIGHBORS, "BLOCK": insertion.BLOCK, "PASSES": insertion.PASSES,
+            "PATIENCE": insertion.PATIENCE,
+        },
         architecture,
         num_warps=insertion.NUM_WARPS,
     )

@@ -173,8 +173,8 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root with gradient 0, in place of NaN or infinity, at 0."""
-    other = ~(squared > 0)
-    return squared.masked_fill(other, 1.0).sqrt().masked_fill(other, 0.0)
+    is_zero = squared <= 0
+    return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
 
 def widest_float(device: torch.device) -> torch.dtype:

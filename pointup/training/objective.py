@@ -86,7 +86,7 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     batch = batch_from_ptr(ptr, len(gaps))
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
     spacing = distance / ratio.sqrt().float()[batch]
-    return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
+    return spacing.masked_fill(spacing <= 0, 1.0)
 
 
 def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossConfig) -> Tensor:
@@ -97,7 +97,7 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
-    mean_spacing = torch.where(mean_spacing > 0, mean_spacing, torch.ones_like(mean_spacing))
+    mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
             pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
