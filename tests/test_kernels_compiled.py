@@ -91,7 +91,10 @@ def test_knn_compiles(
         "knn.knn_kernel",
         floats,
         dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32") | {"query_cloud": "*i32"},
-        {"K": k, "BLOCK_Q": knn.BLOCK_Q, "TILE": knn.TILE, "CHUNK": knn.CHUNK},
+        {
+            "K": k, "BLOCK_Q": knn.BLOCK_Q, "TILE": knn.TILE, "CHUNK": knn.CHUNK,
+            "OWN_FIRST": True,
+        },
         architecture,
         num_warps=knn.NUM_WARPS,
     )

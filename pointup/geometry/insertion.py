@@ -98,20 +98,19 @@ def coarser_samples(ptr: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor
         # Of each node of a sample, where its segment begins, and that of the next finer one.
         first = torch.stack([bounds[len(sizes[0]) : -1], bounds[: -1 - len(sizes[0])]])
         last = first[1] + torch.cat(sizes[:-1]) - 1
-        table = to_device(torch.cat([first, last[None]]), device)
+        of_level = ptr_from_sizes(torch.stack([of_clouds.sum() for of_clouds in sizes]))
+        begins = of_level[:-2].repeat_interleave(len(sizes[0]))
+        table = to_device(torch.stack([*first, last, begins]), device)
         segment = batch_from_ptr(node_ptr, num_nodes)[num_points:] - len(sizes[0])
-        start, finer_start, finer_last = table.index_select(1, segment).unbind()
+        start, finer_start, finer_last, finer_begins = table.index_select(1, segment).unbind()
         node = torch.arange(num_points, num_nodes, device=device)
         place = node - start
         # Any of the points that it stands for: no raster of the input repeats in the sample.
         finer = finer_start + STRIDE * place + (place * 2654435761 >> 16) % STRIDE
         finer = torch.minimum(finer, finer_last)
         parent = parent.index_copy_(0, finer, node)
-        begins = 0
-        for of_level in finer.split([int(of_clouds.sum()) for of_clouds in sizes[1:]]):
-            num_finer = len(rows[-1])
-            rows.append(rows[-1][of_level - begins])
-            begins += num_finer
+        for picked in (finer - finer_begins).split(sizes_from_ptr(of_level)[1:].tolist()):
+            rows.append(rows[-1][picked])
     return torch.cat(rows), parent, node_ptr
 
 
@@ -124,7 +123,7 @@ def copies(pos: Tensor, ptr: Tensor) -> Tensor:
     bits = (pos + 0.0).contiguous().view(torch.int64 if pos.dtype == torch.float64 else torch.int32)
     key = batch_from_ptr(ptr, len(pos))
     for axis in bits.long().unbind(1):
-        key = (key ^ (key >> 29) ^ axis) * -7046029254386353131
+        key = (key * -7046029254386353131) ^ axis
     key, order = key.sort(stable=True)
     is_same = (key[1:] == key[:-1]) & (pos[order[1:]] == pos[order[:-1]]).all(1)
     return torch.zeros(len(pos), dtype=torch.bool, device=pos.device).index_copy(

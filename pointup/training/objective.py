@@ -15,6 +15,7 @@ from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
+    segment_counts,
     segment_mean,
     sizes_from_ptr,
     to_device,
@@ -111,7 +112,9 @@ def cloud_losses(output: Upsampled, batch: Batch, spacing: Tensor, config: LossC
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
         if config.chamfer == "plain":
-            to_target, to_output = safe_sqrt(to_target) / unit, safe_sqrt(to_output) / unit[index]
+            distance = safe_sqrt(torch.cat([to_target, to_output]))
+            to_target, to_output = distance.split([len(pos), len(target)])
+            to_target, to_output = to_target / unit, to_output / unit[index]
         else:
             to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
@@ -148,12 +151,8 @@ def density_loss(output: Upsampled, batch: Batch) -> Tensor:
     with torch.no_grad():
         index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)
         found = index >= 0
-        uniform = (
-            -sizes_from_ptr(batch.ptr)
-            .clamp(min=1)
-            .log()[batch_from_ptr(batch.target_ptr, len(index))]
-        )
+        log_sizes = segment_counts(batch.ptr).log()[batch_from_ptr(batch.target_ptr, len(index))]
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] - 2 * uniform
+    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] + 2 * log_sizes
     return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)

@@ -109,7 +109,7 @@ def insertion_kernel(
 
 def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
     """What `insertion.settle` returns, which describes the shapes; `parent` is int32 too."""
-    state = torch.where(parent < 0, limit, torch.inf).view(torch.int32)
+    state = limit.masked_fill(parent >= 0, torch.inf).view(torch.int32)
     num_programs = max(1, min(triton.cdiv(len(state), BLOCK), programs_at_once(state.device)))
     grids = [num_programs] * LAUNCHES + [1]
     left = torch.ones((len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device)
