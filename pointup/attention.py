@@ -142,11 +142,18 @@ class _Attend(torch.autograd.Function):
         grad_q_position = torch.bmm(grouped, positions).view_as(q_position)
         grad_k = torch.bmm(grad_logits.transpose(1, 2), spread_heads(q, ctx.heads))
         grad_v = torch.bmm(used.transpose(1, 2), grad_out)
-        weights = torch.cat([used.view_as(grouped), grouped], dim=1)
-        products = torch.cat([grad_seen, q_position.reshape(grad_seen.shape)], dim=1)
-        grad_g = torch.bmm(weights.transpose(1, 2), products).view_as(g)
+        by_query = used.view_as(grouped), grad_seen, grouped, q_position.reshape(grad_seen.shape)
+        grad_g = sum_of_products(*by_query).view_as(g)
         grad_kv = torch.cat([grad_k, grad_v], dim=-1)
         return grad_q, grad_q_position, grad_kv, grad_g, None, None, None
+
+
+def sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Sum of the products of a^T with b and of c^T with d, matrices (N, M, ...) each."""
+    if a.device.type != "cpu":
+        return torch.baddbmm(torch.bmm(a.transpose(1, 2), b), c.transpose(1, 2), d)
+    # One product of longer matrices: quicker than two with small ones.
+    return torch.bmm(torch.cat([a, c], dim=1).transpose(1, 2), torch.cat([b, d], dim=1))
 
 
 def spread_heads(values: Tensor, heads: int) -> Tensor:

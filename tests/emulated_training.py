@@ -28,7 +28,7 @@ from pointup.training.memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 from pointup.training.reduction import StepReduction
 
-MOST_OPERATIONS = 1420
+MOST_OPERATIONS = 1200
 """Of a step of the default model in bf16, ratios mixed, with normals: one process launches some
 100,000 to 200,000 a second on a GPU."""
 

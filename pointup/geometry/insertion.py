@@ -57,8 +57,8 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     cloud = 2 * batch_from_ptr(node_ptr, len(row)) + is_copy[row]
     cloud, order = cloud.sort(stable=True)
     borders = torch.arange(2 * len(node_ptr) - 1, device=pos.device)
-    number = torch.arange(len(order), device=pos.device)
-    rank = torch.empty_like(order).index_copy(0, order, number)
+    rank = torch.empty_like(order)
+    rank.index_copy_(0, order, torch.arange(len(order), device=pos.device))
     parent = torch.where(parent < 0, parent, rank[parent])[order]
 
     with assume_valid():
@@ -66,9 +66,9 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     squared = squared.float()
     # Near enough for both to have the other among their neighbours.
     reach = squared[:, -1].contiguous()
-    is_near = squared < torch.minimum(reach[:, None], reach[index])
-    is_none = ~is_near | (index == number[:, None])
-    neighbor = index.int().masked_fill_(is_none, -1)
+    is_far = squared >= torch.minimum(reach[:, None], reach[index])
+    neighbor = index.int().masked_fill_(is_far, -1)
+    neighbor[:, 0] = -1  # the point itself
     if kernels.take(pos, NUM_NEIGHBORS):
         from pointup.geometry.kernels.insertion import settle as settle_there
 
@@ -125,7 +125,8 @@ def copies(pos: Tensor, ptr: Tensor) -> Tensor:
     for axis in bits.long().unbind(1):
         key = (key * -7046029254386353131) ^ axis
     key, order = key.sort(stable=True)
-    is_same = (key[1:] == key[:-1]) & (pos[order[1:]] == pos[order[:-1]]).all(1)
+    place = pos[order]
+    is_same = (key[1:] == key[:-1]) & (place[1:] == place[:-1]).all(1)
     return torch.zeros(len(pos), dtype=torch.bool, device=pos.device).index_copy(
         0, order[1:], is_same
     )

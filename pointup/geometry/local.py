@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 
 import torch
@@ -114,8 +115,7 @@ def plane_normals(covariance: Tensor) -> Tensor:
     symmetric matrices").
     """
     scale = covariance.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    identity = torch.eye(3, dtype=covariance.dtype, device=covariance.device)
-    third = identity / 3
+    identity, third = _identity(covariance.dtype, covariance.device)
     unit = torch.where(scale > 0, covariance / scale.clamp(min=1e-30), third)
     deviation = unit - third
     radius = (deviation.square().sum((1, 2)) / 6).sqrt()
@@ -138,6 +138,14 @@ def plane_normals(covariance: Tensor) -> Tensor:
     apart = along.square() + across.square() > 1e-12
     second = second.masked_fill(~apart[:, None], 0.0)
     return torch.where(largest_first[:, None], second, first)
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The matrix (3, 3), and a third of it; made once, and for any use."""
+    with torch.inference_mode(False):
+        identity = torch.eye(3, dtype=dtype, device=device)
+        return identity, identity / 3
 
 
 def perpendicular_to_all(rows: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     """
     batch = batch_from_ptr(ptr, len(gaps))
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
-    spacing = distance / ratio.sqrt().float()[batch]
+    shrinking = to_device(on_host(ratio).sqrt().float(), gaps.device)
+    spacing = distance / shrinking[batch]
     return spacing.masked_fill(spacing <= 0, 1.0)
 
 
@@ -150,9 +151,9 @@ def density_loss(output: Upsampled, batch: Batch) -> Tensor:
     """
     with torch.no_grad():
         index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)
-        found = index >= 0
         log_sizes = segment_counts(batch.ptr).log()[batch_from_ptr(batch.target_ptr, len(index))]
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] + 2 * log_sizes
-    return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)
+    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)]
+    missed = (-2 * log_sizes - log_share).masked_fill(index < 0, 0.0)
+    return segment_mean(missed, batch.target_ptr)

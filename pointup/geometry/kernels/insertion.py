@@ -54,13 +54,15 @@ def insertion_kernel(
     so that other programs see both or neither. Radii only fall, and an old value read by another
     program only makes it wait: the result does not depend on the order in which programs run.
 
-    Programs end where those of the launch before have left nothing, and count what they leave. A
+    Programs end where the `num_before` of the launch before have left nothing, and count what they
+    leave. A
     program that is alone changes something in every round, since nobody goes before the point with
     the largest radius: it ends with all points settled.
     """
     program = tl.program_id(0)
     before = tl.arange(0, MOST_PROGRAMS)
     num_left = tl.sum(tl.load(left_before + before, mask=before < num_before, other=0), axis=0)
+    num_left = tl.where(num_before > 0, num_left, 1)
     num_rounds = tl.where(num_left > 0, PATIENCE, 0)
     while num_rounds > 0:
         num_left = num_left * 0
@@ -112,14 +114,16 @@ def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> 
     state = limit.masked_fill(parent >= 0, torch.inf).view(torch.int32)
     num_programs = max(1, min(triton.cdiv(len(state), BLOCK), programs_at_once(state.device)))
     grids = [num_programs] * LAUNCHES + [1]
-    left = torch.ones((len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device)
+    left = torch.empty(
+        (len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device
+    )
     # The interpreter runs one program after the other: there is nobody to wait for.
     patience = PATIENCE if state.is_cuda else 1
     with torch.cuda.device_of(state):
         for launch, grid in enumerate(grids):
             insertion_kernel[(grid,)](
                 neighbor, squared, parent, limit, state, left[launch], left[launch + 1],
-                len(state), num_programs, K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES,
+                len(state), num_programs if launch else 0, K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES,
                 PATIENCE=patience, num_warps=NUM_WARPS,
             )  # fmt: skip
     return (state & 0x7FFFFFFF).view(torch.float32)

@@ -185,7 +185,10 @@ def knn_search(
         boxes[:, 3:] = torch.maximum(boxes[:, 3:], query_boxes[:, 3:])
         points = along_curve(axes, ptr, boxes)
         queries = along_curve(query_axes, query_ptr, boxes)
-    home = torch.searchsorted(points.code, queries.code[::BLOCK_Q].contiguous())
+    if query is pos:
+        home = torch.arange(0, len(pos), BLOCK_Q, device=pos.device)
+    else:
+        home = torch.searchsorted(points.code, queries.code[::BLOCK_Q].contiguous())
     tiles = tile_boxes(points.axes)
     with torch.cuda.device_of(pos):
         knn_kernel[(triton.cdiv(len(query), BLOCK_Q),)](
