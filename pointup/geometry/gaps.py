@@ -33,8 +33,8 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
     are beyond the gap.
 
     Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
-    (N, K) ascending, `not_found` (N, K) bool, true only after all that are found, where `to_nearest`
-    and `distance` are 0.
+    (N, K) ascending, `not_found` (N, K) bool, true only after all that are found; `to_nearest` and
+    `distance` are 0 there.
     """
     away, distance, found = to_nearest[:, 1:], distance[:, 1:], ~not_found[:, 1:]
     num_nearest = distance.shape[1]

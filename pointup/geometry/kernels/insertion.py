@@ -123,8 +123,9 @@ def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> 
         for launch, grid in enumerate(grids):
             insertion_kernel[(grid,)](
                 neighbor, squared, parent, limit, state, left[launch], left[launch + 1],
-                len(state), num_programs if launch else 0, K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES,
-                PATIENCE=patience, num_warps=NUM_WARPS,
+                len(state), num_programs if launch else 0,
+                K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES, PATIENCE=patience,
+                num_warps=NUM_WARPS,
             )  # fmt: skip
     return (state & 0x7FFFFFFF).view(torch.float32)
 

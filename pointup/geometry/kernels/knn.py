@@ -124,8 +124,9 @@ def knn_kernel(
                 )
                 pairs = tl.where(is_here[None, :], pairs, infinity)
                 if OWN_FIRST:
-                    # Nearer than other points in the same place.
-                    pairs = tl.where((chosen * TILE + offset) == row[None, :], -1.0, pairs)
+                    # Nearer than other points in the same place. Tiles can be of two clouds.
+                    is_own = ((chosen * TILE + offset) == row[None, :]) & is_here[None, :]
+                    pairs = tl.where(is_own, -1.0, pairs)
 
                 closest, found = tl.min(
                     pairs, 0, return_indices=True, return_indices_tie_break_left=False
