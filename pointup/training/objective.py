@@ -15,6 +15,7 @@ from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
+    segment_counts,
     segment_mean,
     sizes_from_ptr,
     to_device,
@@ -85,8 +86,9 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     """
     batch = batch_from_ptr(ptr, len(gaps))
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
-    spacing = distance / ratio.sqrt().float()[batch]
-    return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
+    shrinking = to_device(on_host(ratio).sqrt().float(), gaps.device)
+    spacing = distance / shrinking[batch]
+    return spacing.masked_fill(spacing <= 0, 1.0)
 
 
 def losses_of_model(
@@ -123,7 +125,7 @@ def cloud_losses(
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
-    mean_spacing = torch.where(mean_spacing > 0, mean_spacing, torch.ones_like(mean_spacing))
+    mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
             pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
@@ -137,7 +139,9 @@ def cloud_losses(
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
         if config.chamfer == "unsquared":
-            to_target, to_output = safe_sqrt(to_target) / unit, safe_sqrt(to_output) / unit[index]
+            distance = safe_sqrt(torch.cat([to_target, to_output]))
+            to_target, to_output = distance.split([len(pos), len(target)])
+            to_target, to_output = to_target / unit, to_output / unit[index]
         else:
             to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
@@ -173,13 +177,9 @@ def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:
     """
     with torch.no_grad():
         index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)
-        found = index >= 0
-        uniform = (
-            -sizes_from_ptr(batch.ptr)
-            .clamp(min=1)
-            .log()[batch_from_ptr(batch.target_ptr, len(index))]
-        )
+        log_sizes = segment_counts(batch.ptr).log()[batch_from_ptr(batch.target_ptr, len(index))]
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] - 2 * uniform
-    return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)
+    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)]
+    missed = (-2 * log_sizes - log_share).masked_fill(index < 0, 0.0)
+    return segment_mean(missed, batch.target_ptr)
