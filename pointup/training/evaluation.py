@@ -20,7 +20,6 @@ from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.measures import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.surfaces import Surface
-from pointup.pictures import evaluation_picture
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.memory import clouds
@@ -201,6 +200,9 @@ class Evaluation:
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
             try:
+                # Processes that draw nothing need not load matplotlib.
+                from pointup.pictures import evaluation_picture
+
                 pictures[name] = evaluation_picture(
                     source,
                     prediction,
