@@ -39,7 +39,9 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "loss" in line]
 
 
-@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+# In short: a killed process that is started again, in test_faults.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_train_the_model_that_one_trains(
     pair_directory: Path, tmp_path: Path, launch: Launch, num_processes: int
 ) -> None:
@@ -67,7 +69,14 @@ def test_several_processes_train_the_model_that_one_trains(
             assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no")])
+@pytest.mark.parametrize(
+    "num_processes, num_workers, precision",
+    [
+        (2, 2, "bf16"),
+        pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
+        pytest.param(2, 2, "no", marks=pytest.mark.slow),
+    ],
+)
 def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     pair_directory: Path,
     tmp_path: Path,
@@ -86,9 +95,13 @@ def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     )  # fmt: skip
     assert "The setup works" in ended.stdout
     assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
+    logs = tmp_path / "quick" / "logs"
+    assert f"processes      {num_processes}" in (logs / "rank_0.log").read_text()
+    assert (logs / f"rank_{num_processes - 1}.log").exists()
     assert shared_memory() <= before
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_on_stderr_and_a_failed_exit(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "--output-dir", str(tmp_path / "run"),
@@ -103,7 +116,10 @@ def test_bad_input_is_one_line_on_stderr_and_a_failed_exit(tmp_path: Path) -> No
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("name, value", [("--token-budget", "0"), ("--ratio", "0.5")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("--token-budget", "0"), ("--ratio", "0.5"), ("--data", "/nowhere/pairs")],
+)
 def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
     tmp_path: Path,
     name: str,
@@ -116,7 +132,8 @@ def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
     assert training.main() == 1
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("train.py: error: ") and name.removeprefix("--") in lines[0]
+    told = value if name == "--data" else name.removeprefix("--")
+    assert lines[0].startswith("train.py: error: ") and told in lines[0]
     assert not (run / "checkpoints").exists()
 
 

@@ -45,18 +45,18 @@ def test_a_draft_leaves_exactly_so_many_points(
 def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
     make_store: StoreMaker,
 ) -> None:
-    model, points = small_model(0.1), np.round(sheet(400), 2)
+    model, points = small_model(0.1), np.round(sheet(240), 2)
     for wishes in (
         Wishes(ratio=3.0, oversampling=3.0),
         Wishes(ratio=10.0, oversampling=2.0),
         Wishes(density=3.0, originals=False, oversampling=3.0),
     ):
-        made = upsample_in_blocks(make_store(points, block_size=90), model, wishes)
+        made = upsample_in_blocks(make_store(points, block_size=60), model, wishes)
         tiled = upsample_in_blocks(
-            make_store(points, block_size=90, chunk_size=60), model, wishes, 4.0
+            make_store(points, block_size=60, chunk_size=40), model, wishes, 4.0
         )
         assert np.array_equal(tiled, made)
-        there = upsample_in_blocks(make_store(points + UTM, block_size=90), model, wishes)
+        there = upsample_in_blocks(make_store(points + UTM, block_size=60), model, wishes)
         assert np.abs(there - UTM - made).max() < 1e-8
 
 

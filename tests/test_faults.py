@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import faulty
 import pytest
 from conftest import Run
 from disturbed import (
     PATIENCE,
     STEPS,
+    arguments,
     assert_ends_like,
     continues,
     is_over,
@@ -19,11 +22,13 @@ from disturbed import (
     latest_of,
     launched,
     log_of,
+    output_file,
     output_of,
     processes_of,
     timed,
     wait_for_step,
 )
+from forked import run_forked
 from test_distributed import SMALL
 
 from pointup.training.config import TrainConfig
@@ -172,12 +177,14 @@ def test_a_second_run_in_the_same_directory_is_refused(
 
 @pytest.mark.parametrize("what", ["options", pytest.param("points", marks=pytest.mark.slow)])
 def test_a_process_that_differs_is_named_with_what_differs(
-    pair_directory: Path, tmp_path: Path, what: str
+    pair_directory: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    fault = f"differ {what} 0 1"
-    with launched(pair_directory, run, fault=fault) as process, timed(f"other {what}: told"):
-        assert process.wait(PATIENCE) != 0
+    words = ["train.py", *arguments(pair_directory, run, "--num-workers", 0)]
+    monkeypatch.setattr(sys, "argv", words)
+    with timed(f"other {what}: told"):
+        statuses = run_forked(faulty.main, output_file(run), FAULT=f"differ {what} 0 1")
+    assert statuses == [1, 1]
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]
     told = output_of(run)

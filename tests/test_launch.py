@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState
 
-from pointup.training.launch import processes_asked_for, seed_micro_batch
+from pointup.errors import ConfigError
+from pointup.training.launch import make_accelerator, processes_asked_for, seed_micro_batch
 
 CONFIGS = Path(__file__).parent.parent / "accelerate_configs"
 
@@ -72,6 +75,27 @@ def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
     assert "WORLD" not in ended.stdout
 
 
+@pytest.fixture
+def new_state() -> Iterator[None]:
+    """Accelerate reads its environment anew, now and afterwards."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("new_state")
+def test_an_environment_that_asks_for_compilation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(ConfigError, match="dynamo_backend INDUCTOR is not supported"):
+        make_accelerator(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    assert make_accelerator(tmp_path).num_processes == 1
+
+
+@pytest.mark.slow
 def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
     config = (CONFIGS / "cpu.yaml").read_text()
     asking = tmp_path / "asking.yaml"
