@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pointup.apps.bench import SECTIONS, Bench
-from pointup.bench import reading, reference, searches, steps, upsampled
+from pointup.bench import reading, reference, searches, steps, timing, upsampled
 from pointup.bench.clouds import one_cloud, ragged, sheet, training_batch
 from pointup.bench.memory import PeakMemory
 from pointup.bench.plain import (
@@ -124,6 +124,7 @@ def test_idle_is_the_share_that_the_quicker_ones_wait() -> None:
 
 
 def test_small_sizes_of_every_section_give_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
     for module in (steps, reference):
         monkeypatch.setattr(module, "QUICK_SIZES", (30,))
         monkeypatch.setattr(module, "token_budget", lambda device: 600)

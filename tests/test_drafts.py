@@ -64,7 +64,7 @@ def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
 def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     make_store: StoreMaker, tmp_path: Path, originals: bool
 ) -> None:
-    store = make_store(sheet(100), block_size=30)
+    store = make_store(sheet(40), block_size=14)
     wishes, model = Wishes(originals=originals), small_model(0.1)
     first = Upsampling(store, model, wishes, CPU, ratio=3.0, oversampling=2.0)
     run_upsampling(first, Alone())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import faulty
 import pytest
 from conftest import Run
 from disturbed import (
@@ -22,7 +20,6 @@ from disturbed import (
     latest_of,
     launched,
     log_of,
-    output_file,
     output_of,
     processes_of,
     timed,
@@ -177,17 +174,16 @@ def test_a_second_run_in_the_same_directory_is_refused(
 
 @pytest.mark.parametrize("what", ["options", pytest.param("points", marks=pytest.mark.slow)])
 def test_a_process_that_differs_is_named_with_what_differs(
-    pair_directory: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    pair_directory: Path, tmp_path: Path, what: str
 ) -> None:
     run = tmp_path / "run"
-    words = ["train.py", *arguments(pair_directory, run, "--num-workers", 0)]
-    monkeypatch.setattr(sys, "argv", words)
+    words = arguments(pair_directory, run, "--num-workers", 0)
     with timed(f"other {what}: told"):
-        statuses = run_forked(faulty.main, output_file(run), FAULT=f"differ {what} 0 1")
-    assert statuses == [1, 1]
+        ended = run_forked("faulty", *words, FAULT=f"differ {what} 0 1")
+    assert ended.returncode == 1
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]
-    told = output_of(run)
+    told = ended.stderr
     assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told
     assert told.count("train.py: error:") == 1
     assert not (run / "checkpoints").exists()
