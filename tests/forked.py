@@ -1,8 +1,8 @@
 """A group of processes that share their imports: a launch takes seconds of them for each.
 
 As a script, `forked.py NUMBER MODULES WORDS...` imports the modules, which are separated by commas,
-and has the main() of the first one run with these words in NUMBER processes over gloo. They don't watch
-over a launcher: none has started them.
+and has the main() of the first one run with these words in NUMBER processes over gloo, in the
+environment that `accelerate launch` gives to processes on CPUs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 SECONDS = 300.0
 """Until a group that does not end is given up."""
@@ -31,6 +32,9 @@ def run_forked(
 
 
 def main() -> int:
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from pointup.training import stopping
+
     number, modules, *words = sys.argv[1:]
     first, *_ = [import_module(name) for name in modules.split(",")]
     with socket.socket() as listener:
@@ -40,9 +44,12 @@ def main() -> int:
         WORLD_SIZE=number, LOCAL_WORLD_SIZE=number, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         ACCELERATE_USE_CPU="true",
     )  # fmt: skip
+    os.environ.setdefault("ACCELERATE_MIXED_PRECISION", "no")
     for rank in range(int(number)):
         if not os.fork():
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            # They were not there yet when it was imported, and end with the process that forks.
+            stopping.LAUNCHER = os.getppid()
             sys.argv = [first.__name__, *words]
             return int(first.main())
     statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]

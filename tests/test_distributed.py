@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tyro
 from conftest import ROOT, Run, metrics_of, shared_memory
+from forked import run_forked
 from runs import training
 
 from pointup.training.config import TrainConfig
@@ -69,14 +70,28 @@ def test_several_processes_train_the_model_that_one_trains(
             assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "num_processes, num_workers, precision",
-    [
-        (2, 2, "bf16"),
-        pytest.param(1, 1, "bf16", marks=pytest.mark.slow),
-        pytest.param(2, 2, "no", marks=pytest.mark.slow),
-    ],
-)
+def quick_check(data: Path, run: Path, num_workers: int) -> tuple[object, ...]:
+    return ("--data", data, "--output-dir", run, *SMALL, "--quick", "--num-workers", num_workers)
+
+
+def assert_works(ended: Run, run: Path, num_processes: int) -> None:
+    assert "The setup works" in succeeded(ended).stdout
+    assert [line["step"] for line in steps_of(run / "quick")] == [1, 2, 3, 4]
+    logs = run / "quick" / "logs"
+    assert f"processes      {num_processes}" in (logs / "rank_0.log").read_text()
+    assert (logs / f"rank_{num_processes - 1}.log").exists()
+
+
+def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path) -> None:
+    before = shared_memory()
+    words = quick_check(pair_directory, tmp_path, num_workers=2)
+    ended = run_forked("train", *words, ACCELERATE_MIXED_PRECISION="bf16")
+    assert_works(ended, tmp_path, 2)
+    assert shared_memory() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no")])
 def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     pair_directory: Path,
     tmp_path: Path,
@@ -86,18 +101,9 @@ def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     precision: str,
 ) -> None:
     before = shared_memory()
-    ended = succeeded(
-        launch(
-            "--data", pair_directory, "--output-dir", tmp_path, *SMALL, "--quick",
-            "--num-workers", str(num_workers),
-            num_processes=num_processes, mixed_precision=precision,
-        )
-    )  # fmt: skip
-    assert "The setup works" in ended.stdout
-    assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
-    logs = tmp_path / "quick" / "logs"
-    assert f"processes      {num_processes}" in (logs / "rank_0.log").read_text()
-    assert (logs / f"rank_{num_processes - 1}.log").exists()
+    words = quick_check(pair_directory, tmp_path, num_workers)
+    ended = launch(*words, num_processes=num_processes, mixed_precision=precision)
+    assert_works(ended, tmp_path, num_processes)
     assert shared_memory() <= before
 
 
