@@ -121,23 +121,20 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that disturbed ones are compared with; beside it, how many seconds it took.
+    """The run that disturbed ones are compared with: of one process, which does the same.
 
     Made once, for all processes that run tests.
     """
-    from disturbed import ends
+    from disturbed import continues
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     run = folder / "undisturbed" / "run"
     with FileLock(folder / "undisturbed.lock"):
-        seconds = run.with_name("seconds")
-        if not seconds.exists():
+        if not run.exists():
             run.parent.mkdir(exist_ok=True)
-            began = time.monotonic()
-            ends(pair_directory, run)
-            seconds.write_text(str(time.monotonic() - began))
+            continues(pair_directory, run)
     return run
 
 

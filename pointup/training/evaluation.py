@@ -23,7 +23,6 @@ from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.out_of_memory import clouds
 from pointup.training.objective import training_ratio
-from pointup.visualization import evaluation_picture
 
 logger = logging.getLogger("pointup")
 
@@ -192,6 +191,9 @@ class Evaluation:
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
             try:
+                # Processes that draw nothing need not load matplotlib.
+                from pointup.visualization import evaluation_picture
+
                 pictures[name] = evaluation_picture(
                     source,
                     prediction,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -90,6 +89,17 @@ from multiprocessing import active_children
 from pointup.datasets.batch import make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_pairs
 
+# One process for each ending, of a session of its own: launchers signal whole groups of processes.
+endings = {}
+for ending in sys.argv[2:]:
+    endings[ending] = os.fork()
+    if not endings[ending]:
+        os.setsid()
+        break
+else:
+    for ending, pid in endings.items():
+        print(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)
 samples = PairDataset(open_pairs(sys.argv[1], "train"))
 batches = iter(make_loader(samples, [[(0, i)] for i in range(40)] * 10, num_workers=2))
 # They have only just been forked: nothing has been heard of them yet.
@@ -99,10 +109,11 @@ for worker in workers:
     os.kill(worker, signal.SIGINT)
 for _ in range(30):
     next(batches)
-print("workers", *workers, flush=True)
-if sys.argv[2] == "exception":
+os.write(1, b"workers %d %d\\n" % tuple(workers))
+if ending == "exception":
     raise RuntimeError("the step failed")
-if sys.argv[2] == "interrupt":
+if ending == "interrupt":
+    os.killpg(0, signal.SIGINT)
     time.sleep(60)
 """
 
@@ -111,32 +122,16 @@ if sys.argv[2] == "interrupt":
 def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_ctrl_c(
     pair_directory,
 ):
-    endings = {
-        ending: subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, pair_directory, ending],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # A launcher signals the whole process group, workers too.
-            start_new_session=True,
-        )
-        for ending in ("end", "exception", "interrupt")
-    }
     expected = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
-    pids: set[int] = set()
-    try:
-        for ending, process in endings.items():
-            assert process.stdout is not None
-            workers = process.stdout.readline().split()[1:]
-            assert len(workers) == 2, process.communicate(timeout=60)
-            pids |= {process.pid, *map(int, workers)}
-            if ending == "interrupt":
-                os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == expected[ending], errors
-            assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-        assert shared_memory_of(pids) == set()
-    finally:
-        for process in endings.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, pair_directory, *expected],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = [line.split() for line in ended.stdout.splitlines()]
+    assert {word[0]: int(word[1]) for word in told if word[0] in expected} == expected, ended.stderr
+    workers = [pid for words in told if words[0] == "workers" for pid in words[1:]]
+    assert len(workers) == 6 and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert "the step failed" in ended.stderr
+    assert shared_memory_of(set(map(int, workers))) == set()

@@ -29,6 +29,9 @@ from pointup.training.run_directory.checkpoint import latest_checkpoint
 GRACE_SECONDS = 30
 """What the launcher gives its processes. A starved machine takes as long to end the launcher."""
 
+START_SECONDS = 15.0
+"""About what a launched run takes until it trains."""
+
 
 @pytest.mark.slow
 def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_later(
@@ -95,11 +98,10 @@ def test_a_signal_at_a_random_moment_leaves_a_whole_checkpoint_and_the_run_conti
     chance = random.Random(seed)
     run = tmp_path / "run"
     step, share = max(0, chance.randrange(-2, STEPS + 2)), chance.random()
-    start_seconds = float(undisturbed.with_name("seconds").read_text())
     with launched(pair_directory, run, num_workers=1) as process:
         if step:
             wait_for_step(run, step)  # Evaluations count as well.
-        time.sleep(share * (0.5 if step else start_seconds))
+        time.sleep(share * (0.5 if step else START_SECONDS))
         launcher = psutil.Process(process.pid)
         members = launcher.children() if process.poll() is None else []
         # The launcher as often as one of its processes.

@@ -22,6 +22,7 @@ from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_distributed import SMALL
 
+from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
@@ -81,7 +82,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     # An archive, as is looked at before a run, but of something else.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
-    real, real_picture = evaluation.measure_pairs, evaluation.evaluation_picture
+    real, real_picture = evaluation.measure_pairs, pictures.evaluation_picture
 
     def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
         # As written by hand: `find_bad_samples` may leave such a sample out today or tomorrow.
@@ -96,7 +97,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
         return real_picture(*given, title=title, **named)
 
     monkeypatch.setattr(evaluation, "measure_pairs", measure_pairs)
-    monkeypatch.setattr(evaluation, "evaluation_picture", picture)
+    monkeypatch.setattr(pictures, "evaluation_picture", picture)
     run = tmp_path / "run"
     training.train(
         options(tmp_path / "data", run, steps=2, eval_every=1, num_pictures=3), accelerator
