@@ -61,7 +61,8 @@ def open_patches(
         source, target = file[source_key], file[target_key]
         if len(source) != len(target):
             raise FileError(
-                f"{path}: {source_key} holds {len(source)} patches and {target_key} {len(target)}"
+                f"{path}: {source_key} holds {len(source)} patches, {target_key} {len(target)}; "
+                "choose two arrays of equal length with --source-key and --target-key"
             )
         if not len(source):
             raise FileError(f"{path}: {source_key} holds no patches")

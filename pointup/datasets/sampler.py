@@ -1,7 +1,7 @@
 """A batch sampler for clouds of any size: full batches, balanced steps, each sample once per epoch.
 
-Own code, because no batch sampler of PyTorch, PyG or Accelerate packs by size and balances the load
-of an optimizer step across processes with a plan that does not depend on their number.
+Own code, because PyTorch and Accelerate have no sampler that packs by size, and the
+`DynamicBatchSampler` of PyG has neither balanced loads across processes nor a state to resume from.
 """
 
 from __future__ import annotations
@@ -210,7 +210,9 @@ class TokenBudgetBatchSampler:
         if self._past and self._past[-1][:3] == self._segment()[:3]:
             self._step = self._past.pop()[3] or 0
         if self._step > self.plan.num_steps:
-            raise ValueError(f"step {self.steps_done} of an epoch of {self.num_steps}")
+            raise ValueError(
+                f"sampler state: step {self.steps_done} of an epoch of {self.num_steps} steps"
+            )
 
     def statistics(self) -> PlanStatistics:
         """The fill, the idle share and the number of empty batches of `plan`."""
@@ -243,7 +245,9 @@ class TokenBudgetBatchSampler:
                 np.random.default_rng(key) if self.shuffle else None,
             )
             if num_steps > plan.num_steps:
-                raise ValueError(f"step {num_steps} of a part of an epoch of {plan.num_steps}")
+                raise ValueError(
+                    f"sampler state: segment {number} ends at step {num_steps} of {plan.num_steps}"
+                )
             samples = np.sort(plan.samples[plan.ptr[num_steps * slots] :])
         return plan
 
@@ -251,19 +255,19 @@ class TokenBudgetBatchSampler:
 def _check_position(state: dict[str, Any]) -> None:
     for name in ("seed", "epoch"):
         if type(state[name]) is not int or state[name] < 0:
-            raise ValueError(f"{name} is {state[name]!r}")
+            raise ValueError(f"sampler state: {name} is {state[name]!r}")
     for segment in state["segments"]:
         slots, budget, max_clouds, num_steps = segment
         least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
         if not all(type(value) is int and value >= low for value, low in least):
-            raise ValueError(f"a part of the epoch is {segment}")
+            raise ValueError(f"sampler state: invalid segment {segment}")
 
 
 def _checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     array = np.asarray(sizes)
     if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
         raise ValueError(
-            f"sizes must be a list of whole numbers, one a sample; got {array.dtype} {array.shape}"
+            f"sizes must be a list of integers, one per sample; got {array.dtype} {array.shape}"
         )
     array = array.astype(np.int64)
     if array.min() < 0:

@@ -247,7 +247,7 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     if dtype.kind == "f":
         cast = values.astype(dtype)
         if values.dtype.kind in "iu" and not np.array_equal(cast.astype(values.dtype), values):
-            raise DataError(f"{what}: whole numbers up to {values.max()} don't fit {dtype.name}")
+            raise DataError(f"{what}: integers up to {values.max()} don't fit {dtype.name}")
         return cast
     if dtype.kind == "b":
         return values.astype(dtype)

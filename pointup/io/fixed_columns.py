@@ -35,8 +35,8 @@ class FixedColumnWriter(PointWriter):
         self.columns = [name for name in self.supported if name in names]
         if left_out := [name for name in names if name not in self.supported]:
             warn_once(
-                f"{path}: {path.suffix} files have no place for {', '.join(left_out)}; left out "
-                "(LAS, PLY, PCD and CSV keep them)"
+                f"{path}: {path.suffix} files can't store {', '.join(left_out)}; left out (LAS, "
+                "PLY, PCD and CSV store them)"
             )
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:

@@ -49,16 +49,16 @@ def read_sweep(path: Path) -> PointCloud:
         size = path.stat().st_size
     if size % (4 * width):
         raise FileError(
-            f"{path}: not a KITTI sweep: {size} bytes are not rows of {width} float32; name a "
-            "file by its own kind"
+            f"{path}: not a KITTI sweep: {size} bytes are not rows of {width} float32; give it the "
+            "extension of its format"
         )
     rows = values.reshape(-1, width)
     positions = as_positions(rows[:, :3].T)
     check_positions(positions, str(path))
     if np.abs(positions).max() > MAX_COORDINATE:
         raise FileError(
-            f"{path}: not a KITTI sweep: coordinates up to {np.abs(positions).max():g}; name a "
-            "file by its own kind"
+            f"{path}: not a KITTI sweep: coordinates up to {np.abs(positions).max():g}; give it "
+            "the extension of its format"
         )
     columns = {name: rows[:, 3 + i].astype(np.float32) for i, name in enumerate(names)}
     return PointCloud(positions, columns, SweepHeader(names), path)

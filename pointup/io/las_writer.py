@@ -83,7 +83,7 @@ class LasWriter(PointWriter):
             )
         if header.point_format.id in (9, 10) and self.path.suffix.lower() == ".laz":
             # lazrs 0.8 confuses the wave packets of different scanner channels.
-            raise FileError(f"{self.path}: waveforms aren't compressed exactly; name it .las")
+            raise FileError(f"{self.path}: waveforms can't be compressed exactly; name it .las")
         if str(header.version) == "1.0":
             raise FileError(f"{self.path}: LAS 1.0 can't be written; convert the original to 1.2")
 
@@ -106,8 +106,8 @@ class LasWriter(PointWriter):
         for known in list(header.point_format.extra_dimensions)[len(structs) :]:
             if known.num_elements > 255:
                 raise FileError(
-                    f"{self.path}: the original has {known.num_elements} extra bytes a point that "
-                    "it doesn't describe; dimensions can be added to 255 of them at most"
+                    f"{self.path}: the original has {known.num_elements} undescribed extra bytes "
+                    "per point; dimensions can be added to at most 255 of them"
                 )
             structs.append(ExtraBytesStruct(known.name.encode(), (0, known.num_elements)))
         try:

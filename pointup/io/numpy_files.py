@@ -60,8 +60,8 @@ def read_npz(path: Path) -> PointCloud:
         key = next((key for key in POSITION_KEYS if key in headers), None)
         if key is None:
             raise FileError(
-                f"{path}: no array is named {', '.join(POSITION_KEYS)}; name the points so, not "
-                f"{', '.join(headers) or 'none'}"
+                f"{path}: no array is named {', '.join(POSITION_KEYS)}; rename the array of points "
+                f"(there are: {', '.join(headers) or 'none'})"
             )
         selected = {
             name: header

@@ -108,7 +108,9 @@ def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
     header = PcdHeader(encoding, tuple(names), tuple(types), " ".join(entries.get("VIEWPOINT", [])))
     named = [name for name in names if name != "_"]
     if len(set(named)) < len(named) or not set("xyz") <= set(named):
-        raise FileError(f"{path}: its fields must be x, y, z and others, each once; export it so")
+        raise FileError(
+            f"{path}: it must have the fields x, y, z, and no field twice; export it again"
+        )
     if "POINTS" in entries:
         (num_points,) = _numbers(path, entries, "POINTS", 1)
     else:
@@ -123,7 +125,7 @@ def _numbers(path: Path, entries: dict[str, list[str]], key: str, length: int) -
         w.isdecimal() and w.isascii() and len(w) < 19 for w in words
     ):
         raise FileError(
-            f"{path}: {key} is {' '.join(words)[:40]!r} in its header, not {length} whole numbers; "
+            f"{path}: {key} is {' '.join(words)[:40]!r} in its header, not {length} integers; "
             "export it again"
         )
     return [int(word) for word in words]

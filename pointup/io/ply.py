@@ -104,7 +104,9 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 comments.append(line.strip())
             case ["element", name, count] if count.isascii() and count.isdecimal():
                 if len(count) > 18:
-                    raise FileError(f"{path}: can't hold {count[:40]} of {name}; export it again")
+                    raise FileError(
+                        f"{path}: its header counts {count[:40]} of {name}; export it again"
+                    )
                 element = name
                 counts[name] = int(count)
             case ["property", "list", *_] if element == "vertex":
@@ -122,7 +124,9 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 line = line.strip()[:60]
                 raise FileError(f"{path}: can't read PLY header line {line!r}; export it again")
     if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
-        raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
+        raise FileError(
+            f"{path}: its first element must be vertex, with x, y and z; export it again"
+        )
     if left_out := [f"{counts[name]:,} of {name}" for name in counts if name != "vertex"]:
         warn_once(
             f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "

@@ -1,7 +1,7 @@
 """Reads and writes points as text tables: XYZ, TXT and CSV, with or without column names.
 
-pyarrow parses the numbers. Finding the layout is own code, because no library knows the variants
-that point files have: names in a comment, # and // as comment marks, decimal commas.
+pyarrow parses the numbers. Detecting the layout is own code, because CSV readers do not detect the
+variants of point files: column names in a comment, # and // as comment marks, decimal commas.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path: Path) -
     path, positions = tmp_path / "a.ply", np.zeros((2, 3))
     write_points(path, PointCloud(positions, {"time": np.array([2**40 + 1, -5])}))
     assert read_points(path).attributes["time"].tolist() == [2**40 + 1, -5]
-    with pytest.raises(DataError, match=r"a\.ply: time: whole numbers up to .* don't fit float64"):
+    with pytest.raises(DataError, match=r"a\.ply: time: integers up to .* don't fit float64"):
         write_points(path, PointCloud(positions, {"time": np.array([2**53 + 1, 0])}))
 
 

@@ -304,12 +304,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "absurd.pcd": (ORGANISED.replace("POINTS 4", "POINTS 9999999999").encode(), "ends before its"),
     "digits.pcd": (ORGANISED.replace("POINTS 4", "POINTS " + "9" * 99).encode(), "POINTS is '999"),
     "field.pcd": (ORGANISED.replace("SIZE 4", "SIZE 3").encode(), "unknown field type F of 3"),
-    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "its fields must be x, y, z"),
+    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "it must have the fields x, y, z"),
     "no.e57": (b"nothing", "E57"),
     "a.off": (b"OFF", "is a mesh, and points are needed: sample its surface .* `pointup prepare"),
     "a.glb": (b"glTF", "is a mesh, and points are needed"),
     "count.ply": (
-        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n", "can't hold 999",
+        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n", "its header counts 999",
     ),
     "many.ply": (
         b"ply\nformat binary_little_endian 1.0\nelement vertex 999999999999999\n"
@@ -352,7 +352,7 @@ def test_attributes_that_a_format_cannot_store_are_reported_once(
         with open_writer(path, cloud, [ExtraDimension("parent", "u4", default="index")]) as writer:
             copy_points(path, writer)
     (record,) = caplog.records
-    assert "a.pts: .pts files have no place for parent; left out" in record.getMessage()
+    assert "a.pts: .pts files can't store parent; left out" in record.getMessage()
     assert_holds(read_points(path), cloud.positions, **cloud.attributes)
 
 
