@@ -59,7 +59,7 @@ def unpack_points(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def first_points(column: pa.ChunkedArray) -> np.ndarray:
-    """Coordinates (N, 3) float32 of the first cloud of a column, a read-only view."""
+    """The coordinates (N, 3) float32 of the first cloud of a column, as a read-only view."""
     triples = column[0].values
     if triples is None:
         return np.empty((0, 3), np.float32)

@@ -18,7 +18,7 @@ from pointup.io.extents import FileExtent
 from pointup.io.files import LAS_EXTENSIONS
 
 MAX_GAP = 10.0
-"""Largest gap between adjacent files, as a multiple of their mean point spacing."""
+"""Largest gap between adjacent files, as a multiple of the larger of their point spacings."""
 MIN_CENTRE_DISTANCE, MIN_CENTRE_DISTANCE_SHAPES = 1 / 4, 1 / 2
 """Smallest distance between the centres of adjacent files along x or y, as a fraction of the longer
 of their two sides. The first value is for LAS and LAZ files. The second is for all other formats,

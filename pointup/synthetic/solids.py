@@ -52,7 +52,7 @@ def stairs(rng: np.random.Generator) -> Loops:
 
 
 def profile(rng: np.random.Generator) -> Loops:
-    """What steel is rolled to: L, T, U, I and Z."""
+    """The cross-section of a steel beam: L, T, U, I or Z."""
     t = rng.uniform(0.08, 0.3)
     h = t / 2
     shapes = (
@@ -184,7 +184,7 @@ FURNITURE = (table, table, shelf, crate, heat_sink)
 
 
 def furniture(rng: np.random.Generator) -> np.ndarray:
-    """Tables, chairs, shelves, crates, heat sinks: thin walls at right angles."""
+    """A table, chair, shelf, crate or heat sink: thin walls at right angles."""
     size = rng.uniform([0.6, 0.4, 0.4], [1.6, 1.0, 1.4])
     return FURNITURE[rng.integers(len(FURNITURE))](rng, size, rng.uniform(0.03, 0.12))
 
