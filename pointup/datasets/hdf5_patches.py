@@ -136,9 +136,8 @@ def _hdf5_errors(path: Path, where: str = "") -> Iterator[None]:
         raise
     # h5py has no error class of its own: a damaged file raises RuntimeError, KeyError and others.
     except Exception as error:
-        raise FileError(
-            f"{path}: can't be read{where} ({(str(error) or repr(error)).splitlines()[0]}); copy it again"
-        ) from error
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise FileError(f"{path}: can't be read{where} ({reason}); copy it again") from error
 
 
 def _patch_arrays(file: h5py.File) -> dict[str, tuple[int, ...]]:

@@ -178,7 +178,7 @@ def copy_file(path: Path, target: Path) -> None:
         content = path.read_bytes()
     with os_errors(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = followed(target)
+        written = resolve_symlink(target)
         part = written.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_bytes(content)
