@@ -20,7 +20,7 @@ from sheets import (
 
 from pointup import Upsampler, upsample
 from pointup.geometry.thinning import poisson_disk_subset
-from pointup.upsampling.executor import Alone, run_upsampling
+from pointup.upsampling.executor import SingleProcess, run_upsampling
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Candidates
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
@@ -67,11 +67,11 @@ def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     store = make_store(sheet(100), block_size=30)
     options, model = UpsampleOptions(originals=originals), small_model(0.1)
     first = UpsamplingPass(store, model, options, CPU, ratio=3.0, oversampling=2.0)
-    run_upsampling(first, Alone())
+    run_upsampling(first, SingleProcess())
     # Blocks that seldom hold children of more than one row.
-    finer = build_store(first.made.for_second_pass(), tmp_path, block_size=2)
+    finer = build_store(first.output.for_second_pass(), tmp_path, block_size=2)
     draft = UpsamplingPass(finer, model, UpsampleOptions(), CPU, ratio=2.0, measured=store)
-    run_upsampling(draft, Alone())
+    run_upsampling(draft, SingleProcess())
     first.take_second_pass(draft)
 
     def of_blocks(made: UpsamplingPass) -> np.ndarray:

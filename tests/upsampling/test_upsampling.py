@@ -107,7 +107,7 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
     ]
     for block in range(len(upsampling)):
         upsampling.relax_block(block)
-    clouds = [upsampling.made.cloud(block) for block in range(len(upsampling))]
+    clouds = [upsampling.output.cloud(block) for block in range(len(upsampling))]
     made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
     fixed = np.concatenate(
         [store.read_block(block)["position"] for block in range(len(upsampling))]
