@@ -235,7 +235,7 @@ def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on
     folders = [str(tmp_path / name) for name in names]
     assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
     told = capsys.readouterr().err
-    assert f"training pairs touch what {folders[1]} validates on" in told
+    assert f"training pairs that touch validation pairs of {folders[1]}" in told
     assert folders[2] not in told
 
     def points(split: str, numbers: str) -> list[np.ndarray]:

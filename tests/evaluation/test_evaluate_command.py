@@ -97,7 +97,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     )  # fmt: skip
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) < 100 + len(str(meshes))
-    for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
+    for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol pu-gcn"):
         assert words in text
     content = figures_of(json_path)
     assert list(content["means"]) == ["model", "midpoints", "resampled"]
@@ -129,7 +129,7 @@ def test_shapes_and_surveys_are_upsampled_with_the_oversampling_asked_for(
         points, truth = (np.loadtxt(shapes / name / "one.xyz") for name in ("inputs", "truth"))
         ratio = len(truth) / len(points)
         made = upsample(points, ratio, model=upsampler, oversampling=oversampling)
-        expected = measure_shape(made, Shape("one", truth), "field")
+        expected = measure_shape(made, Shape("one", truth), "pu-gcn")
         assert figures["cd"] == pytest.approx(expected["cd"], rel=1e-5)
         assert not evaluate(*survey, "--ratio", 3, *asked)
         points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
@@ -144,7 +144,7 @@ def test_16x_passes_and_both_protocols_are_said(
     meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cds = []
-    for protocol in ("field", "half"):
+    for protocol in ("pu-gcn", "half"):
         path = tmp_path / f"{protocol}.json"
         assert not evaluate(
             "shapes", "--meshes", meshes, "--num-source", 20, "--ratio", 16,

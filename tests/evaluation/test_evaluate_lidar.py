@@ -332,7 +332,7 @@ def test_surveys_elsewhere_are_refused_with_their_coordinates() -> None:
 
 
 def test_a_prediction_without_points_on_the_common_ground_is_refused() -> None:
-    with pytest.raises(DataError, match="prediction has no points on the common ground"):
+    with pytest.raises(DataError, match="prediction has no points on the common extent"):
         measure_survey(lattice(2, 2) + 50, lattice(2, 2), whole(2, 2))
 
 

@@ -58,7 +58,7 @@ def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 
 def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
     shape = Shape("pair", TRUTH, surface=PLANE)
-    figures = measure_shape(PREDICTION, shape, "field")
+    figures = measure_shape(PREDICTION, shape, "pu-gcn")
     # By itself the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s), s = sqrt(1/2):
     # all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
     assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
@@ -80,7 +80,7 @@ def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
     assert figures["hausdorff"] == pytest.approx(2000)
     assert figures["p2f"] == pytest.approx(1000)
     assert "half" in shape_metrics("half")["cd"].convention
-    assert "half" not in shape_metrics("field")["cd"].convention
+    assert "half" not in shape_metrics("pu-gcn")["cd"].convention
 
 
 def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_larger_one_here() -> (
@@ -89,7 +89,7 @@ def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_lar
     truth = np.array([[-1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0]])
     prediction = np.array([[-1.0, 0, 0], [1, 0, 0]])
     # Both have mean 0 and furthest distance 1. To the truth 0; back 0 twice and sqrt 2 twice.
-    figures = measure_shape(prediction, Shape("cross", truth), "field")
+    figures = measure_shape(prediction, Shape("cross", truth), "pu-gcn")
     assert figures["cd"] == pytest.approx(1e3 * (0 + (2 + 2) / 4), rel=1e-6)
     assert figures["hd"] == pytest.approx(1e3 * (0 + 2), rel=1e-6)
     assert figures["hausdorff"] == pytest.approx(1e3 * np.sqrt(2), rel=1e-6)
@@ -98,7 +98,7 @@ def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_lar
 def test_unevenness_of_three_points_in_a_line() -> None:
     line = np.array([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]])
     # Nearest others 1, 1 and 2 away: standard deviation sqrt(2) / 3, mean 4 / 3.
-    figures = measure_shape(line, Shape("line", line), "field")
+    figures = measure_shape(line, Shape("line", line), "pu-gcn")
     assert figures["spacing_cv"] == pytest.approx(np.sqrt(2) / 4, rel=1e-6)
     assert figures["cd"] == 0
 
@@ -143,14 +143,14 @@ def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> 
     surface = torus()
     rng = np.random.default_rng(1)
     truth, prediction = surface.sample(300, rng)[0], surface.sample(200, rng)[0] * 1.02
-    here = measure_shape(prediction, Shape("torus", truth, surface=surface), "field")
+    here = measure_shape(prediction, Shape("torus", truth, surface=surface), "pu-gcn")
     move = np.array([5e5, 4e6, 100.0])
     there = measure_shape(
         7 * prediction + move,
         Shape(
             "torus", 7 * truth + move, surface=Surface(7 * surface.vertices + move, surface.faces)
         ),
-        "field",
+        "pu-gcn",
     )
     assert there.pop("p2f") == pytest.approx(7 * here.pop("p2f"), rel=1e-5)
     assert there == pytest.approx(here, rel=1e-4)
@@ -184,7 +184,7 @@ def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path
     (uneven,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
     assert np.array_equal(even.truth, uneven.truth)
     assert np.array_equal(even.second, uneven.second)
-    spread = [measure_shape(shape.source, shape, "field")["spacing_cv"] for shape in (even, uneven)]
+    spread = [measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, uneven)]
     assert spread[0] < 0.25 < spread[1]
 
 
@@ -219,7 +219,7 @@ def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) 
     assert shape.source is not None
     model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
     made = upsample(shape.source, 16, model=model)
-    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "field")
+    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "pu-gcn")
     assert np.array_equal(made[:40], shape.source)
 
 
@@ -257,7 +257,7 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
         rows = evaluate_shape(shape, Upsampler().eval())
         assert list(rows) == ["model", "prediction", "midpoints", "resampled"]
         assert shape.prediction is not None
-        assert rows["prediction"] == measure_shape(shape.prediction, shape, "field")
+        assert rows["prediction"] == measure_shape(shape.prediction, shape, "pu-gcn")
         assert len(shape.second if shape.second is not None else []) == 120
 
 
@@ -285,9 +285,9 @@ def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
 def test_shapes_that_can_t_be_measured_are_named() -> None:
     point = np.zeros((5, 3))
     with pytest.raises(DataError, match="flat: all points of the truth are in one place"):
-        measure_shape(PREDICTION, Shape("flat", point), "field")
+        measure_shape(PREDICTION, Shape("flat", point), "pu-gcn")
     with pytest.raises(DataError, match="pair: the prediction has no points"):
-        measure_shape(point[:0], Shape("pair", TRUTH), "field")
+        measure_shape(point[:0], Shape("pair", TRUTH), "pu-gcn")
     swapped = replace(Shape("pair", TRUTH), source=point)
     with pytest.raises(DataError, match="pair: the input has 5 points, the truth only 2"):
         evaluate_shape(swapped, None)

@@ -31,7 +31,8 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
 
 
 def test_cells_without_weight_get_nothing() -> None:
-    assert scale_to_total(4.0, np.array([0.0, 1.0, 1.0]), np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
+    weights = np.array([0.0, 1.0, 1.0])
+    assert scale_to_total(4.0, weights, np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
     assert scale_to_total(0.0, np.zeros(2), np.zeros(2)).tolist() == [0.0, 0.0]
 
 

@@ -34,7 +34,7 @@ class TargetCounts:
         self._ratio, self._is_first = ratio, is_first
 
     def ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next one."""
+        """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next."""
         size = int(self._store.block_ptr[block + 1] - self._store.block_ptr[block])
         if self._ratio is not None:
             return np.full(size, self._ratio), np.ones(size)

@@ -164,7 +164,7 @@ class UpsamplingPass:
         ]
 
     def thin(self, block: int) -> None:
-        """Select candidates of a block up to its quotas, away from selected ones of other blocks."""
+        """Select candidates of a block up to its quotas, away from those of blocks done before."""
         with self._files.load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, radius = saved["cell"], float(saved["radius"])
