@@ -81,6 +81,6 @@ def test_pairs_are_counted_against_what_the_hardware_can_issue(
     driver(tmp_path, "exit 9", monkeypatch)
     assert pairs_bound(CPU) is None
     assert pairs_finding(CPU, 1e-3, 2e12, bound).level == "ok"
-    assert "52% of what it can issue" in pairs_finding(CPU, 1e-3, 2e12, bound).text
+    assert "52% of the hardware bound" in pairs_finding(CPU, 1e-3, 2e12, bound).text
     assert pairs_finding(CPU, 1e-3, 1e11, bound).level == "warn"
     assert "not known" in pairs_finding(CPU, 1e-3, 1e11, None).text

@@ -77,7 +77,7 @@ def test_a_run_that_ended_well_is_ok(run: Path) -> None:
     findings = list(run_findings(run))
     assert {finding.level for finding in findings} == {"ok"}
     texts = "\n".join(finding.text for finding in findings)
-    assert "step_3 is whole" in texts and "LATEST" in texts and "step 3, " in texts
+    assert "step_3 is intact" in texts and "LATEST" in texts and "step 3, " in texts
 
 
 def damage(path: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_command_tells_each_finding_and_fails_when_one_does(
     text = capsys.readouterr().out
     needed = in_bytes(shared_memory_needed(2, 4096, 1))
     assert f"the loader needs {needed}" in text and "fail " not in text
-    assert "data, train" in text and "step_3 is whole" in text and "All works" in text
+    assert "data, train" in text and "step_3 is intact" in text and "No check failed" in text
     damage(run / "checkpoints" / "step_3" / "optimizer.pt")
     assert main(["doctor", "--run", str(run)]) == 1
     assert "\n1 failed, " in capsys.readouterr().out

@@ -152,7 +152,10 @@ def assert_nothing_is_left(folder: Path, before: set[Path]) -> None:
         (["thin", "empty"], "empty: no files in it"),
         (["thin"], "no input"),
         (["thin", "far.npy", "--tile", "0.001"], "try a larger --tile"),
-        (["pairs", "--source", "far.npy", "--target", "near.npy"], "are the coordinate systems the same"),
+        (
+            ["pairs", "--source", "far.npy", "--target", "near.npy"],
+            "are the coordinate systems the same",
+        ),
         (["meshes", "bad.off"], "bad.off"),
         (["h5", "bad.h5"], "bad.h5"),
         (["thin", "near.npy", "--validation", "1.5"], "--validation 1.5"),
@@ -309,7 +312,10 @@ def test_the_default_dataset_has_the_share_of_scenes_asked_for(
     [
         (lambda: (ground(400, 0), ground(9_000, 1)), "is little"),
         (lambda: (ground(9_000, 0), ground(4_000, 1)), "swapped"),
-        (lambda: (ground(999, 0, width=4), ground(999, 1, width=4)), "too few pairs to hold some out"),
+        (
+            lambda: (ground(999, 0, width=4), ground(999, 1, width=4)),
+            "too few pairs to hold some out",
+        ),
     ],
 )
 def test_notes_tell_what_looks_wrong(

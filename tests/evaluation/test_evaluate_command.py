@@ -97,7 +97,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     )  # fmt: skip
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) < 100 + len(str(meshes))
-    for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol pu-gcn"):
+    for words in ("2 shapes, sampled 2 times", "60 points to 240: 4x", "protocol pu-gcn"):
         assert words in text
     content = figures_of(json_path)
     assert list(content["means"]) == ["model", "midpoints", "resampled"]
@@ -272,7 +272,7 @@ def test_a_thinned_survey_is_measured_against_what_was_withheld(
         return figures_of(path)
 
     content = figures(0)
-    assert "against what was withheld of" in capsys.readouterr().out
+    assert "against the points left out of the source of" in capsys.readouterr().out
     rows = content["rows"]
     assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
     # A fourth of the points is the source, the others are the reference, and none is in both.
@@ -469,8 +469,8 @@ WRONG = [
     ),
     (["lidar", "--reference", "dense.xyz"], "give --prediction, or --source"),
     (["lidar", "--source", "dense.xyz"], "give --reference, or --thin"),
-    (["lidar", "--thin", "dense.xyz", "--source", "dense.xyz"], "--thin makes source and"),
-    (["lidar", "--thin", "dense.xyz", "--density", 4], "--thin takes a --ratio"),
+    (["lidar", "--thin", "dense.xyz", "--source", "dense.xyz"], "--thin splits one survey"),
+    (["lidar", "--thin", "dense.xyz", "--density", 4], "--thin needs --ratio"),
     (["lidar", "--thin", "dense.xyz", "--metres-per-unit", 0], "greater than 0"),
     (["pairs", "inputs", "--metres-per-unit", 0], "--metres-per-unit 0"),
     (["lidar", "--reference", "gone.laz", "--source", "dense.xyz"], "gone.laz: no such file"),

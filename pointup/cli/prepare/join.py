@@ -67,7 +67,7 @@ class Join:
                 yield pair
 
     def _touching(self, folder: Path) -> set[int]:
-        """Training rows of `folder` that touch validation pairs of other inputs of the same survey."""
+        """Training rows of `folder` that touch validation pairs of other inputs, on one survey."""
         from pointup.datasets.held_out import rows_near
         from pointup.datasets.pair_dataset import open_pairs
 

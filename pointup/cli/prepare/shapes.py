@@ -32,8 +32,8 @@ class Meshes:
     ratio: float = 4.0
     """Target points for each source point."""
     pattern: Literal["mixed", "poisson", "random", "scanline"] = "mixed"
-    """Pattern of the sources: poisson (evenly spaced), random, scanline (scan lines), or mixed (all
-    of them in turn)."""
+    """Pattern of the sources: poisson (evenly spaced), random, scanline (parallel lines), or mixed
+    (all of them in turn)."""
     samples_per_mesh: int = 4
     """Samplings of each training mesh. Validation meshes get one sampling of each pattern."""
     samples_for: Annotated[
