@@ -17,7 +17,7 @@ from pointup.cli.doctor import launch as doctor_launch
 from pointup.cli.doctor.finding import Finding, warn
 
 
-def test_a_launch_that_does_not_end_or_fails_is_told_in_bounded_time(
+def test_a_launch_that_does_not_end_or_fails_is_reported_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -29,7 +29,7 @@ def test_a_launch_that_does_not_end_or_fails_is_told_in_bounded_time(
 
 
 @pytest.mark.slow
-def test_a_launch_whose_processes_fail_is_told_with_their_error(
+def test_a_launch_whose_processes_fail_is_reported_with_their_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -39,7 +39,7 @@ def test_a_launch_whose_processes_fail_is_told_with_their_error(
 
 
 @pytest.mark.slow
-def test_a_machine_alone_launches_two_processes_itself() -> None:
+def test_a_single_process_launches_two_processes_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pointup", "doctor"], capture_output=True, text=True, timeout=600
     )
@@ -85,7 +85,7 @@ sys.exit(cli.main(["doctor"]))
 
 
 @pytest.mark.slow
-def test_a_process_that_goes_is_told_by_the_others(
+def test_a_process_that_ends_is_reported_by_the_others(
     tmp_path: Path, launch: Callable[..., Run]
 ) -> None:
     script = tmp_path / "going.py"
@@ -96,7 +96,7 @@ def test_a_process_that_goes_is_told_by_the_others(
 
 
 @pytest.mark.slow
-def test_a_process_that_never_comes_is_told_in_bounded_time() -> None:
+def test_a_missing_process_is_reported_in_bounded_time() -> None:
     code = (
         "import sys\n"
         "from pointup.cli import main as cli\n"

@@ -59,11 +59,11 @@ def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
     shape = Shape("pair", TRUTH, surface=PLANE)
     figures = measure_shape(PREDICTION, shape, "pu-gcn")
-    # By itself the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s), s = sqrt(1/2):
-    # all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
+    # Per-cloud normalisation: the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s) with
+    # s = sqrt(1/2): all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
     assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
     assert figures["hd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
-    # By the truth: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
+    # In the target's frame: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
     assert figures["cd_target_frame"] == pytest.approx(4000)
     assert figures["hausdorff"] == pytest.approx(2000)
     # As given, 0 and 2 away from the plane.
@@ -83,9 +83,7 @@ def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
     assert "half" not in shape_metrics("pu-gcn")["cd"].convention
 
 
-def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_larger_one_here() -> (
-    None
-):
+def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_larger_one() -> None:
     truth = np.array([[-1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0]])
     prediction = np.array([[-1.0, 0, 0], [1, 0, 0]])
     # Both have mean 0 and furthest distance 1. To the truth 0; back 0 twice and sqrt 2 twice.
@@ -95,7 +93,7 @@ def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_lar
     assert figures["hausdorff"] == pytest.approx(1e3 * np.sqrt(2), rel=1e-6)
 
 
-def test_unevenness_of_three_points_in_a_line() -> None:
+def test_spacing_cv_of_three_points_in_a_line() -> None:
     line = np.array([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]])
     # Nearest others 1, 1 and 2 away: standard deviation sqrt(2) / 3, mean 4 / 3.
     figures = measure_shape(line, Shape("line", line), "pu-gcn")
@@ -103,7 +101,7 @@ def test_unevenness_of_three_points_in_a_line() -> None:
     assert figures["cd"] == 0
 
 
-def test_plain_figures_of_a_pair_are_those_computed_by_hand() -> None:
+def test_unsquared_figures_of_a_pair_are_those_computed_by_hand() -> None:
     pos, target = torch.tensor(PREDICTION).float(), torch.tensor(TRUTH).float()
     ptr = torch.tensor([0, 2])
     (figures,) = measure(pos, ptr, target, ptr, [PLANE])
@@ -156,7 +154,9 @@ def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> 
     assert there == pytest.approx(here, rel=1e-4)
 
 
-def test_floor_is_on_the_surface_and_below_the_baseline(tmp_path: Path) -> None:
+def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(
+    tmp_path: Path,
+) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=300)
     rows = evaluate_shape(shape, None)
@@ -181,13 +181,13 @@ def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path
 def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
-    (uneven,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
-    assert np.array_equal(even.truth, uneven.truth)
-    assert np.array_equal(even.second, uneven.second)
-    even_cv, uneven_cv = (
-        measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, uneven)
+    (random,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
+    assert np.array_equal(even.truth, random.truth)
+    assert np.array_equal(even.second, random.second)
+    even_cv, random_cv = (
+        measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, random)
     )
-    assert even_cv < 0.25 < uneven_cv
+    assert even_cv < 0.25 < random_cv
 
 
 def test_16x_is_done_in_two_passes_of_4x() -> None:
@@ -263,7 +263,7 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
         assert len(shape.second if shape.second is not None else []) == 120
 
 
-def test_what_is_wrong_with_folders_is_said_by_name(folders: Path) -> None:
+def test_errors_in_folders_name_the_file(folders: Path) -> None:
     truth, inputs = folders / "truth", folders / "inputs"
     with pytest.raises(FileError, match="nowhere: no such folder"):
         StoredShapes(truth, folders / "nowhere")

@@ -59,7 +59,7 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
 
 
 @pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])
-def test_a_model_that_makes_nan_is_an_error(name: str) -> None:
+def test_a_model_with_nan_in_its_output_is_an_error(name: str) -> None:
     model = small_model()
     with torch.no_grad():
         model.get_parameter(name).fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""New points are shared out as the model says, as far as there are candidates."""
+"""New points are distributed by the quotas of the model, within the number of candidates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
     wanted = scale_to_total(total, weights, num_candidates)
     assert wanted.sum() == pytest.approx(total, abs=1e-9)
     assert (wanted <= max(part, 0.8) * num_candidates + 1e-9).all()
-    # Where there is room, by weight; where there is none, they are full.
+    # Cells that are not full have counts in proportion to their weights.
     is_full = wanted >= max(part, 0.8) * num_candidates - 1e-9
     scale = wanted[~is_full] / weights[~is_full]
     assert np.allclose(scale, scale.mean() if len(scale) else 0.0)

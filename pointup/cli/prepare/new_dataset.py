@@ -206,7 +206,7 @@ class Making:
         else:
             print(f"next: {training_command(output)}")
         if source < FEW_POINTS:
-            note(f"the median pair has {source:.0f} source points, which is few")
+            note(f"the median pair has only {source:.0f} source points")
         if ratio < 1:
             note("the target is sparser than the source in half of the pairs; are they swapped?")
         if self.options.validation and "validation" not in splits:

@@ -51,9 +51,8 @@ _NEAR_MEASURED = 1.5
 class UpsamplingPass:
     """One pass of upsampling over a store.
 
-    Call `make_candidates` for every tile, then `colors`, then `thin` and at last `relax_block` for
-    every block. Each call writes its results to block files in the store's directory, where other
-    processes read them. `output` reads the new points.
+    Call `make_candidates` for every tile, then `colors`, then `thin` and `relax_block` for every
+    block. Results are block files in the store's directory, for all processes; `output` reads them.
 
     `ratio` is the ratio of this pass; None computes it from the target density, point by point. A
     later pass needs `measured`, the store of the first pass. Its own store is in the coordinates of
