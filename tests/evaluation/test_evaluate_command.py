@@ -208,15 +208,16 @@ def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: P
     points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
     # Four times as dense on the left.
     points = points[(points[:, 0] < 10) | (rng.random(4000) < 0.25)]
-    np.savetxt(surveys / "two_densities.xyz", points, fmt="%.6f")
+    path = surveys / "two_densities.xyz"
+    np.savetxt(path, points, fmt="%.6f")
     assert not evaluate(
-        "lidar", "--reference", surveys / "two_densities.xyz", "--source", surveys / "two_densities.xyz",
+        "lidar", "--reference", path, "--source", path,
         "--ratio", 4, "--json", surveys / "out.json",
     )  # fmt: skip
     given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
 
-    def chamfer(trust: float) -> float:
-        made = upsample(points, 4.0, model=Upsampler(density_exponent=trust))
+    def chamfer(exponent: float) -> float:
+        made = upsample(points, 4.0, model=Upsampler(density_exponent=exponent))
         return chamfer_of(made, points, points)
 
     assert given == pytest.approx(chamfer(0.0), rel=1e-6)
