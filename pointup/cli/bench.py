@@ -15,7 +15,7 @@ SECTIONS = ("sampler", "reading", "knn", "step", "reference", "upsampling", "sca
 QUICK_SECONDS = 7.0
 SECONDS = 300.0
 
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,14 @@ class Bench:
     """Write all figures to this JSON file."""
     compare: File = None
     """JSON file of an earlier run; print the figures that changed by more than 5 %."""
-    device: str | None = None
+    device: Annotated[
+        str | None, tyro.conf.arg(metavar="DEVICE", help_behavior_hint="(optional)")
+    ] = None
     """Device to measure, by its torch name, such as cpu or cuda:1. By default an accelerator if
     there is one, else the CPU."""
-    seconds: float | None = None
+    seconds: Annotated[
+        float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="(optional)")
+    ] = None
     """Time limit of each section in seconds: it starts no new measurement after it. By default 300,
     with --quick 7."""
 

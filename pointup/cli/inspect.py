@@ -33,7 +33,9 @@ class Inspect:
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
     """Write a picture of the histograms to this file."""
     min_points: int = 2
     """A sample is bad if its source or target has fewer points than this."""

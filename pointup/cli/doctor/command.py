@@ -26,9 +26,13 @@ class Doctor:
     collectives between them. The exit status is 1 if a check fails.
     """
 
-    data: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    data: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = (
+        None
+    )
     """Check this pair dataset, too: read every sample."""
-    run_dir: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
+    run_dir: Annotated[
+        Path | None, tyro.conf.arg(name="run", metavar="DIR", help_behavior_hint="(optional)")
+    ] = None
     """Check the run in this directory, too: lock, last heartbeat, checkpoints and model."""
 
     def run(self) -> int:

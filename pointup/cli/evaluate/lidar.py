@@ -58,12 +58,18 @@ class Lidar:
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
     default the model's own value."""
-    ratio: float | None = None
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
     """Upsampling ratio, 1 or more. By default 4 with --thin, else the density of the prediction or
     reference divided by that of the source."""
-    density: float | None = None
+    density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
     """Target density instead of a ratio, in points per square unit of the files."""
-    metres_per_unit: float | None = None
+    metres_per_unit: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
     """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
     the coordinate system in the files."""
     cell: float = 1.0
@@ -72,7 +78,9 @@ class Lidar:
     """Distance thresholds of the F-score, in metres."""
     seed: int = 0
     """Seed of --thin and of the random baselines."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
     """Write maps of the point density and a cross-section to this picture file."""
     output: Output = field(default_factory=Output)
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from pointup.evaluation.report import Report
     from pointup.model.upsampler import Upsampler
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Model = Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")]
-Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+Model = Annotated[
+    str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)")
+]
+Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True, kw_only=True)

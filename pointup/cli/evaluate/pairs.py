@@ -43,14 +43,18 @@ class Pairs:
     Needs --as-written. By default the model's own value."""
     split: str = "validation"
     """Split of the dataset: train or validation."""
-    ratio: float | None = None
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
     """Upsampling ratio, 1 or more. By default that of each pair. Same as --ratio of train.py."""
     max_ratio: float = 16.0
     """Largest ratio: pairs with a larger one are upsampled by this one. Same as --max-ratio of
     train.py."""
     token_budget: int = 24576
     """Points (source and target) to process at a time. A larger pair is processed alone."""
-    metres_per_unit: float | None = None
+    metres_per_unit: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
     """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
     the files that the dataset was made from."""
     seed: int = 0

@@ -132,9 +132,13 @@ class H5:
     inputs: Inputs
     """HDF5 files, or folders of them. Validation patches are those of whole shapes if a file names
     shapes, else blocks of neighbouring patches."""
-    source_key: str | None = None
+    source_key: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
+    ] = None
     """Name of the array of sparse patches. By default one of the names in the published files."""
-    target_key: str | None = None
+    target_key: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
+    ] = None
     """Name of the array of dense patches. By default one of the names in the published files."""
     dataset: NewDataset
 

@@ -29,7 +29,9 @@ class Tiling:
     """Leave out tiles with fewer points than this in source or target."""
     block: int = 4
     """Side length in tiles of the squares that belong to training or validation as a whole."""
-    strip: float | None = None
+    strip: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
     """Width of the strip of left-out points around validation tiles, in the unit of the files. No
     training point is closer to a validation point. By default half a tile."""
     separate: bool = False

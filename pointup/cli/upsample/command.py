@@ -40,15 +40,24 @@ class Upsample:
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """Output file, with its format by the extension. For several files or a folder, an output
     folder, which is created; subfolders are kept."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")] = None
+    model: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)"),
+    ] = None
     """Shipped model (shapes or lidar), or directory or Hub repository of a model. By default lidar
     for LAS and LAZ files, and shapes for all others."""
-    ratio: Annotated[float | None, tyro.conf.arg(metavar="R")] = None
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
     """Output points for each input point, 1 or more; can be fractional. By default 4."""
-    density: Annotated[float | None, tyro.conf.arg(metavar="D")] = None
+    density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
     """Target density instead of a ratio, in points per square unit of the file's coordinates, such
     as points per square metre. Denser places get no new points; one point becomes at most 16."""
-    classes: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="CLASS ...")] = None
+    classes: Annotated[
+        tuple[int, ...] | None, tyro.conf.arg(metavar="CLASS ...", help_behavior_hint="(optional)")
+    ] = None
     """Upsample only points of these classes, such as `--classes 2 3 4 5`, and copy the others."""
     include_noise: bool = False
     """Upsample withheld points and noise (classes 7 and 18), too. By default they are copied, do
@@ -60,24 +69,34 @@ class Upsample:
     no_originals: bool = False
     """Write only points that the model generates, as many as the ratio says. No point of the file
     is kept, noise and other classes included."""
-    max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
+    max_distance: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file."""
     above_ground: bool | None = None
     """The third coordinate is a height: no new point lies below the lowest points around it, and
     only new points on the ground get class 2. By default True for LAS and LAZ files and for the
     model lidar, else False."""
-    oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
+    oversampling: Annotated[
+        float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
+    ] = None
     """Candidates of a second pass for each point that is kept, 1 to 8. 1 is fast; 4 takes five to
     six times as long and fills more holes. By default the model's own value."""
     seed: int = 0
     """Seed to break ties between equally good candidates."""
-    tile: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
+    tile: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
     """Side length of the tiles that are processed at a time, in the unit of the file. It changes
     memory use and speed only. By default tiles have at most 65,536 points."""
-    token_budget: Annotated[int | None, tyro.conf.arg(metavar="POINTS")] = None
+    token_budget: Annotated[
+        int | None, tyro.conf.arg(metavar="POINTS", help_behavior_hint="(optional)")
+    ] = None
     """Number of points that go through the model at a time; lower it if memory is short. By default
     8,192 on a CPU, and 131,072 on an accelerator."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
     """Write a picture of the cloud before and after upsampling."""
     force: bool = False
     """Skip the check for an output that is huge or does not fit on the disk."""
