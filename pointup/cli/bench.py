@@ -20,7 +20,7 @@ File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure the speed of sampling, reading, neighbour search, training and upsampling here.
+    """Measure the speed of sampling, reading, neighbour search, training and upsampling.
 
     Every figure is a median. Variants that are compared run alternately. On a machine with other
     load, only the ratios between variants are meaningful.

@@ -22,7 +22,7 @@ Subject = (
 class Evaluate:
     """Measure a model, or clouds upsampled by other programs, beside no-network baselines.
 
-    Where a second sampling of the truth exists, it is measured, too: resampled ground truth.
+    If there is a second sampling of the true surface, it is measured as "resampled ground truth".
     """
 
     subject: Subject

@@ -35,10 +35,10 @@ METHODS = ("prediction", "model")
 class Lidar:
     """Evaluate a survey against a reference survey of the same area.
 
-    Give --reference with --prediction, an upsampled survey; or --reference with --source and
-    --model, to upsample the source first; or --thin, a survey to split into source and reference.
-    If there is a source, it is measured beside, and so are the no-network baselines. Options that
-    are lengths are in metres, and figures in the unit of the files.
+    Give --reference with --prediction, an upsampled survey; or with --source and --model, to
+    upsample the source first; or give --thin, a survey to split into source and reference. If there
+    is a source, it is measured, too, and so are the no-network baselines. Options that are lengths
+    are in metres, and figures in the unit of the files.
     """
 
     reference: File = None

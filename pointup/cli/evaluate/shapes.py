@@ -30,8 +30,8 @@ ROWS = {
 class Shapes:
     """Evaluate on shapes with a ground truth, by the PU-GCN protocol: CD, HD, P2F.
 
-    Give --truth with --inputs or --predictions, folders whose files are matched by name, and
-    --meshes for P2F and resampled ground truth. Or give --meshes alone: inputs, truths and
+    Give --truth with --inputs or --predictions, folders whose files are matched by name. Add the
+    option --meshes for P2F and resampled ground truth. Or give --meshes alone: inputs, truths and
     resampled ground truth are then independent samplings of the surfaces.
     """
 

@@ -23,7 +23,7 @@ SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs"
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """Join pair datasets into one. Training and validation pairs stay what they are.
+    """Join pair datasets into one. Pairs keep their split: training or validation.
 
     If two datasets were made from the same survey file, training pairs of one that touch validation
     pairs of the other are left out.

@@ -27,8 +27,8 @@ class Upsample:
     """Upsample point clouds: survey files, shapes, whole folders.
 
     The points of a file are kept, and new points are added. The result does not depend on tiles or
-    on the number of processes: to run on several GPUs or cores, start it with `accelerate launch
-    --config_file CONFIG -m pointup upsample ...`.
+    on the number of processes. To run on several GPUs or cores, start it with
+    `accelerate launch --config_file CONFIG -m pointup upsample ...`.
 
     Files that border on each other are one survey: there is no seam between them, the ratio holds
     for all files together, and each file gets the new points of its own points. If a point is in
