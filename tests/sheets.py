@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.model.upsampler import Upsampler
-from pointup.upsampling.executor import Alone
+from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import Store
@@ -56,7 +56,7 @@ def upsample_in_blocks(
     tile: float | None = None,
     budget: int = 400,
 ) -> np.ndarray:
-    made = run_passes(store, model, options, Alone(), CPU, token_budget=budget, tile=tile)
+    made = run_passes(store, model, options, SingleProcess(), CPU, token_budget=budget, tile=tile)
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in made.of_file())])
 
 

@@ -1,1 +1,1 @@
-"""What people type: the subcommands of `pointup`."""
+"""The subcommands of `pointup`: parsing of options, input files, progress and printed results."""

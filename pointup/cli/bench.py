@@ -1,4 +1,4 @@
-"""`pointup bench`: how fast this machine is at what pointup does, as ratios measured in one run."""
+"""`pointup bench`: measures the speed of sampling, training and upsampling on this machine."""
 
 from __future__ import annotations
 
@@ -15,29 +15,35 @@ SECTIONS = ("sampler", "reading", "knn", "step", "reference", "upsampling", "sca
 QUICK_SECONDS = 7.0
 SECONDS = 300.0
 
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Measure how fast this machine plans, reads, searches, trains and upsamples.
+    """Measure the speed of sampling, reading, neighbour search, training and upsampling.
 
-    Every figure is a median; what is compared takes turns. On a machine that does other work at
-    the same time only the ratios mean something.
+    Every figure is a median. Variants that are compared run alternately. On a machine with other
+    load, only the ratios between variants are meaningful.
     """
 
     quick: bool = False
-    """Small sizes only: under a minute on two cores."""
+    """Measure small sizes only; takes less than a minute on two cores."""
     only: Annotated[str, tyro.conf.arg(metavar="NAME,...")] = ",".join(SECTIONS)
-    """The sections to measure."""
+    """Sections to measure, separated by commas."""
     json: File = None
-    """Write the figures to this file."""
+    """Write all figures to this JSON file."""
     compare: File = None
-    """Print what changed since an earlier file of --json."""
-    device: str | None = None
-    """Where to measure, as torch names it (default: an accelerator where there is one)."""
-    seconds: float | None = None
-    """Time within which a section begins something new (default: 300, with --quick 7)."""
+    """JSON file of an earlier run; print the figures that changed by more than 5 %."""
+    device: Annotated[
+        str | None, tyro.conf.arg(metavar="DEVICE", help_behavior_hint="(optional)")
+    ] = None
+    """Device to measure, by its torch name, such as cpu or cuda:1. By default an accelerator if
+    there is one, else the CPU."""
+    seconds: Annotated[
+        float | None, tyro.conf.arg(metavar="SECONDS", help_behavior_hint="(optional)")
+    ] = None
+    """Time limit of each section in seconds: it starts no new measurement after it. By default 300,
+    with --quick 7."""
 
     def run(self) -> int:
         names = self._names()
@@ -91,7 +97,7 @@ class Bench:
 
 
 def changes(sections: Any, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """A line for each figure that changed, of the sections that both runs measured."""
+    """A line for each figure that changed, in the sections that both runs measured."""
     return [
         f"  {section.name}: {line}"
         for section in sections

@@ -1,4 +1,4 @@
-"""The files that an app was given: named one by one, or by their folders."""
+"""Finds the input files of a command: files by name, and the files in folders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Inputs = Annotated[
 
 
 def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
-    """The files among `paths` as given, and those of the extensions in folders, at any depth.
+    """The files in `paths`, and the files with the given extensions in folders, at any depth.
 
-    Raises FileError for a path that isn't there or a folder without such files, ConfigError when
-    no path is given.
+    Raises FileError for a path that does not exist and for a folder without such files, ConfigError
+    if `paths` is empty.
     """
     if not paths:
         raise ConfigError(f"no input: name files or folders ({' '.join(extensions)})")
@@ -39,7 +39,7 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
 
 
 def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
-    """A name for each file: its own without extension, after as many folders as tell it apart."""
+    """A unique name for each file: its name without extension, with as many folders as needed."""
     named: dict[str, Path] = {}
     for path in paths:
         parts = path.resolve().with_suffix("").parts[1:]

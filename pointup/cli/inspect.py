@@ -1,4 +1,4 @@
-"""`pointup inspect`: what is in a pair dataset, and what is wrong with it."""
+"""`pointup inspect`: prints statistics of a pair dataset, and lists its bad samples."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
 NUM_BINS = 24
 FEWEST_FOR_BARS = 8
-# Distances between points are measured on this many samples of a split, evenly spread.
+# Number of samples of a split, at equal intervals, on which distances between points are measured.
 NUM_MEASURED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    """Show what is in a pair dataset, and what is wrong with it."""
+    """Print the statistics of a pair dataset, and list its bad samples."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
-    """Directory made by `pointup prepare`, or a Hub dataset."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Draw the histograms to this file."""
+    """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
+    """Write a picture of the histograms to this file."""
     min_points: int = 2
-    """Fewest points of a good source or target."""
+    """A sample is bad if its source or target has fewer points than this."""
     strict: bool = False
-    """Exit with status 1 when a sample is bad."""
+    """Exit with status 1 if any sample is bad."""
     json: bool = False
-    """Print everything as JSON."""
+    """Print all results as JSON."""
 
     def run(self) -> int:
         splits = inspect_dataset(self.dataset, self.min_points)
@@ -58,13 +60,14 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Split:
-    """What was found in one split.
+    """Statistics of one split.
 
-    `columns` holds, by the names that are printed, one value a sample: numbers of points, their
-    sum (tokens) and ratio, the longest side of the source's bounding box; and, measured on a few
-    samples, median distances to the nearest other point (spacing) or to the nearest of the target.
-    `share_in_target` is the share of the source's points that the target holds bit by bit: near 1
-    where the source was thinned from the target, which makes scores look better than they are.
+    `columns` has one value for each sample, by the printed names: numbers of points, their sum
+    (tokens) and ratio, the longest side of the source's bounding box. Measured on at most 64
+    samples are the median distance to the nearest other point (spacing), and the median distance
+    from the source to the nearest target point. `share_in_target` is the share of source points
+    that are also in the target, bit by bit. It is near 1 if the source was thinned from the target,
+    which makes scores look better than they are.
     """
 
     name: str
@@ -75,14 +78,15 @@ class Split:
 
 
 def inspect_dataset(path_or_hub_id: str | Path, min_points: int = 2) -> list[Split]:
-    """Read every sample of the train and, where there is one, the validation split."""
+    """Read all samples of the train split and, if there is one, of the validation split."""
     from pointup.datasets.pair_dataset import open_pairs
 
     opened = {"train": open_pairs(path_or_hub_id, "train")}
     try:
         opened["validation"] = open_pairs(path_or_hub_id, "validation")
     except DataError as error:
-        # A single sample can't be split; anything else wrong has shown with the train split.
+        # A dataset of one sample has no validation split. Other errors are raised by the train
+        # split.
         print(f"pointup: warning: {error}", file=sys.stderr)
     folder = Path(path_or_hub_id)
     return [_inspect_split(name, dataset, min_points, folder) for name, dataset in opened.items()]
@@ -199,6 +203,7 @@ def _read_info(label: str) -> dict[str, Any]:
 
 
 def _table(split: Split) -> list[str]:
+    """Lines of fixed columns, so that the tables of both splits are aligned; each ends in bars."""
     import numpy as np
 
     title = f"{split.name}, {_count(split.num_samples, 'pair')}"
@@ -223,14 +228,14 @@ def _number(value: float) -> str:
 
 
 def _bars(values: np.ndarray) -> str:
-    """Histogram between the smallest and the largest value, one character a bin."""
+    """Histogram from the smallest to the largest value, one character for each bin."""
     import numpy as np
 
     if values.min() == values.max() or len(values) < FEWEST_FOR_BARS:
         return ""
     counts = np.histogram(values, NUM_BINS)[0]
     blocks = BLOCKS if _can_print(BLOCKS) else ASCII_BLOCKS
-    # Rounded up, so that a bin with a single sample shows.
+    # Rounded up, so that a bin with a single sample is visible.
     return "".join(blocks[level] for level in np.ceil(counts / counts.max() * 8).astype(int))
 
 

@@ -1,7 +1,7 @@
 """The `pointup` command: parses the command line and runs a subcommand.
 
-A subcommand is a frozen keyword-only dataclass. Its fields are the options; its `run` does the work
-and returns the exit status. Heavy imports stand inside `run`, so that `--help` answers at once.
+A subcommand is a frozen keyword-only dataclass. Its fields are the options; its method `run` does
+the work and returns the exit status. Heavy imports are inside `run`, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PIPE_CLOSED = 141
 
 
 def parse(args: Sequence[str]) -> Any:
-    """The subcommand with its options. Exits with 2 for wrong usage and 0 after `--help`."""
+    """Parse a command line. Exits with status 2 for wrong usage, and 0 after `--help`."""
     commands: Any = [
         Annotated[command_class(name), tyro.conf.subcommand(name)] for name in COMMANDS
     ]
@@ -60,21 +60,22 @@ def command_class(name: str) -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: done; 1: an error, told in one line on stderr; 2: wrong usage; 130: interrupted.
-    POINTUP_TRACEBACK=1 in the environment shows where an error came from.
+    0: success; 1: an error, printed in one line on stderr; 2: wrong usage; 130: interrupted;
+    141: the reader of stdout has closed the pipe. POINTUP_TRACEBACK=1 in the environment prints the
+    traceback of an error.
     """
     args = list(sys.argv[1:] if args is None else args)
     try:
         try:
             return _run(args)
         finally:
-            # Here rather than at exit, where a reader that has gone could not be handled.
+            # Flushed here, because a closed pipe cannot be handled at exit.
             sys.stdout.flush()
     except KeyboardInterrupt:
         print("\npointup: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # As in `pointup inspect DIR | head`; the flush at exit must not fail again.
+        # For example `pointup inspect DIR | head`. The flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except (PointupError, ValueError, OSError) as error:

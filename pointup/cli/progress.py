@@ -1,4 +1,4 @@
-"""Progress of work on points, in a terminal."""
+"""The progress bar of commands that process points."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tqdm import tqdm
 
 
 class ProgressBar:
-    """How many points have been dealt with, at which rate, and how long it will take.
+    """A progress bar of processed points, with rate and remaining time.
 
-    A context manager; `begin` begins a phase with a bar of its own. Nothing shows where `hidden`,
-    or where the output is not a terminal.
+    Use it as a context manager. `begin` starts a phase with a new bar. Nothing is printed if it is
+    `hidden`, or if the output is not a terminal.
     """
 
     def __init__(self, name: str, hidden: bool) -> None:

@@ -1,4 +1,4 @@
-"""The processes that `accelerate launch` started, at work on the same files."""
+"""The worker group of `pointup upsample`: the processes that `accelerate launch` started."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from pointup.training.distributed.accelerator import make_accelerator
 
 Item = TypeVar("Item")
 
-# Other processes wait while one reads or writes a file of any size.
-_PATIENCE_MINUTES = 7 * 24 * 60.0
+# Timeout of collectives: other processes wait while one reads or writes a file of any size.
+_TIMEOUT_MINUTES = 7 * 24 * 60.0
 
 
 class LaunchedWorkerGroup:
-    """Work shared among the processes of a launch; one that wasn't launched does it alone.
+    """All processes of a launch, or a single process without a launcher; see `WorkerGroup`.
 
-    Raises ConfigError when the launcher's configuration can't be honoured.
+    Raises ConfigError if the launcher's configuration is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._accelerator = make_accelerator(folder, collective_timeout_minutes=_PATIENCE_MINUTES)
+        self._accelerator = make_accelerator(folder, collective_timeout_minutes=_TIMEOUT_MINUTES)
         self.device = self._accelerator.device
         self.num_processes = self._accelerator.num_processes
         self.is_main = self._accelerator.is_main_process
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Every n-th item: neighbours cost about the same, so that shares do."""
+        """Every n-th item. Neighbouring items cost about the same, so that the load is balanced."""
         return items[self._accelerator.process_index :: self.num_processes]
 
     def from_main(self, value: Item) -> Item:
-        """What the main process has for this value."""
+        """The value of the main process, on every process."""
         values: list[Item] = broadcast_object_list([value])
         return values[0]
 
     def from_all(self, values: list[Item]) -> list[Item]:
-        """What all processes have in their lists, those of the first one first."""
+        """The lists of all processes, concatenated in the order of the processes."""
         gathered: list[Item] = gather_object(values)
         return gathered
 
     @contextmanager
     def barrier(self) -> Iterator[None]:
-        """Work that all begin, and end together: by an error if one of them meets one."""
+        """A block that all processes leave together. An error in one of them is raised in all."""
         error: Exception | None = None
         try:
             yield
@@ -59,5 +59,5 @@ class LaunchedWorkerGroup:
             raise FileError(message)
 
     def end(self) -> None:
-        """Leave the other processes."""
+        """Leave the process group."""
         self._accelerator.end_training()

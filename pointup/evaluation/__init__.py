@@ -1,1 +1,1 @@
-"""Measuring predictions: pairs, the field's shape protocol, and lidar surveys."""
+"""Evaluation of upsampled clouds: pairs, shapes by the PU-GCN protocol, and lidar surveys."""

@@ -1,8 +1,8 @@
-"""Upsampling without a network that is hard to beat on surveys: random points beside measured ones.
+"""No-network baselines for surveys: random midpoints, jitter, plane.
 
-Midpoints thinned by farthest points are spread evenly, which is far from where the returns of
-another survey fall. These three are not thinned. Each makes new points; the measured ones are kept
-beside them.
+The midpoint baseline is thinned by farthest-point sampling, so that its points are evenly spaced;
+the returns of another survey are not. These three baselines are not thinned, and are harder to beat
+on surveys. Each makes new points; the measured points are kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLANE_SHARE, PLANE_PULL = 0.6, 0.5
 def random_midpoints(
     source: np.ndarray, num_points: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Midpoints of a random point and a random one of its 8 nearest; (num_points, 3) float64."""
+    """Midpoints of random points and a random one of their 8 nearest; (num_points, 3) float64."""
     rows = generator.integers(len(source), size=num_points)
     _, index = _neighbors(source, rows, MIDPOINT_NEIGHBORS)
     column = generator.integers(index.shape[1], size=num_points)
@@ -30,7 +30,7 @@ def random_midpoints(
 
 
 def jitter(source: np.ndarray, num_points: int, generator: np.random.Generator) -> np.ndarray:
-    """Random points, each moved by a Gaussian; (num_points, 3) float64.
+    """Random points, each moved by Gaussian noise; (num_points, 3) float64.
 
     The standard deviation along each axis is half the distance to the nearest other point.
     """
@@ -40,10 +40,10 @@ def jitter(source: np.ndarray, num_points: int, generator: np.random.Generator) 
 
 
 def plane(source: np.ndarray, num_points: int, generator: np.random.Generator) -> np.ndarray:
-    """Random points, each moved along the plane fitted to its 10 nearest; (num_points, 3) float64.
+    """Random points, each moved along the plane through its 10 nearest; (num_points, 3) float64.
 
     The standard deviation along both axes of the plane is 0.6 of the mean distance to the 4 nearest
-    others. Besides, each point moves half way onto the plane.
+    others. Each point also moves halfway towards the plane.
     """
     rows = generator.integers(len(source), size=num_points)
     distance, index = _neighbors(source, rows, PLANE_NEIGHBORS)
@@ -55,7 +55,8 @@ def plane(source: np.ndarray, num_points: int, generator: np.random.Generator) -
     normal = axes[:, :, 0]
     step = PLANE_SHARE * distance[:, :SPACING_NEIGHBORS].mean(axis=1, keepdims=True)
     offset = step * generator.standard_normal((num_points, 3))
-    # Projected, rather than drawn along two axes, whose signs are anyone's guess.
+    # Noise is projected onto the plane. Noise along the two axes would depend on their signs, which
+    # are arbitrary.
     offset -= (offset * normal).sum(axis=1, keepdims=True) * normal
     above = ((source[rows] - centre) * normal).sum(axis=1, keepdims=True)
     return source[rows] + offset - PLANE_PULL * above * normal
@@ -71,11 +72,11 @@ BASELINES: dict[str, Callable[[np.ndarray, int, np.random.Generator], np.ndarray
 def baseline_clouds(
     source: np.ndarray, num_points: int, seed: int = 0, name: str = ""
 ) -> dict[str, np.ndarray]:
-    """The cloud of each baseline: the source's (N, 3) points, then new ones, `num_points` in all.
+    """The cloud of each baseline: the source (N, 3), then new points, `num_points` in all.
 
-    What is drawn depends on the source, the seed, the baseline and `name`, that of the cloud.
-    Coordinates may be far from the origin. Raises ValueError for less than two points, or for
-    fewer points out than in.
+    The random numbers depend on the seed, the baseline and `name`, the name of the cloud.
+    Coordinates may be far from the origin. Raises ValueError for fewer than two points, and if
+    `num_points` is smaller than N.
     """
     source = np.asarray(source, dtype=np.float64)
     if len(source) < 2:
@@ -92,9 +93,10 @@ def baseline_clouds(
 
 
 def _neighbors(source: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and indices, (R, k) each, of the k nearest others of the points in `rows`.
+    """Distances and indices, (R, k) each, of the k nearest other points of the points `rows` (R,).
 
-    Fewer than k where the cloud has no more. Of points in one place any may stand for the other.
+    k is smaller for a cloud of at most k points. A coincident point can take the place of the point
+    itself.
     """
     distinct, place = np.unique(rows, return_inverse=True)
     k = min(k, len(source) - 1)

@@ -1,4 +1,4 @@
-"""The figures of single clouds that training, `pointup evaluate pairs` and `... shapes` share."""
+"""Metrics of single clouds, for the validation in training and for `pointup evaluate`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Metric:
-    """How a figure is printed: its title, unit ("" for none), and convention in a line.
+    """Description of a metric: title, unit ("" for none), and convention in one line.
 
-    `better` tells which figures are better, the lower or the higher ones; "" where neither is.
+    `better` says whether lower or higher figures are better; "" if neither.
     """
 
     title: str
@@ -35,34 +35,36 @@ METRICS = {
         "Chamfer",
         "data unit",
         "mean distance of the prediction to the target + mean distance of the target to the "
-        "prediction; plain, coordinates as given",
+        "prediction; unsquared, coordinates as given",
     ),
     "hausdorff": Metric(
         "Hausdorff",
         "data unit",
-        "largest distance of any point of either cloud to the other; plain, coordinates as given",
+        "largest distance of any point of either cloud to the other; unsquared, coordinates as "
+        "given",
     ),
     "cd": Metric(
         "CD",
         "x1e-3",
-        "mean squared distance of the prediction to the target + the same back; each cloud "
-        "normalised by its own mean and furthest distance",
+        "mean squared distance of the prediction to the target + that of the target to the "
+        "prediction; per-cloud normalisation by mean and furthest distance",
     ),
     "hd": Metric(
         "HD",
         "x1e-3",
-        "largest squared distance of the prediction to the target + the same back; each cloud "
-        "normalised by its own mean and furthest distance",
+        "largest squared distance of the prediction to the target + that of the target to the "
+        "prediction; per-cloud normalisation by mean and furthest distance",
     ),
     "cd_target_frame": Metric(
         "CD target frame",
         "x1e-3",
-        "as CD, but both clouds normalised by the target's mean and furthest distance",
+        "CD in the target's frame: both clouds normalised by the target's mean and furthest "
+        "distance",
     ),
     "p2f": Metric(
         "P2F",
         "x1e-3",
-        "mean distance of the prediction to the true surface; plain, coordinates as given",
+        "mean distance of the prediction to the true surface; unsquared, coordinates as given",
     ),
     "spacing_cv": Metric(
         "Spacing CV",
@@ -71,7 +73,7 @@ METRICS = {
         "point; 0 for a grid, 0.52 for random points on a surface",
     ),
 }
-"""What `measure` gives, in the order to print; all are better the lower they are."""
+"""The metrics of `measure`, in the order to print. Lower is better for all of them."""
 
 
 @torch.no_grad()
@@ -85,9 +87,8 @@ def measure(
     """The figures of `METRICS` for every predicted cloud, in the order of the clouds.
 
     "cd", "hd" and "p2f" follow the PU-GCN protocol (Qian et al. 2021). These and "cd_target_frame"
-    come times 1e3, as published tables show them. "p2f" is there for clouds whose true surface is
-    given, in the coordinates of the cloud. A cloud without points on either side has no figures
-    ({}).
+    are multiplied by 1e3, as in published tables. "p2f" needs the true surface of a cloud, in the
+    coordinates of the cloud. A pair with an empty prediction or target has no figures ({}).
 
     Shapes: `pos` (P, 3), `ptr` (B+1,), `target` (T, 3), `target_ptr` (B+1,), B `surfaces`.
     Raises ValueError for coordinates that are not finite.
@@ -115,12 +116,12 @@ def measure(
 
 
 def mean_rows(measured: Sequence[Mapping[str, Figures]]) -> dict[str, Figures]:
-    """For every row that any cloud has, the mean of each figure over the clouds that have it."""
+    """For every row of any cloud, the mean of each figure over the clouds that have it."""
     rows = dict.fromkeys(row for figures in measured for row in figures)
     return {row: mean_figures([one[row] for one in measured if row in one]) for row in rows}
 
 
 def mean_figures(figures: Sequence[Figures]) -> Figures:
-    """Mean of every figure over those that have it, in float64."""
+    """The mean of every figure over the items that have it, in float64."""
     names = dict.fromkeys(name for one in figures for name in one)
     return {name: float(np.mean([one[name] for one in figures if name in one])) for name in names}

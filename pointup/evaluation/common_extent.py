@@ -1,4 +1,4 @@
-"""The ground that surveys have in common, as a grid of cells."""
+"""The common extent of surveys: a grid of the cells that all of them cover."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from scipy import ndimage
 
 from pointup.errors import DataError
 
-# Cells without points that still belong to a survey when points surround them: shadows, water.
+# Largest width in cells of a hole that counts as covered: shadows and water have no points.
 LARGEST_HOLE = 3
-# A grid this large means that a stray point or another coordinate system is among the points.
+# A larger grid means stray points, or coordinates that are not in metres.
 MOST_CELLS = 200_000_000
 
 
 @dataclass(frozen=True)
 class Extent:
-    """The ground that all surveys cover, as square cells with sides of `cell`.
+    """The area that all surveys cover, as square cells.
 
     Attributes:
-        cell: length of a side.
-        origin: (2,) lower corner of the first cell.
+        cell: side length of a cell.
+        origin: (2,) float64, lower corner of the first cell.
         covered: (X, Y) bool, the cells that belong to the extent.
     """
 
@@ -36,7 +36,7 @@ class Extent:
         return float(self.covered.sum()) * self.cell**2
 
     def place(self, positions: np.ndarray) -> np.ndarray:
-        """Flat number of the cell of each of (N, 3) positions, (N,) int64; -1 outside."""
+        """Flat cell indices (N,) int64 of positions (N, 3); -1 outside the extent."""
         xy = np.floor((positions[:, :2] - self.origin) / self.cell)
         inside = ((xy >= 0) & (xy < self.covered.shape)).all(axis=1)
         xy = np.where(inside[:, None], xy, 0).astype(np.int64)
@@ -44,11 +44,11 @@ class Extent:
         return np.where(inside, xy[:, 0] * self.covered.shape[1] + xy[:, 1], -1)
 
     def contains(self, positions: np.ndarray) -> np.ndarray:
-        """Which of (N, 3) positions lie on it, (N,) bool."""
+        """Mask (N,) bool of the positions (N, 3) that lie on the extent."""
         return self.place(positions) >= 0
 
     def density(self, positions: np.ndarray) -> np.ndarray:
-        """Points per area of each cell, (X, Y) float64; NaN outside the extent."""
+        """Points per unit of area in each cell, (X, Y) float64; NaN outside the extent."""
         place = self.place(positions)
         count = np.bincount(place[place >= 0], minlength=self.covered.size)
         density = count.reshape(self.covered.shape) / self.cell**2
@@ -56,17 +56,17 @@ class Extent:
 
 
 def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Extent:
-    """The cells that every one of the named surveys, (N, 3) each, covers.
+    """The cells that all of the named surveys, (N, 3) each, cover.
 
-    A survey covers the cells with a point, and holes among them of up to three cells: a gap in one
-    survey stays within the extent where it is small, and is left out where it is large. Raises
-    DataError when nothing is covered by all.
+    A survey covers the cells with points, and holes between them up to three cells wide. So a small
+    gap in one survey belongs to the extent, and a large gap does not. Raises DataError if no cell
+    is covered by all surveys.
     """
     low = np.max([points[:, :2].min(axis=0) for points in surveys.values()], axis=0)
     high = np.min([points[:, :2].max(axis=0) for points in surveys.values()], axis=0)
     if (high < low).any():
         raise DataError(f"the surveys don't overlap: {_ranges(surveys)}")
-    # Whole cells only, from the lower corner on, or the density would be that of empty ground.
+    # Whole cells only, from the lower corner on: a cell beyond the border would lower the density.
     shape = np.maximum(np.floor((high - low) / cell + 0.01), 1)
     if shape.prod() > MOST_CELLS:
         raise DataError(
@@ -84,14 +84,14 @@ def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Exten
 
 
 def whole_extent(points: np.ndarray, cell: float) -> Extent:
-    """Every cell of the bounding box of (N, 3) points."""
+    """All cells of the bounding box of points (N, 3)."""
     low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
     width, height = (int(n) for n in np.floor((high - low) / cell) + 1)
     return Extent(cell, low, np.ones((width, height), dtype=bool))
 
 
 def height_grids(positions: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest point of each cell, (X, Y) both; NaN where there is none."""
+    """Heights of the lowest and highest point of each cell, (X, Y) each; NaN without points."""
     place = extent.place(positions)
     order = np.lexsort((positions[:, 2], place))
     order = order[np.searchsorted(place[order], 0) :]
@@ -104,7 +104,7 @@ def height_grids(positions: np.ndarray, extent: Extent) -> tuple[np.ndarray, np.
 
 
 def filled(grid: np.ndarray) -> np.ndarray:
-    """The grid with every NaN replaced by the nearest value."""
+    """A grid (X, Y) with every NaN replaced by the nearest value."""
     index = ndimage.distance_transform_edt(
         np.isnan(grid), return_distances=False, return_indices=True
     )
@@ -112,6 +112,7 @@ def filled(grid: np.ndarray) -> np.ndarray:
 
 
 def _without_holes(extent: Extent, positions: np.ndarray) -> np.ndarray:
+    """Mask (X, Y) of the cells with points, small holes between them filled."""
     occupied = np.zeros(extent.covered.size, dtype=bool)
     place = extent.place(positions)
     occupied[place[place >= 0]] = True

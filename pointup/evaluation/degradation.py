@@ -1,4 +1,4 @@
-"""In words: which figures of a method are much worse than those of the source."""
+"""Writes remarks for reports: figures much worse than the source's, and shares of the baselines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pointup.evaluation.report import numbers
 
 BESIDE = ("midpoints", *BASELINES)
 LARGER_BY = 0.10
-"""Share by which a distance must exceed the source's to be named."""
+"""A distance is much worse if it exceeds the source's by more than this share."""
 SHARE_LARGER_BY, SHARE_POINTS = 0.5, 0.1
-"""The same of a share in percent, and the percentage points that it must be larger by besides."""
+"""A figure in percent is much worse if it exceeds the source's by more than this share, and by more
+than this number of percentage points."""
 SCORE_POINTS = 1.0
-"""Percentage points by which a score must fall below the source's."""
+"""A score is much worse if it is lower than the source's by more percentage points than this."""
 FARTHER_BY = 2.0
-"""How many times the midpoints' a distance must be that the source doesn't have."""
+"""A figure of new points only is much worse if it exceeds this factor times the midpoints'."""
 
 
 def worse_than_source(
@@ -25,13 +26,12 @@ def worse_than_source(
     methods: Sequence[str],
     source: str = "source",
 ) -> list[str]:
-    """A sentence for each of `methods` that is among the rows: what is much worse, or that
-    nothing is.
+    """A sentence for each of `methods` in `rows`: which figures are much worse than the source's.
 
-    Much worse: a distance larger by 10 %; a share of bad points (in percent, lower is better)
-    larger by half and 0.1 percentage points; a score (higher is better) lower by a percentage
-    point. A figure that only new points have is much worse at twice the midpoints'. Nothing
-    without a row of the source.
+    Much worse is a distance larger by more than 10 %; a share of points in percent (lower is
+    better) larger by more than half and more than 0.1 percentage points; a score (higher is better)
+    lower by more than one percentage point. A figure that the source does not have is much worse if
+    it is more than twice the midpoints'. The list is empty if `rows` has no source.
     """
     if source not in rows:
         return []
@@ -83,8 +83,8 @@ def beside_baselines(
     methods: Sequence[str],
     baselines: Sequence[str] = BESIDE,
 ) -> list[str]:
-    """For each of `methods` a line: its Chamfer distance as a share of the best baseline's and of
-    the midpoints', of the same means as the table's."""
+    """A line for each of `methods` in `rows`: its Chamfer distance as a share of the best
+    baseline's and of the midpoints', computed from the means in `rows`."""
     known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
     if not known:
         return []

@@ -1,4 +1,4 @@
-"""Surveys side by side: maps of point density in the same colours, and one cross-section."""
+"""Pictures for `pointup evaluate lidar --picture`: maps of point density, and a cross-section."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ SHORTEST_PANEL = 1.2
 def comparison_picture(
     surveys: Mapping[str, np.ndarray], extent: Extent, unit: LengthUnit = METRE
 ) -> np.ndarray:
-    """`density_picture` of the surveys, and below it a cross-section through each, of their points
-    on the extent; it lies where heights of the last one differ most."""
+    """`density_picture` of the surveys, and below it a cross-section of their points on the extent.
+
+    The cross-section lies where the heights of the last survey differ most. Returns
+    (height, width, 3) uint8.
+    """
     maps = density_picture(surveys, extent, unit)
     inside = {name: points[extent.contains(points)] for name, points in surveys.items()}
     sections = section_picture(inside, unit.name, maps.shape[1])
@@ -30,17 +33,17 @@ def comparison_picture(
 def density_picture(
     surveys: Mapping[str, np.ndarray], extent: Extent, unit: LengthUnit = METRE
 ) -> np.ndarray:
-    """Points per square `unit` of each named survey, (N, 3), on the cells of the extent.
+    """Maps of the point density of each named survey, (N, 3), on the cells of the extent.
 
-    Colours end at the 99th percentile of all maps together; an empty cell is white, ground outside
-    the extent grey. Returns (height, width, 3) uint8.
+    All maps have the same colour scale, up to the 99th percentile of all cells. Empty cells are
+    white, and cells outside the extent grey. Returns (height, width, 3) uint8.
     """
     maps = {name: extent.density(points) for name, points in surveys.items()}
     known = np.concatenate([density[extent.covered] for density in maps.values()])
     highest = max(float(np.percentile(known, 99)), 1.0)
     width, height = (extent.cell * n for n in extent.covered.shape)
     stacked = width > height
-    # Panels lie along the shorter side of the ground, so that the page is near a square.
+    # Panels are arranged along the shorter side of the extent, so that the page is nearly square.
     rows, columns = (len(maps), 1) if stacked else (1, len(maps))
     panel_width = min(LONGEST / columns, LONGEST / rows * width / height)
     panel_height = max(panel_width * height / width, SHORTEST_PANEL)
@@ -53,7 +56,7 @@ def density_picture(
         inside = density[extent.covered]
         points = surveys[name]
         num_inside = int(extent.contains(points).sum())
-        outside = "" if num_inside == len(points) else f", {num_inside:,} on the common ground"
+        outside = "" if num_inside == len(points) else f", {num_inside:,} on the common extent"
         axes.set_title(
             f"{name}: {len(points):,} points{outside}\n"
             f"median {np.median(inside):.3g} points/{unit.name}2, "

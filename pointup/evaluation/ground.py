@@ -1,4 +1,4 @@
-"""The ground below a survey, triangulated."""
+"""Finds the ground points of a reference survey, and triangulates them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pointup.evaluation.common_extent import Extent, filled, height_grids
 from pointup.io.length_unit import METRE, LengthUnit
 
 GROUND_CLASSES = (2, 9)
-"""ASPRS classes of the ground's surface: ground, and water."""
+"""ASPRS classes that count as ground: ground and water."""
 LARGEST_OBJECT = 18.0
-"""Metres across: what is wider is taken for ground, in surveys without classes."""
+"""Largest width of an object in metres, in surveys without classes; wider ones count as ground."""
 CLASSIFIED = "the reference's points of classes 2 and 9, triangulated"
 LOWEST = "the reference's lowest points, triangulated"
 STEEPEST = 0.15
-"""Slope against that of the survey as a whole from which on something is taken for an object."""
+"""Steepest slope of the ground relative to the plane below the survey; steeper is an object."""
 MOST_VERTICES = 2_000_000
-"""Of more ground points the lowest of larger cells are triangulated: a matter of memory."""
+"""Largest number of triangulated ground points, to limit memory. With more, the lowest points of
+larger cells are used."""
 _FEWEST_CLASSIFIED = 10
 _PLANE_FITS, _PULL_FROM_ABOVE = 12, 0.01
 
@@ -31,7 +32,7 @@ class Ground:
 
     Attributes:
         vertices: (V, 3) float64, the ground points.
-        origin: in words, which points those are.
+        origin: description of these points, for the report.
     """
 
     def __init__(self, vertices: np.ndarray, origin: str) -> None:
@@ -46,7 +47,7 @@ class Ground:
             self._surface = LinearNDInterpolator(local[:, :2], local[:, 2])
 
     def height(self, positions: np.ndarray) -> np.ndarray:
-        """Height of the ground below (N, 3) positions, (N,); beyond its rim that of the rim."""
+        """Ground height (N,) at positions (N, 3); outside all triangles of the nearest vertex."""
         xy = positions[:, :2] - self._centre[:2]
         height = np.full(len(xy), np.nan)
         if self._surface is not None and len(xy):
@@ -57,7 +58,7 @@ class Ground:
         return height + self._centre[2]
 
     def above(self, positions: np.ndarray) -> np.ndarray:
-        """Heights of (N, 3) positions above the ground, (N,); negative below it."""
+        """Heights (N,) of positions (N, 3) above the ground; negative below it."""
         return positions[:, 2] - self.height(positions)
 
 
@@ -67,11 +68,11 @@ def find_ground(
     classification: np.ndarray | None = None,
     unit: LengthUnit = METRE,
 ) -> Ground:
-    """The ground of a survey, (N, 3) with points on the extent.
+    """The ground of a survey (N, 3) that has points on the extent.
 
-    Where the survey is classified: its points of ground and water, of each half a cell the lowest.
-    Otherwise the lowest point of each cell, without those of objects: the simple morphological
-    filter (Pingel et al. 2013), after the survey's slope is taken out.
+    With classes, ground points are the lowest points of classes 2 and 9 in cells of half the
+    extent's cell size. Without, they are the lowest points of all cells, objects removed by the
+    simple morphological filter (Pingel et al. 2013) after subtraction of a plane.
     """
     if classification is not None:
         classified = points[np.isin(classification, GROUND_CLASSES)]
@@ -92,7 +93,7 @@ def find_ground(
     is_ground = ~is_object.reshape(-1)[extent.place(lowest)]
     cell = max(cell, _smallest_cell(extent))
     ground = Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
-    # In a hollow that was bridged the lowest points are ground as well.
+    # Lowest points below the triangulation are ground, too: it may bridge a hollow.
     is_ground |= ground.above(lowest) < 0
     return Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
 
@@ -100,7 +101,7 @@ def find_ground(
 def _lowest_of_cells(
     points: np.ndarray, cell: float, origin: np.ndarray | None = None
 ) -> np.ndarray:
-    """The lowest point of every square cell that has any."""
+    """The lowest point of every square cell with points."""
     corner = points[:, :2].min(axis=0) if origin is None else origin
     column, row = np.floor((points[:, :2] - corner) / cell).astype(np.int64).T
     order = np.lexsort((points[:, 2], row, column))
@@ -113,9 +114,9 @@ def _smallest_cell(extent: Extent) -> float:
 
 
 def _plane_below(points: np.ndarray) -> np.ndarray:
-    """Height at (N, 3) points of a plane that nearly all of them lie above, (N,).
+    """Height (N,) at points (N, 3) of a plane below nearly all of them.
 
-    Asymmetric least squares: what stands above the plane hardly pulls at it.
+    The fit is asymmetric least squares: points above the plane have a small weight.
     """
     xy = points[:, :2] - points[:, :2].mean(axis=0)
     terms = np.column_stack([xy, np.ones(len(xy))])

@@ -1,4 +1,4 @@
-"""A predicted survey against a reference survey of the same ground."""
+"""Measures a predicted survey against a reference survey of the same area."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SMALLEST_BAND = 0.005
 
 
 class SurveyReference:
-    """A reference survey (R, 3), and what of it is measured against: its points on the extent.
+    """A reference survey (R, 3) and its common extent with the surveys to measure.
 
-    `ground` is that of the reference, `source` (N, 3) the survey that was upsampled, where known.
-    Coordinates, the extent's cells and all figures are in the unit of `scale`. Distances are those
-    of points on the extent, or of all where `everywhere`.
-    Raises DataError without a point on the extent.
+    `ground` is the ground of the reference, `source` (N, 3) the survey before upsampling, if known.
+    Coordinates, the cells of the extent and all figures are in the unit of `scale`. Distances of
+    predicted points are those on the extent, or all with `everywhere`. Raises DataError if the
+    reference has no points on the extent.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SurveyReference:
         self._open_below[tuple(cells.T)] = ground.height(middles) + scale.unit.of_metres(OPEN_SKY)
 
     def figures(self) -> Figures:
-        """What the reference itself has of the figures: points, density and gap fraction."""
+        """Figures of the reference itself: number of points, density and gap fraction."""
         return {
             "num_points": float(len(self.inside)),
             "density": len(self.inside) / self.extent.area,
@@ -68,11 +68,11 @@ class SurveyReference:
         """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics` and
         `band_metrics`.
 
-        Of the points on the extent the nearest neighbours may lie beyond it, so that its border
-        costs nothing; the farthest new point is sought everywhere. A share comes in percent.
-        "farthest_new" is there with a source, and for predictions with new points; a band with at
-        least 0.5 % of the reference's points, and a predicted one. Raises DataError when the
-        prediction has no points on the extent.
+        Nearest neighbours of points on the extent may lie outside of it, so that its border adds no
+        error. "farthest_new" includes points outside the extent; it needs a source and new points.
+        Shares are in percent. A band has figures if it contains at least 0.5 % of the reference's
+        points and any predicted point. Raises DataError if the prediction has no points on the
+        extent.
         """
         on_extent = _on(self.extent, prediction, "prediction")
         inside = prediction if self.everywhere else on_extent
@@ -137,12 +137,12 @@ class SurveyReference:
         return figures
 
     def _of_heights(self, inside: np.ndarray) -> Figures:
-        """What the grid of the extent shows of heights and coverage."""
+        """Figures of heights and coverage, computed on the grid of the extent."""
         low, high = height_grids(inside, self.extent)
         both = self._has_points & np.isfinite(low)
         shares = []
         for above in (self.ground.above(inside), self._above):
-            # The ground's own roughness doesn't make a layer below it.
+            # Points below the ground, by roughness, count in the lowest layer.
             layers = np.maximum(np.floor(above / self.extent.cell), 0)
             layer, count = np.unique(layers, return_counts=True)
             shares.append(dict(zip(layer.tolist(), (count / len(above)).tolist(), strict=True)))
@@ -162,24 +162,24 @@ class SurveyReference:
         return figures
 
     def _is_gap(self, high: np.ndarray) -> np.ndarray:
-        """Which cells have no point above the gap's height, of those that have points."""
+        """Mask (X, Y) of cells whose highest point `high` is at most `OPEN_SKY` above ground."""
         return high <= self._open_below
 
 
 def harmonic_mean(precision: float, recall: float) -> float:
-    """The F-score of a precision and a recall; 0 where both are 0."""
+    """The F-score of a precision and a recall; 0 if both are 0."""
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
 
 
 def _on(extent: Extent, points: np.ndarray, name: str) -> np.ndarray:
     inside = points[extent.contains(points)]
     if not len(inside):
-        raise DataError(f"the {name} has no points on the common ground")
+        raise DataError(f"the {name} has no points on the common extent")
     return inside
 
 
 def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Plain distance (Q,) of each query to the nearest of the points."""
+    """Unsquared distance (Q,) of each query (Q, 3) to the nearest of the points (P, 3)."""
     centre = points.mean(axis=0)
     packed = [
         (torch.from_numpy(cloud - centre), torch.tensor([0, len(cloud)]))

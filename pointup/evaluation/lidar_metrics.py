@@ -1,4 +1,4 @@
-"""The figures of surveys: what each is called, its unit and its convention."""
+"""The metrics of surveys: title, unit and convention of each, and the constants behind them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from pointup.io.length_unit import METRE, LengthUnit
 
 THRESHOLDS = (0.1, 0.25, 0.5)
 FAR = (0.5, 1.0)
-"""Metres from any reference point beyond which new points are counted."""
+"""Distances in metres to the nearest reference point beyond which new points are counted."""
 BANDS = (2.0, 8.0, 16.0, 24.0)
 """Borders in metres of the bands of height above ground."""
 LOWEST_REACH = 3
-"""In cells to each side of one: under trees few pulses reach the ground, and not in every cell."""
+"""Half width in cells of the window for the lowest point: under trees, few pulses reach the
+ground, and not in every cell."""
 BELOW_GROUND = 0.3
-"""Metres that a point may lie below the ground without being counted: noise, and roughness that
-the triangulation doesn't see."""
+"""A point counts as below ground from this depth in metres on. Less is noise, or roughness that the
+triangulation does not resolve."""
 OPEN_SKY = 2.0
-"""Metres above ground that no point of a gap in the canopy is above."""
+"""A cell is a gap in the canopy if no point in it is higher than this above ground, in metres."""
 NEW_BEYOND = 0.001
-"""Metres from every source point beyond which a point counts as new."""
+"""A point counts as new if it is farther than this from every source point, in metres."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """The lengths, in metres, that figures are computed with, and the unit of the coordinates."""
+    """The unit of the coordinates; in metres the cell size and the thresholds of the F-score."""
 
     unit: LengthUnit = METRE
     cell: float = 1.0
@@ -39,21 +40,21 @@ METRES = Scale()
 
 
 def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
-    """What `SurveyReference.measure` gives, in the order to print.
+    """The metrics of `SurveyReference.measure`, in the order to print.
 
-    `ground` says in words what the ground is, where there is one for all.
+    `ground` describes the ground points, if they are the same for all rows.
     """
     unit, cell = scale.unit.name, scale.unit.described(scale.cell)
     window = 2 * LOWEST_REACH + 1
     metrics = {
-        "num_points": Metric("points", "", "those on the common ground", better=""),
+        "num_points": Metric("points", "", "points on the common extent", better=""),
         "density": Metric(
-            "density", f"points/{unit}2", "points by the area of the common ground", better=""
+            "density", f"points/{unit}2", "points per area of the common extent", better=""
         ),
         "covered": Metric(
             "covered",
             "%",
-            f"of the {cell} cells with reference points, those with predicted points; higher "
+            f"share of the {cell} cells with reference points that have predicted points; higher "
             "is better",
             better="higher",
         ),
@@ -61,7 +62,7 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
             "Chamfer, mean",
             unit,
             "mean distance of the prediction to the reference + mean distance of the reference to "
-            "the prediction; plain",
+            "the prediction; unsquared",
         ),
         "chamfer_median": Metric(
             "Chamfer, median", unit, "the same with the median of each direction"
@@ -69,13 +70,13 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
         "to_reference": Metric(
             "  to reference, mean",
             unit,
-            "distance of each predicted point to the nearest reference point; plain",
+            "distance of each predicted point to the nearest reference point; unsquared",
         ),
         "to_reference_median": Metric("  to reference, median", unit, ""),
         "from_reference": Metric(
             "  from reference, mean",
             unit,
-            "distance of each reference point to the nearest predicted point; plain",
+            "distance of each reference point to the nearest predicted point; unsquared",
         ),
         "from_reference_median": Metric("  from reference, median", unit, ""),
         "hausdorff": Metric(
@@ -98,15 +99,15 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
             "%",
             ""
             if i
-            else "of the new points, those farther than this from every reference point; new are "
-            f"points farther than {scale.unit.described(NEW_BEYOND)} from every source point, for "
-            "the source itself all",
+            else "share of the new points that are farther than this from every reference point; "
+            f"new are points farther than {scale.unit.described(NEW_BEYOND)} from every source "
+            "point, and for the source itself all points",
         )
     metrics |= {
         "farthest_new": Metric(
             "farthest new point",
             unit,
-            "largest distance of a new point, wherever it lies, to the nearest source point",
+            "largest distance of a new point to the nearest source point, outside the extent, too",
         ),
         "below_ground_points": Metric(
             "points below ground",
@@ -122,7 +123,7 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
         "ground_rmse": Metric(
             "ground height RMSE",
             unit,
-            f"difference of the lowest points of the {window} x {window} cells about each {cell} "
+            f"difference of the lowest points in the {window} x {window} cells around each {cell} "
             "cell with points of both",
         ),
         "canopy_rmse": Metric(
@@ -133,14 +134,14 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
         "gap_fraction_error": Metric(
             "gap fraction, error",
             "%",
-            "difference of the shares of those cells without a point more than "
+            "difference of the shares of those cells that have no point more than "
             f"{scale.unit.described(OPEN_SKY)} above the ground",
         ),
         "height_overlap": Metric(
             "height profile overlap",
             "%",
-            f"share that the histograms of heights above ground, bins of {cell}, have in "
-            "common, what lies below the ground in the lowest; 100 is best",
+            f"intersection of the histograms of heights above ground, bins of {cell}, points below "
+            "the ground in the lowest bin; 100 is best",
             better="higher",
         ),
     }
@@ -148,7 +149,7 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
 
 
 def band_metrics(scale: Scale = METRES) -> dict[str, Metric]:
-    """What `SurveyReference.measure` gives of bands of height, in the order to print."""
+    """The metrics of `SurveyReference.measure` in bands of height, in the order to print."""
     metrics = {}
     for i, (name, low, high) in enumerate(height_bands()):
         if low == -np.inf:

@@ -1,4 +1,4 @@
-"""Pairs of a batch: the model, and beside it the baselines, the raw source and the floor."""
+"""Measures the pairs of a batch: model, baselines, source and resampled ground truth."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
 ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
-"""What is measured against the target, in the order to print."""
+"""The clouds that are measured against the target, in the order to print."""
 THRESHOLDS = (0.25, 0.5)
-# Those of whole surveys only, and those that `measure` gives.
+# Metrics of whole surveys only, and metrics that `measure` has already.
 _LEFT_OUT = {"num_points", "density", "covered", "chamfer", "chamfer_median", "hausdorff"}
 Clouds = dict[str, tuple[Tensor, Tensor]]
 
@@ -38,18 +38,18 @@ def measure_pairs(
     upsampler: Upsampler | None = None,
     surfaces: Sequence[Surface | None] | None = None,
 ) -> list[dict[str, Figures]]:
-    """For every pair of a batch, figures of those of `ROWS` that it has, as `measure` gives them.
+    """For every pair of a batch, the figures of `measure` for each cloud of `clouds_of_pairs`.
 
-    `batch`: as `collate` makes it, on the device of the model. `ratio`: (B,) by which model and
-    midpoints upsample. The floor is there for pairs with a second sampling. Without the baselines
-    of `baselines_of_pairs`, which take longer.
+    `batch`: made by `collate`, on the device of the model. `ratio`: (B,) ratios of the model and
+    the midpoint baseline. Pairs with a second sampling of the surface have a row "resampled". The
+    baselines of `baselines_of_pairs` are not included, because they take longer.
     """
     return measure_clouds(batch, clouds_of_pairs(batch, ratio, upsampler), surfaces)
 
 
 @torch.no_grad()
 def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = None) -> Clouds:
-    """What `measure_pairs` measures: packed points and ptr by row."""
+    """The clouds that `measure_pairs` measures: packed points and ptr by row."""
     clouds = {
         "midpoints": midpoint_upsample(batch.pos, batch.ptr, ratio),
         "source": (batch.pos, batch.ptr),
@@ -63,35 +63,35 @@ def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = N
 
 
 def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
-    """`baseline_clouds` of every source, with the points of the midpoints; packed, by row."""
-    made: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
+    """`baseline_clouds` of every source, of the size of the midpoint baseline; packed, by row."""
+    found: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
     numbers = output_sizes(batch.ptr, ratio).tolist()
     for name, source, number in zip(batch.name, _split(batch.pos, batch.ptr), numbers, strict=True):
         for row, cloud in baseline_clouds(source, number, seed, str(name)).items():
-            made[row].append(cloud)
-    return {row: _packed(clouds, batch.pos.device) for row, clouds in made.items()}
+            found[row].append(cloud)
+    return {row: _packed(clouds, batch.pos.device) for row, clouds in found.items()}
 
 
 def upsampled_pairs(
     batch: Batch, ratio: Tensor, upsampler: Upsampler, vertical: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    """What `pointup upsample` writes of every source, measured points and new ones; packed.
+    """The output of `pointup upsample` for every source, measured and new points; packed.
 
-    `vertical` tells of each pair whether z is up, and points below the ground are not made.
+    `vertical`: whether z points up in each pair; if so, no new point lies below the ground.
     """
     device = batch.pos.device
     sources = _split(batch.pos, batch.ptr)
-    made = [
+    outputs = [
         upsample(source, float(by), model=upsampler, above_ground=has_heights, device=device)
         for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
-    return _packed(made, batch.pos.device)
+    return _packed(outputs, batch.pos.device)
 
 
 def measure_clouds(
     batch: Batch, clouds: Clouds, surfaces: Sequence[Surface | None] | None = None
 ) -> list[dict[str, Figures]]:
-    """For every pair of a batch, the figures of `measure` of each of the clouds."""
+    """For every pair of a batch, the figures of `measure` for each of the clouds, by row."""
     rows = {
         row: measure(*clouds[row], batch.target, batch.target_ptr, surfaces)
         for row in ROWS
@@ -106,8 +106,10 @@ def measure_clouds(
 def measure_as_surveys(
     batch: Batch, clouds: Clouds, vertical: Sequence[bool], unit: LengthUnit
 ) -> list[dict[str, Figures]]:
-    """For every pair with z up, the figures of `survey_metrics` and `band_metrics` of each of the
-    clouds; else {}."""
+    """For every pair, the figures of `survey_metrics` and `band_metrics` for each of the clouds.
+
+    A pair that is not `vertical` (its z axis does not point up) has none: {}.
+    """
     scale = Scale(unit, thresholds=THRESHOLDS)
     split = {row: _split(*cloud) for row, cloud in clouds.items()}
     targets = _split(batch.target, batch.target_ptr)
@@ -136,7 +138,7 @@ def measure_as_surveys(
 
 
 def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """What `measure_as_surveys` gives, in the order to print."""
+    """The metrics of `measure_as_surveys`, in the order to print."""
     scale = Scale(unit, thresholds=THRESHOLDS)
     ground = "the target's lowest points, triangulated"
     metrics = lidar_metrics(scale, ground)
@@ -144,7 +146,7 @@ def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 
 def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """`METRICS`, lengths in `unit`, and then `survey_metrics`."""
+    """`METRICS`, with lengths in `unit`, followed by `survey_metrics`."""
     known = {
         name: replace(metric, unit=unit.name) if metric.unit == "data unit" else metric
         for name, metric in METRICS.items()
@@ -153,12 +155,12 @@ def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 
 def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """What `measure_as_surveys` gives of bands of height above ground."""
+    """The metrics of `measure_as_surveys` in bands of height above ground."""
     return band_metrics(Scale(unit))
 
 
 def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
-    """The single clouds, (N_i, 3) float64 each."""
+    """The clouds of a packed tensor, (N_i, 3) float64 each."""
     points = pos.double().cpu().numpy()
     return np.split(points, ptr.tolist()[1:-1]) if len(ptr) > 1 else []
 

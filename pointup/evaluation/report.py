@@ -1,4 +1,4 @@
-"""Figures as text, as Markdown and as JSON, every metric with its unit and convention."""
+"""Formats evaluation results as text, Markdown and JSON, each metric with unit and convention."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of several subjects (shapes, methods): `rows` maps each to its figures by metric.
+    """Figures of several subjects (shapes, methods): `rows` maps each subject to its figures.
 
-    With `metrics_down` the metrics are the lines and the subjects the columns. A figure that a
-    subject doesn't have is a dash.
+    With `metrics_down` the metrics are the lines and the subjects the columns. A missing figure is
+    printed as a dash.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Table:
     metrics_down: bool = False
 
     def present(self) -> dict[str, Metric]:
-        """The metrics that any subject has."""
+        """The metrics for which any subject has a figure."""
         return {
             name: metric
             for name, metric in self.metrics.items()
@@ -39,8 +39,10 @@ class Table:
         }
 
     def cells(self) -> list[list[str]]:
-        """The table as text: lines of cells under a head of titles, and of units where they vary
-        by column; with `metrics_down` the last column has the units."""
+        """The table as lines of cells, beginning with a line of titles and a line of units.
+
+        With `metrics_down` the last column has the units instead.
+        """
         metrics = self.present()
         columns = {
             name: numbers([figures.get(name) for figures in self.rows.values()]) for name in metrics
@@ -59,14 +61,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What was evaluated, and how it came out; `remarks` follow the tables."""
+    """An evaluation to print: `heading` says what was evaluated, `remarks` follow the tables."""
 
     heading: Sequence[str]
     tables: Sequence[Table]
     remarks: Sequence[str] = ()
 
     def text(self) -> str:
-        """For a terminal: aligned, less than 100 columns unless a name is long."""
+        """Text for a terminal: aligned, below 100 columns wide unless a name is long."""
         blocks = ["\n".join(self.heading)]
         for table in self._filled():
             blocks.append("\n".join(_titled(table)))
@@ -77,7 +79,7 @@ class Report:
         return "\n\n".join(blocks)
 
     def markdown(self) -> str:
-        """For a page: pipe tables, the conventions as a list."""
+        """Markdown: pipe tables, and the conventions as a list."""
         lines = [f"{line}  " for line in self.heading]
         for table in self._filled():
             head, *rest = table.cells()
@@ -90,11 +92,11 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _filled(self) -> list[Table]:
-        """The tables that any subject has figures for."""
+        """The tables with any figures."""
         return [table for table in self.tables if table.present()]
 
     def notes(self) -> list[tuple[str, str]]:
-        """Name and convention of every metric that is printed."""
+        """Title and convention of every printed metric that has a convention."""
         metrics = {name: m for table in self.tables for name, m in table.present().items()}
         return [
             (_with_unit(metric), metric.convention)
@@ -104,7 +106,7 @@ class Report:
 
 
 def numbers(values: Sequence[float | None]) -> list[str]:
-    """Figures of one metric with the same number of decimals, four digits for the typical one."""
+    """Figures of one metric as text, with the decimals that give the median figure four digits."""
     known = [abs(v) for v in values if v is not None and math.isfinite(v) and v]
     if all(v == round(v) for v in known):
         decimals = 0
@@ -115,14 +117,14 @@ def numbers(values: Sequence[float | None]) -> list[str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any], metrics: Mapping[str, Metric]) -> None:
-    """Write the content and what its metrics mean; a figure that is not finite becomes null."""
+    """Write the content and the descriptions of its metrics. NaN and infinity become null."""
     described = {name: asdict(metric) for name, metric in metrics.items()}
     text = json.dumps(_finite({**content, "metrics": described}), indent=2)
     write_text(path, text + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, all or nothing. Raises FileError when it can't be written."""
+    """Write a file atomically. Raises FileError if it can't be written."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -133,6 +135,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _titled(table: Table) -> list[str]:
+    """The aligned lines of a table, with its title in the upper left cell."""
+    # By hand: tabulate and rich have no head of two lines beside decimals by column and a gap that
+    # follows the width.
     cells = table.cells()
     cells[0][0] = table.title
     if table.metrics_down:
@@ -149,7 +154,7 @@ def _titled(table: Table) -> list[str]:
 
 
 def _stacked(names: Sequence[str]) -> list[list[str]]:
-    """A head line, or two where names of columns have two words."""
+    """The head as one line of cells, or as two if the name of a column has several words."""
     words = [["", *name.split(" ", 1)][-2:] for name in names[1:]]
     above = [names[0], *(first for first, _ in words)]
     below = ["", *(last for _, last in words)]
@@ -159,7 +164,7 @@ def _stacked(names: Sequence[str]) -> list[list[str]]:
 
 
 def _sides(table: Table, num_columns: int) -> list[str]:
-    """Names and units to the left, numbers to the right."""
+    """Alignment of each column: names and units to the left, numbers to the right."""
     numbers = [">"] * (num_columns - 1 - table.metrics_down)
     return ["<", *numbers, *(["<"] if table.metrics_down else [])]
 

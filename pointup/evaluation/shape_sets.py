@@ -1,4 +1,4 @@
-"""Shapes to evaluate on: read from folders, or drawn from meshes."""
+"""Sets of shapes for `pointup evaluate shapes`: read from folders, or sampled from meshes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pointup.io.files import mesh_extensions, point_extensions, read_mesh, read_
 
 Pattern = Literal["poisson", "random"]
 
-# Of the truth's furthest distance: beyond it, mesh and truth can't be in the same coordinates.
+# Largest mean distance of the truth from its mesh, as a share of its radius. A larger one means
+# different coordinates.
 LARGEST_OFFSET = 0.05
 
 
 def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
-    """The files of a folder with these extensions, by their names without it, sorted.
+    """The files of a folder with these extensions, by file name without extension, sorted.
 
-    Raises FileError when there are none, ConfigError when two have the same name.
+    Raises FileError if there are none, ConfigError if two have the same name.
     """
     if not folder.is_dir():
         raise FileError(f"{folder}: no such folder")
@@ -42,10 +43,11 @@ def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
 
 
 class StoredShapes:
-    """Shapes from folders, joined by file name; the floor is drawn where there are meshes.
+    """Shapes from folders, matched by file name. With meshes, the truth is also resampled.
 
-    Iterating reads them one by one. Raises FileError or ConfigError at once when a folder is
-    missing or lacks a shape of the truth's, FileError and DataError later for what is in a file.
+    Iteration reads the shapes one by one. The constructor raises FileError or ConfigError if a
+    folder is missing or lacks a shape of the truth folder. Iteration raises FileError and DataError
+    for invalid files.
     """
 
     def __init__(
@@ -94,13 +96,13 @@ class StoredShapes:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnShapes:
-    """Shapes drawn from meshes: source, truth and second sampling independent of one another.
+    """Shapes sampled from meshes: source, truth and second sampling are independent.
 
-    The field's protocol: the truth and the second sampling are Poisson-disk samplings of
-    round(ratio * num_source) points, the source one of `num_source` points, or random points of
-    the surface by `pattern`. A mesh is first centred on its bounding box and scaled to furthest
-    distance 1. What is drawn depends on the file's name and the number of the sampling alone; the
-    same truth goes with each pattern.
+    As in the PU-GCN protocol, the truth and the second sampling are Poisson-disk samplings of
+    round(ratio * num_source) points. The source has `num_source` points, Poisson-disk or random by
+    `pattern`. A mesh is first centred on its bounding box and scaled to furthest distance 1. The
+    samplings depend only on the name of the file and the number of the sampling, and the truth does
+    not depend on the pattern.
     """
 
     meshes: Path

@@ -1,4 +1,4 @@
-"""The field's evaluation on shapes: CD, HD and P2F of a model beside its baseline and its floor."""
+"""Evaluates shapes by the PU-GCN protocol: CD, HD, P2F of model, midpoints, resampled truth."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.in_memory import upsample
 from pointup.upsampling.options import pass_ratios
 
-Protocol = Literal["field", "half"]
+Protocol = Literal["pu-gcn", "half"]
 
 SUMMED = ("cd", "hd", "cd_target_frame")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A true cloud and what is known of where it came from; clouds are (N, 3) float64.
+    """A shape to evaluate on. Clouds are (N, 3) float64; None is unknown.
 
     Attributes:
         name: of the file, without its extension.
-        truth: what the source should become.
-        source: the sparse cloud.
-        prediction: an upsampled cloud that was made elsewhere.
+        truth: the ground truth, a dense cloud.
+        source: the sparse cloud to upsample.
+        prediction: a cloud upsampled by another program.
         surface: the true surface, in the coordinates of the clouds.
-        second: another sampling of the surface, independent of `truth` and as large: the floor.
-        seed: number of the sampling, where the clouds were drawn from the surface.
+        second: the resampled ground truth, a second sampling of the surface, independent of `truth`
+            and of the same size.
+        seed: number of the sampling, if the clouds were sampled from the surface.
     """
 
     name: str
@@ -46,13 +47,13 @@ class Shape:
 
 
 def shape_metrics(protocol: Protocol) -> dict[str, Metric]:
-    """What `measure_shape` gives, in the order to print, for this protocol."""
+    """The metrics of `measure_shape` for a protocol, in the order to print."""
     frame = "in units of the target's furthest distance from its mean"
     metrics = {name: METRICS[name] for name in ("cd", "hd", "p2f", "cd_target_frame")}
     metrics["hausdorff"] = Metric(
         "Hausdorff",
         "x1e-3",
-        f"largest distance of any point of either cloud to the other; plain, {frame}",
+        f"largest distance of any point of either cloud to the other; unsquared, {frame}",
     )
     metrics["spacing_cv"] = METRICS["spacing_cv"]
     if protocol == "half":
@@ -65,9 +66,9 @@ def shape_metrics(protocol: Protocol) -> dict[str, Metric]:
 def measure_shape(prediction: np.ndarray, shape: Shape, protocol: Protocol) -> Figures:
     """Figures of a predicted cloud (P, 3), by the names of `shape_metrics`.
 
-    The protocol "field" is that of the PU-GCN family: CD and HD are sums of both directions;
-    "half" is the other one in use, the mean of both directions. "p2f" is there where the shape has
-    its surface. Raises DataError for a truth without extent and for an empty prediction.
+    With the protocol "pu-gcn" CD and HD are sums of both directions, as in most papers; with "half"
+    they are half of it. The figure "p2f" needs the surface of the shape. Raises DataError if all
+    points of the truth are in one place, and for an empty prediction.
     """
     centre = shape.truth.mean(axis=0)
     radius = np.linalg.norm(shape.truth - centre, axis=1).max()
@@ -75,7 +76,7 @@ def measure_shape(prediction: np.ndarray, shape: Shape, protocol: Protocol) -> F
         raise DataError(f"{shape.name}: all points of the truth are in one place; leave it out")
     if not len(prediction):
         raise DataError(f"{shape.name}: the prediction has no points")
-    # Before float32, or a shape far from the origin would lose its details.
+    # Normalised before float32: a shape far from the origin would lose its details.
     clouds = [_pack((points - centre) / radius) for points in (prediction, shape.truth)]
     figures = measure(*clouds[0], *clouds[1])[0]
     chosen = {name: figures[name] for name in ("cd", "hd")}
@@ -94,13 +95,13 @@ def measure_shape(prediction: np.ndarray, shape: Shape, protocol: Protocol) -> F
 def evaluate_shape(
     shape: Shape,
     upsampler: Upsampler | None,
-    protocol: Protocol = "field",
+    protocol: Protocol = "pu-gcn",
 ) -> dict[str, Figures]:
-    """Figures of what there is: "model", "prediction", "midpoints" (no network) and "resampled".
+    """Figures of the rows "model", "prediction", "midpoints" (no network) and "resampled".
 
-    The ratio is that of the truth to the source. Model and midpoints upsample in the passes of
-    `pass_ratios`: 16x is 4x twice, the field's way. What is measured of the model is what
-    `pointup upsample` writes.
+    Rows whose cloud is not available are left out. The ratio is that of the truth to the source.
+    Model and midpoint baseline upsample in the passes of `pass_ratios`: 16x is 4x twice, as in the
+    PU-GCN protocol. The cloud of the model is the output of `pointup upsample`.
     """
     clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
@@ -124,8 +125,8 @@ def evaluate_shape(
 def upsample_shape(source: np.ndarray, ratio: float, upsampler: Upsampler | None) -> np.ndarray:
     """Upsample a cloud (N, 3) to `round(ratio * N)` points, in the passes of `pass_ratios`.
 
-    By a model, as `pointup upsample` does, keeping the points of the source; or without a network
-    by `midpoint_upsample`, as one piece.
+    With a model, as `pointup upsample` does, and with the points of the source kept. Without one,
+    by `midpoint_upsample` on the whole cloud.
     """
     if upsampler is not None:
         device = next(upsampler.parameters()).device

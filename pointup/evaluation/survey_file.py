@@ -1,4 +1,4 @@
-"""Surveys as evaluations read them: positions and classes, without noise."""
+"""Reads surveys for the evaluation: positions and classes, without noise and withheld points."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NOISE_CLASSES = (7, 18)
 
 @dataclass(frozen=True)
 class Survey:
-    """Points of a survey file that count.
+    """The points of a survey file, without noise (classes 7 and 18) and withheld points.
 
     Attributes:
         path: the file.
         positions: (N, 3) float64, in the unit of the file.
-        classification: (N,) uint8, None where the file has no classes.
-        num_left_out: points that don't count: noise (classes 7 and 18) and withheld points.
+        classification: (N,) uint8; None if the file has no classes.
+        num_left_out: number of noise and withheld points, which are left out.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Survey:
 
 
 def read_survey(path: Path) -> Survey:
-    """A survey file. Raises FileError when it can't be read, DataError when only noise is in it."""
+    """Read a survey file. Raises FileError if it can't be read, DataError if all of it is noise."""
     positions, classes, num_points = [], [], 0
     for cloud in iter_points(path):
         counts = np.ones(len(cloud), dtype=bool)
@@ -52,8 +52,10 @@ def read_survey(path: Path) -> Survey:
 
 
 def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[Survey, Survey]:
-    """Source and reference: a part of the points, thinned by `pattern`, and the others, `ratio`
-    times as many."""
+    """Split a survey into source and reference: the points thinned by `pattern`, and the others.
+
+    The reference has `ratio` times as many points as the source.
+    """
     generator = np.random.default_rng(seed)
     kept = thin(survey.positions, ratio + 1, pattern, generator)
     is_source = np.zeros(len(survey.positions), dtype=bool)

@@ -1,4 +1,4 @@
-"""Upsampling of clouds of any size with a trained model, the same however they are cut up."""
+"""Upsampling of clouds of any size with a trained model: the result does not depend on tiles."""
 
 from pointup.upsampling.in_memory import upsample
 

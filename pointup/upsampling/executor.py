@@ -1,4 +1,4 @@
-"""The phases of a pass, on the threads of one process or shared among several."""
+"""Runs the phases of an upsampling pass on the threads of one process or of several."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import BLOCK_SIZE
 
 TILE_SIZE = 65_536
-"""Most points of a tile where its side isn't given."""
+"""Largest number of points in a tile for which no side length is given."""
 MODEL_SHARE, THINNING_SHARE, RELAXATION_SHARE = 0.55, 0.2, 0.25
-"""WorkerGroup of the work, about."""
+"""Approximate shares of the total time, for the progress bar."""
 
-# Of the threads of an accelerator's host; they only look up neighbours.
+# With an accelerator, the threads of the CPU only search neighbours.
 _MAX_HOST_THREADS = 8
 
 Item = TypeVar("Item")
 
 
 class WorkerGroup(Protocol):
-    """Processes that work on the same cloud. What one of them fails at ends the work of all."""
+    """Processes that upsample the same cloud together. An error in one of them stops all."""
 
     num_processes: int
     is_main: bool
 
     def shard(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The part of the work that is this process's."""
+        """The items that this process works on."""
 
     def barrier(self) -> AbstractContextManager[object]:
-        """Work that all begin; nobody leaves it before all are done, and without an error."""
+        """Context that no process leaves before all have; an error in one is raised in all."""
 
 
-class Alone:
-    """One process that does everything."""
+class SingleProcess:
+    """A worker group of one process."""
 
     num_processes = 1
     is_main = True
@@ -59,13 +59,13 @@ def run_upsampling(
     tile: float | None = None,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
-    """Make the new points of a pass; then `made` has them.
+    """Run all phases of a pass: candidates, thinning, relaxation. The result is its `output`.
 
-    `tile` is the side of a tile. `report` is told how many of the cloud's points have been dealt
-    with since it was last called, fractions of them too.
+    `tile` is the side length of a tile. `report` is called with the number of points of the cloud
+    that were processed since its last call; the number can be fractional.
     """
     store = upsampling.store
-    with one_thread_an_operation() as num_threads:
+    with single_threaded_operations() as num_threads:
         num_threads = host_threads(upsampling.device, num_threads)
         num_workers = num_threads * workers.num_processes
         size = min(max(len(store) // (4 * num_workers), BLOCK_SIZE), TILE_SIZE)
@@ -75,31 +75,31 @@ def run_upsampling(
                 num_points = store.block_ptr[done.stop] - store.block_ptr[done.start]
                 report(MODEL_SHARE * num_points)
                 _return_memory()
-        _choose(upsampling, workers, num_threads, THINNING_SHARE, RELAXATION_SHARE, report)
+        _thin_and_relax(upsampling, workers, num_threads, THINNING_SHARE, RELAXATION_SHARE, report)
 
 
 def choose_from_second_pass(
     upsampling: UpsamplingPass,
-    draft: UpsamplingPass,
+    second_pass: UpsamplingPass,
     workers: WorkerGroup,
     report: Callable[[float], Any] = lambda points: None,
 ) -> None:
-    """Choose the new points again, now from the points of a second pass over those of the first.
+    """Select the new points again, with the output of a second pass as further candidates.
 
-    See `UpsamplingPass.take_second_pass`.
+    See `UpsamplingPass.take_second_pass`. `report` is called as in `run_upsampling`.
     """
-    with one_thread_an_operation() as num_threads:
+    with single_threaded_operations() as num_threads:
         with workers.barrier():
-            upsampling.take_second_pass(draft)
+            upsampling.take_second_pass(second_pass)
         num_threads = host_threads(upsampling.device, num_threads)
         with workers.barrier():
             blocks = workers.shard(range(len(upsampling)))
             for _ in _in_threads(upsampling.candidates_from_second_pass, blocks, num_threads):
                 pass
-        _choose(upsampling, workers, num_threads, 0.5, 0.5, report)
+        _thin_and_relax(upsampling, workers, num_threads, 0.5, 0.5, report)
 
 
-def _choose(
+def _thin_and_relax(
     upsampling: UpsamplingPass,
     workers: WorkerGroup,
     num_threads: int,
@@ -107,7 +107,7 @@ def _choose(
     relaxation_share: float,
     report: Callable[[float], Any],
 ) -> None:
-    """Thin the candidates and even out what is left of them."""
+    """Thin the candidates of every block, then relax the selected points."""
     sizes = np.diff(upsampling.store.block_ptr)
     with workers.barrier():
         colors = upsampling.colors()
@@ -122,10 +122,10 @@ def _choose(
 
 
 def _return_memory() -> None:
-    """Return what was freed to the system.
+    """Return freed memory to the operating system.
 
-    glibc keeps it in pieces that fit less and less; after a hundred tiles, half of a process's
-    memory was that.
+    glibc keeps freed memory in fragments. After a hundred tiles, fragments were half of the memory
+    of a process.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -134,10 +134,10 @@ def _return_memory() -> None:
 
 
 def host_threads(device: torch.device, num_threads: int) -> int:
-    """Threads of this process: those of torch, or beside an accelerator its part of the machine.
+    """Number of CPU threads to run tiles and blocks on, for a model on `device`.
 
-    A launcher for GPUs sets OMP_NUM_THREADS to 1, which is meant for operations; half of the work
-    is the CPU's, and would be done on one core.
+    On the CPU this is `num_threads`. With an accelerator it is the cores of the machine divided by
+    its processes: a GPU launcher sets OMP_NUM_THREADS to 1, and half of the work runs on the CPU.
     """
     if device.type == "cpu":
         return num_threads
@@ -148,16 +148,16 @@ def host_threads(device: torch.device, num_threads: int) -> int:
 
 
 @contextmanager
-def one_thread_an_operation() -> Iterator[int]:
-    """Torch's operations run on a single thread each; gives how many there are to share out.
+def single_threaded_operations() -> Iterator[int]:
+    """Run every torch operation on one thread; yields the number of threads torch used before.
 
-    Many small operations side by side are faster than one after another on all cores, and their
-    results don't depend on how many cores there are.
+    Many small operations in parallel are faster than one after another on all cores, and their
+    results do not depend on the number of cores.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # oneDNN keeps what it compiles for every shape, up to 100 MB for the shapes of many tiles; on
-    # one thread it is no faster than what torch does without it.
+    # oneDNN caches compiled code for every shape, up to 100 MB for many tiles. On one thread it is
+    # no faster than torch without it.
     uses_onednn, *_ = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
     try:
         yield num_threads
@@ -169,7 +169,7 @@ def one_thread_an_operation() -> Iterator[int]:
 def _in_threads(
     work: Callable[[Item], object], items: Sequence[Item], num_threads: int
 ) -> Iterator[Item]:
-    """Work on every item, and yield each once it is done."""
+    """Call `work` on every item, in threads, and yield each item when it is done."""
     if num_threads == 1:
         for item in items:
             work(item)

@@ -1,4 +1,4 @@
-"""Which points of a cloud are upsampled, and which are left as they are."""
+"""Selects the points of a cloud to upsample, by their class and their withheld flag."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from pointup.errors import ConfigError, DataError
 from pointup.io.cloud import PointCloud
 
 NOISE_CLASSES = (7, 18)
-"""Low and high noise, as ASPRS numbers them."""
+"""ASPRS classes of low and high noise."""
 CLASSIFICATION, WITHHELD = "classification", "withheld"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PointFilter:
-    """Says which points are upsampled, by their attributes `classification` and `withheld`.
+    """Selects points by their attributes `classification` and `withheld`.
 
-    Raises ConfigError for numbers that are no classes.
+    Raises ConfigError for class numbers outside of 0 to 255.
     """
 
     classes: tuple[int, ...] | None = None
-    """Only points of these classes; None stands for all but noise."""
+    """Select only points of these classes; None selects all but noise."""
     include_noise: bool = False
-    """Withheld points and noise, too."""
+    """Select withheld points and noise, too."""
 
     def __post_init__(self) -> None:
         if self.classes is not None and not self.classes:
-            raise ConfigError("classes: name at least one, or leave them out")
+            raise ConfigError("classes: name at least one, or leave the option out")
         for number in self.classes or ():
             if not 0 <= number <= 255:
                 raise ConfigError(f"class {number}: must be between 0 and 255")
 
     def __call__(self, cloud: PointCloud) -> np.ndarray:
-        """(N,) bool, which points of a cloud are upsampled.
+        """Mask (N,) bool of the points of a cloud to upsample.
 
-        A class that was asked for is, also if it is one of noise; a point that is withheld only
-        with `include_noise`. Raises DataError when classes are asked for that the cloud has not.
+        `classes` can name noise classes, too. A withheld point is selected only with
+        `include_noise`. Raises DataError if `classes` is given and the cloud has no classification.
         """
-        taken = np.ones(len(cloud), bool)
+        selected = np.ones(len(cloud), bool)
         classes = attribute(cloud, CLASSIFICATION)
         if self.classes is not None:
             if classes is None:
-                raise DataError("has no attribute `classification` to choose classes by")
-            taken &= np.isin(classes, self.classes)
+                raise DataError("has no attribute `classification` to select classes by")
+            selected &= np.isin(classes, self.classes)
         elif classes is not None and not self.include_noise:
-            taken &= ~np.isin(classes, NOISE_CLASSES)
+            selected &= ~np.isin(classes, NOISE_CLASSES)
         withheld = attribute(cloud, WITHHELD)
         if withheld is not None and not self.include_noise:
-            taken &= withheld == 0
-        return taken
+            selected &= withheld == 0
+        return selected
 
 
 def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:
-    """An attribute (N,) of one value a point, in whatever case its name is written."""
+    """A scalar attribute (N,) by its lower-case name, ignoring case; None if there is none."""
     for known, values in cloud.attributes.items():
         if known.lower() == name and values.ndim == 1:
             return values

@@ -1,9 +1,9 @@
-"""The lowest returns of a survey, place by place: new points stay above them.
+"""Local ground below a survey: keeps new points above it, and decides which are ground points.
 
-Measured points are sorted into square cells, a few points each. In the 3 x 3 cells around a place,
-a plane is fitted to the ground: to the points of class 2 where there are enough of them, otherwise
-to the lowest point of each cell. Cells are counted from the anchor of the cloud, so that nothing
-depends on the tiles that it is worked on in.
+Measured points are sorted into square cells of a few points each. In the 3 x 3 cells around a
+place, a plane is fitted to the points of class 2 if there are enough of them, else to the lowest
+point of each cell. The grid of cells starts at the anchor of the cloud, so that results do not
+depend on tiles.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ GROUND_CLASS = 2
 CLASSIFICATION = "classification"
 
 _POINTS_PER_CELL = 4
-# Points and cells that a plane needs.
+# Smallest number of points for a plane.
 _LEAST_POINTS = 5
-# A point is on the ground that is at most so many standard deviations of the ground's own points
-# away from the plane, and at most, and at least, such a share of a cell's side.
+# A point is on the ground if its height above the plane is at most this many standard deviations of
+# the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
 
 
 class Ground:
-    """The ground below a box of a stored cloud, low and high (2,) in its coordinates."""
+    """The ground below a rectangle of a stored cloud; low and high (2,) are in its coordinates."""
 
     def __init__(self, measured: Store, low: np.ndarray, high: np.ndarray) -> None:
         self.side = side = cell_side(measured)
-        # Two cells around those of the box: one to find the plane in, one for rounding.
+        # A margin of two cells: one for the planes, one for rounding.
         first = np.floor(low / side).astype(np.int64) - 2
         self._first, self._shape = first, np.floor(high / side).astype(np.int64) + 3 - first
         box = first * side, (first + self._shape) * side
         points, is_ground = _points_within(measured, *box)
         cell = self._cells(points)
         lowest = _lowest_of_cells(points[:, 2], cell, int(self._shape.prod()))
-        # The height of an empty cell is infinite, and nowhere the lowest.
+        # Empty cells have infinite height, so that they are never the lowest.
         heights = np.append(points[:, 2], np.inf)[lowest]
         self.lowest = self._around(heights, np.inf, np.minimum)
 
@@ -43,17 +43,18 @@ class Ground:
         by_class, deviation, known = self._planes(points[is_ground])
         self._plane = np.where(known[:, None], by_class, plane)
         self._surface = np.where(known, deviation, np.nan)
-        # How far below its own cell's plane the lowest point around each cell lies.
+        # The lowest height relative to the plane of a point's own cell, in the cells around each
+        # cell.
         height = points[:, 2] - self._height(points, cell)
         deepest = _lowest_of_cells(height, cell, len(lowest))
         below = np.append(height, np.inf)[deepest]
         self._below = np.where(enough | known, self._around(below, np.inf, np.minimum), -np.inf)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
-        """Height (Q,) of the lowest place for a new point at points (Q, 3).
+        """Lowest allowed height (Q,) of new points at (Q, 3).
 
-        Neither below the lowest return in the 3 x 3 cells around, nor farther below the plane
-        through the ground there than any return of the ground is. -inf where nothing is known.
+        It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
+        plus the lowest height of a return relative to it. It is -inf without returns.
         """
         cell = self._cells(points)
         plane = self._height(points, cell) + self._below[cell]
@@ -61,12 +62,12 @@ class Ground:
         return np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) are lower than every return in the 3 x 3 cells around."""
+        """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
         lowest = self.lowest[self._cells(points)]
         return np.isfinite(lowest) & (points[:, 2] < lowest)
 
     def is_on_surface(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether points (Q, 3) lie on the ground, and whether class 2 says there where it is."""
+        """Whether points (Q, 3) are on the ground, and whether it is known there from class 2."""
         cell = self._cells(points)
         deviation = self._surface[cell]
         known = ~np.isnan(deviation)
@@ -80,7 +81,7 @@ class Ground:
         return column[:, 0] * self._shape[1] + column[:, 1]
 
     def _height(self, points: np.ndarray, cell: np.ndarray) -> np.ndarray:
-        """Height (Q,) at points (Q, 3) of the planes of cells (Q,)."""
+        """Height (Q,) of the planes of cells (Q,) at points (Q, 3)."""
         offset, x, y = self._plane[cell].T
         at = points[:, :2] - self._centre(cell)
         return offset + x * at[:, 0] + y * at[:, 1]
@@ -92,7 +93,7 @@ class Ground:
     def _around(self, values: np.ndarray, nothing: float, combine: np.ufunc) -> np.ndarray:
         """Values (C, F) or (C,) of the 3 x 3 cells around each cell, combined.
 
-        Outside of the raster there is `nothing`.
+        Cells outside of the raster have the value `nothing`.
         """
         rows, columns = self._shape
         grid = values.reshape(rows, columns, -1)
@@ -102,14 +103,14 @@ class Ground:
         return combined
 
     def _planes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Planes (C, 3) by least squares through points in the 3 x 3 cells around each cell.
+        """Least-squares planes through the points in the 3 x 3 cells around each cell.
 
-        Height at the centre of the cell and slopes along x and y; the standard deviation (C,) of
-        the points; and where there are enough of them (C,).
+        Returns the planes (C, 3), height at the centre of the cell and slopes along x and y; the
+        standard deviation (C,) of the points; and a mask (C,) of cells with enough points.
         """
         cell = self._cells(points)
         num_cells = int(self._shape.prod())
-        # In units of cells, from the corner of the raster: no digits are lost.
+        # In units of cells, from the corner of the raster, to avoid cancellation.
         at = points[:, :2] / self.side - self._first
         base = float(np.median(points[:, 2])) if len(points) else 0.0
         x, y, z = *at.T, points[:, 2] - base
@@ -121,7 +122,7 @@ class Ground:
         cxx, cxy, cyy = sxx / count - mx * mx, sxy / count - mx * my, syy / count - my * my
         cxz, cyz, czz = sxz / count - mx * mz, syz / count - my * mz, szz / count - mz * mz
         determinant = cxx * cyy - cxy * cxy
-        # Points along a line say nothing of the slope across it.
+        # Points on a line do not determine the slope across it.
         enough = (n >= _LEAST_POINTS) & (determinant > 0.01)
         safe = np.where(enough, determinant, 1.0)
         a, b = (cxz * cyy - cyz * cxy) / safe, (cyz * cxx - cxz * cxy) / safe
@@ -132,7 +133,7 @@ class Ground:
 
 
 def cell_side(store: Store) -> float:
-    """Side of a cell that holds about four points, in the median of the blocks of a cloud."""
+    """Side length of a cell of about four points, at the median density of a cloud's blocks."""
     size = np.diff(store.block_ptr)
     area = np.prod((store.high - store.low)[:, :2], axis=1)
     flat = area > 0
@@ -144,7 +145,7 @@ def cell_side(store: Store) -> float:
 def _points_within(
     store: Store, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (N, 3) of the points above a rectangle, and whether (N,) they are of class 2."""
+    """Positions (N, 3) of the points within a rectangle, and whether (N,) they are of class 2."""
     touched = ((store.low[:, :2] < high) & (store.high[:, :2] >= low)).all(axis=1)
     positions, is_ground = [np.empty((0, 3))], [np.empty(0, dtype=bool)]
     for block in np.flatnonzero(touched).tolist():

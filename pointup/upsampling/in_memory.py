@@ -1,4 +1,4 @@
-"""Upsampling of clouds in memory."""
+"""`pointup.upsample`: upsampling of arrays and `PointCloud`s in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from pointup.io.cloud import PointCloud, check_positions
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
-from pointup.upsampling.executor import Alone
+from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.models import is_survey, load_model, shipped_for
 from pointup.upsampling.options import UpsampleOptions
@@ -39,42 +39,47 @@ def upsample(
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> Cloud:
-    """The points of a cloud, and new ones between them: `round(ratio * N)` in all.
+    """Upsample a cloud to `round(ratio * N)` points: the N measured points, and new ones.
 
-    A new point lies within 1.5 local spacings of its nearest measured one, whatever the model says:
-    of the mean distances of that point to its nearest neighbours, those beyond a gap left out.
+    An array (N, 3), in any unit and any distance from the origin, gives an array (M, 3) float64:
+    the input points unchanged, followed by the new ones. A `PointCloud` gives a `PointCloud` with
+    the same attributes: new points have those of the nearest measured point (intensity and colours
+    are interpolated). It has three attributes more: `synthetic`, `parent_index` and
+    `distance_to_measured`.
 
-    Of an array (N, 3), in any unit and however far from the origin: an array (M, 3) float64 with
-    the points as they were, followed by the new ones. Of a `PointCloud`: one with its attributes;
-    new points have those of the nearest point (intensity and colours interpolated), and besides
-    `synthetic`, `parent_index` and `distance_to_measured`.
+    Every new point lies within 1.5 local spacings of its nearest measured point, whatever the
+    weights of the model. The local spacing of a point is the mean distance to its nearest
+    neighbours, without those across a gap.
 
-    Points of a `PointCloud` whose `classification` is noise (7 or 18), or that are `withheld`, take
-    no part: they are neither parents nor neighbours of new points. They are kept beside the
-    `round(ratio * n)` points that the n others become; `originals=False` leaves them out.
+    Points of a `PointCloud` whose `classification` is noise (7 or 18), or that are `withheld`, are
+    neither parents nor neighbours of new points. They are copied to the result; the other n points
+    become `round(ratio * n)`. `originals=False` leaves all measured points out.
 
-    The result is what `pointup upsample` writes. It depends on the cloud, the model and these:
-        density: points per unit of area on the ground, in place of the ratio; places that are
-            denser are left alone.
-        model: a model, its directory or its name on the Hub, or one that is shipped: "lidar", the
-            default for a cloud read from a format of scanners (LAS, LAZ, E57, PTS, PCD, BIN), or
-            "shapes", that for all else.
-        originals: without, all `round(ratio * N)` points are made by the model.
-        only_new: leave the points themselves out of the result.
-        max_distance: make no point farther than this from the nearest one of the cloud.
-        above_ground: the third coordinate is a height; make no point below the lowest ones around,
-            and give new points class 2 on the ground only. By default for a cloud read from a
-            format of scanners, and with the model "lidar".
-        oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
-            asks for: 1 is fast, 4 takes five to six times as long and fills more holes.
-        classes: upsample only points of these classes, and keep the others.
+    The result is the same as what `pointup upsample` writes. Options:
+        ratio: output points for each input point, 1 or more.
+        density: target density in points per unit of area on the ground, instead of a ratio. Places
+            that are denser already get no new points.
+        model: a model, its directory, its name on the Hub, or a shipped model: "lidar" (the default
+            for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN) or "shapes" (the
+            default for all others).
+        originals: keep the measured points. If False, the model generates all `round(ratio * N)`
+            points.
+        only_new: return the new points only.
+        max_distance: largest distance of a new point to the nearest measured point.
+        above_ground: the third coordinate is a height. No new point lies below the lowest points
+            around it, and only new points on the ground get class 2. By default True for a cloud
+            read from a scanner format and for the model "lidar".
+        oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
+            the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
+            fills more holes.
+        classes: upsample only points of these classes, and copy the others.
         include_noise: upsample noise and withheld points, too.
-        seed: decides between points that are as good as each other.
-        device: by default an accelerator where there is one.
+        seed: breaks ties between equally good candidates.
+        device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for points that are not finite, DataError for less than two different ones
-    and for classes where the cloud has no `classification`, ConfigError for options that can't be
-    met and ModelError where there is no model.
+    Raises FileError for coordinates that are not finite; DataError for fewer than two distinct
+    points, and for `classes` if the cloud has no `classification`; ConfigError for invalid options;
+    ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -93,16 +98,16 @@ def upsample(
     point_filter = PointFilter(
         classes=None if classes is None else tuple(classes), include_noise=include_noise
     )
-    place = torch.device(device) if device else default_device()
+    target_device = torch.device(device) if device else default_device()
     if model is None:
         model = shipped_for(path)
-    loaded = load_model(model, place)
+    loaded = load_model(model, target_device)
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         store = build_survey_store([[cloud]], Path(directory), takes_part=point_filter)
-        made = run_passes(store, loaded, options, Alone(), place)
-        parts: list[PointCloud] = list(made.of_file())
+        new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
+        parts: list[PointCloud] = list(new_points.of_file())
     if originals and not only_new:
         defaults = {
             dimension.name: np.arange(len(cloud), dtype=dimension.dtype)
@@ -119,5 +124,5 @@ def upsample(
 
 
 def default_device() -> torch.device:
-    """The accelerator where there is one, otherwise the CPU."""
+    """The accelerator if there is one, else the CPU."""
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")

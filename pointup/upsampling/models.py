@@ -1,4 +1,4 @@
-"""The model to upsample with: one of the user's, or one of those that the package ships."""
+"""Loads the model to upsample with, and selects the shipped model for a file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def shipped_for(source: Path | None) -> str:
 
 
 def is_survey(source: Path | None) -> bool:
-    """Whether a file is of a format of scanners, whose third coordinate is taken for a height."""
+    """Whether the third coordinate of a file is a height: True for the formats of scanners."""
     return source is not None and source.suffix.lower() in SCANNER_EXTENSIONS
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:
-    """A model of its own, in evaluation mode: a copy, or what `Upsampler.from_pretrained` loads.
+    """The model on `device`, in evaluation mode: a copy, or loaded by `Upsampler.from_pretrained`.
 
-    Raises ModelError where there is no model.
+    Raises ModelError if the model can't be loaded.
     """
     if isinstance(model, Upsampler):
         return deepcopy(model).eval().to(device)

@@ -1,4 +1,4 @@
-"""The new points of a survey, for each of the files that it came in."""
+"""Collects the new points of a survey from all passes, file by file of the input."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from pointup.upsampling.store.point_store import Store
 
 @dataclass(frozen=True)
 class Summary:
-    """What the new points of a survey are like."""
+    """Statistics of the new points of a survey, for the line that `pointup upsample` prints."""
 
     num_new: int = 0
     farthest: float = 0.0
-    """Largest distance of a new point to the nearest measured one."""
+    """Largest distance of a new point to its nearest measured point."""
     num_below: int = 0
-    """New points lower than every measured one around them; 0 where heights have no meaning."""
+    """Number of new points below all measured points around them; 0 without `above_ground`."""
 
 
 class NewPoints:
-    """What all passes over a `measured` survey have made, in the block files of each."""
+    """The outputs of all passes over the store of a survey, `measured`, read block by block."""
 
     def __init__(self, measured: Store, passes: Sequence[PassOutput]) -> None:
         self._measured, self._passes = measured, passes
         self._is_survey = len(measured.num_read) > 1
         self._blocks: list[list[tuple[PassOutput, int, bool]]] = [[] for _ in measured.num_read]
-        for made in passes:
-            for block in range(made.store.num_blocks):
-                files = self._files_of(made, block)
+        for output in passes:
+            for block in range(output.store.num_blocks):
+                files = self._files_of(output, block)
                 for file in files:
-                    self._blocks[file].append((made, block, len(files) == 1))
+                    self._blocks[file].append((output, block, len(files) == 1))
 
     def summary(self) -> Summary:
-        """What the points made are like; of a survey that is not written yet."""
+        """Statistics of all new points. Call it before `of_file`, which deletes block files."""
         return Summary(
-            num_new=sum(made.num_new() for made in self._passes),
-            farthest=max(made.farthest() for made in self._passes),
-            num_below=sum(made.num_below() for made in self._passes),
+            num_new=sum(output.num_new() for output in self._passes),
+            farthest=max(output.farthest() for output in self._passes),
+            num_below=sum(output.num_below() for output in self._passes),
         )
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
-        """The points made from those of a file, pass after pass and block after block; once.
+        """The new points whose parents are in a file, by pass and block. Can be iterated once only.
 
-        With the attributes of `PassOutput.cloud`, but `PARENT` is the place in the file. A point
-        made from one that stands in several files comes for each of them.
+        The clouds have the attributes of `PassOutput.cloud`, but `PARENT` is the index in the file.
+        A new point whose parent is in several files belongs to each of them.
         """
-        for made, block, is_own in self._blocks[file]:
-            cloud = made.cloud(block)
-            if is_own:
-                made.delete(block)
+        for output, block, is_only_file in self._blocks[file]:
+            cloud = output.cloud(block)
+            if is_only_file:
+                output.delete(block)
             place = self._measured.places_in_file(cloud.attributes[PARENT], file)
             cloud.attributes[PARENT] = place
             if (place < 0).any():
@@ -62,13 +62,13 @@ class NewPoints:
             if len(cloud):
                 yield cloud
 
-    def _files_of(self, made: PassOutput, block: int) -> list[int]:
-        """Files that may have points which those made in a block came from."""
+    def _files_of(self, output: PassOutput, block: int) -> list[int]:
+        """Numbers of the files that may contain parents of the new points of a block."""
         if not self._is_survey:
             return [0]
         origins = [block]
-        if made.measured is not None:
+        if output.measured is not None:
             ends = self._measured.block_ptr
-            origins = np.unique(np.searchsorted(ends, made.parents(block), "right") - 1).tolist()
+            origins = np.unique(np.searchsorted(ends, output.parents(block), "right") - 1).tolist()
         files = [self._measured.files_of(origin) for origin in origins]
         return np.unique(np.concatenate([np.empty(0, np.int64), *files])).tolist()

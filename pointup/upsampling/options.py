@@ -1,4 +1,4 @@
-"""What people want of an upsampled cloud."""
+"""`UpsampleOptions`: the options of upsampling that the result depends on."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from pointup.errors import ConfigError
 from pointup.model.config import MAX_OVERSAMPLING, ModelConfig
 
 MAX_LOCAL_RATIO = 16.0
-"""Most points that a target density makes of one."""
+"""Largest number of output points for one input point at a target density."""
 
 MAX_PASS_RATIO = 8.0
-"""Largest ratio that is reached in one pass; a larger one begins with a pass of PASS_RATIO."""
+"""Largest ratio of a single pass; a larger ratio starts with a pass of PASS_RATIO."""
 PASS_RATIO = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpsampleOptions:
-    """What is to be made of a cloud. Raises ConfigError for what can't be."""
+    """Options of upsampling. Raises ConfigError for invalid values."""
 
     ratio: float = 4.0
-    """Points out for each point in."""
+    """Output points for each input point, 1 or more."""
     density: float | None = None
-    """Points per unit of area on the ground, in place of a ratio; denser places are left alone."""
+    """Target density in points per unit of area on the ground, instead of a ratio. Denser places
+    get no new points."""
     originals: bool = True
-    """Keep the measured points, and fill in between them; otherwise all points are made."""
+    """Keep the measured points and add new ones; if False, the output has new points only."""
     max_distance: float | None = None
-    """Make no point farther than this from every measured one."""
+    """Largest distance of a new point to the nearest measured point, in the unit of the file."""
     above_ground: bool = False
-    """The third coordinate is a height: make no point below the lowest returns of a survey, and
-    give new points class 2 on the ground only."""
+    """The third coordinate is a height: no new point lies below the lowest returns around it, and
+    only new points on the ground get class 2."""
     oversampling: float | None = None
-    """Points drafted for each one that is kept; None leaves it to the model."""
+    """Candidates of a second pass for each point that is kept; None takes the model's value."""
     seed: int = 0
-    """Decides between points that are as good as each other."""
+    """Breaks ties between equally good candidates."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.ratio) and self.ratio >= 1):
@@ -52,28 +53,28 @@ class UpsampleOptions:
                 raise ConfigError(f"{name.replace('_', ' ')} {value:g}: must be positive")
 
     def pass_ratios(self, num_points: int) -> list[float | None]:
-        """By what each pass upsamples a cloud; None stands for what the density asks for."""
+        """The ratio of each pass over `num_points` points; None for passes by target density."""
         if self.density is not None:
             return [None, None]
         ratios: list[float | None] = [*pass_ratios(self.ratio)]
-        # The product is exact, and with it the number of points.
+        # The product of the ratios, and so the number of output points, is exact.
         before = num_points * PASS_RATIO ** (len(ratios) - 1)
         return [*ratios[:-1], round(self.ratio * num_points) / before]
 
     def oversampling_of(self, config: ModelConfig) -> float:
-        """Points drafted for each one that is kept."""
+        """Candidates of a second pass for each point that is kept, by the options or the model."""
         return config.oversampling if self.oversampling is None else self.oversampling
 
     def num_out(self, num_points: int) -> int:
-        """Points out, the measured ones among them; the most there can be for a density."""
+        """Number of output points, measured ones included; for a density the upper bound."""
         return round((self.ratio if self.density is None else MAX_LOCAL_RATIO) * num_points)
 
 
 def pass_ratios(ratio: float) -> list[float]:
-    """Ratios of the passes that make up one: 16x is 4x twice, 12x is 4x and then 3x.
+    """Split a ratio into the ratios of passes: 16x becomes 4x and 4x, 12x becomes 4x and 3x.
 
-    At 16x, one pass takes midpoints to 32 neighbours, far off the surface; in two of 4x, the
-    second one has the new points to go by.
+    A single pass of 16x takes midpoints to 32 neighbours, which lie far off the surface. In two
+    passes of 4x, the second one takes midpoints between the new points.
     """
     ratios = []
     while ratio > MAX_PASS_RATIO:

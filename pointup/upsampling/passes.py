@@ -1,4 +1,4 @@
-"""Upsampling in passes: by a large ratio, a pass goes over what the one before it made."""
+"""Runs the passes of an upsampling: each pass upsamples the output of the one before it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import Store, build_store
 
 OVERSAMPLING_RELAXATION_STEPS = 3
-"""How often points are pushed that others are drafted from: more makes them more even, and puts
+"""Relaxation steps of both passes with oversampling. More steps make the points more even, and move
 them farther off the surface."""
 
 
@@ -34,11 +34,12 @@ def run_passes(
     begin: Callable[[str, int], Any] = lambda phase, num_points: None,
     report: Callable[[float], Any] = lambda points: None,
 ) -> NewPoints:
-    """Make the new points of a cloud, in as many passes as the options take.
+    """Run all passes over a cloud, as many as the ratio or density needs.
 
-    `begin` is called at the start of each pass with its name and number of points; see
-    `run_upsampling` for the rest. Where the options or the model ask for oversampling, a second
-    pass over the output of the first supplies more candidates, and the points are chosen again.
+    `begin` is called at the start of each pass with the name of the phase and its number of points;
+    for `tile` and `report` see `run_upsampling`. With oversampling, by the options or the model's
+    configuration, a second pass over the output of the first supplies more candidates, and the
+    points are selected again.
     """
     oversampling = options.oversampling_of(model.config)
     ratios = options.pass_ratios(len(measured))
@@ -62,18 +63,19 @@ def run_passes(
         return Store(directory)
 
     def run_oversampled(ratio: float | None) -> UpsamplingPass:
-        """The first pass, its points chosen once more from a draft."""
+        """The first pass, with its points selected again from the candidates of a second pass."""
         settings: dict[str, Any] = {"num_steps": OVERSAMPLING_RELAXATION_STEPS}
         first = run(measured, "upsampling", ratio=ratio, oversampling=oversampling, **settings)
-        if first.made.num_new():
-            finer = store_of(first.made.for_second_pass, "draft")
-            # The points so far are kept in it, also where the measured ones are not.
+        if first.output.num_new():
+            finer = store_of(first.output.for_second_pass, "second_pass")
+            # The second pass keeps the points of the first one, even if the output leaves the
+            # measured points out.
             keeping = replace(options, originals=True)
-            draft = run(
-                finer, "drafting", keeping, ratio=oversampling, measured=measured, **settings
+            second = run(
+                finer, "oversampling", keeping, ratio=oversampling, measured=measured, **settings
             )
-            begin("choosing", len(measured))
-            choose_from_second_pass(first, draft, workers, report)
+            begin("selection", len(measured))
+            choose_from_second_pass(first, second, workers, report)
             with workers.barrier():
                 if workers.is_main:
                     shutil.rmtree(finer.directory)
@@ -88,8 +90,8 @@ def run_passes(
         else:
             passes.append(run(measured, "upsampling", ratio=ratio))
         if number < len(ratios):
-            if not passes[-1].has_more_to_make():
+            if not passes[-1].needs_next_pass():
                 break
-            store = store_of(passes[-1].made.for_next_pass, f"pass_{number + 1}")
+            store = store_of(passes[-1].output.for_next_pass, f"pass_{number + 1}")
     kept = passes if options.originals else passes[-1:]
-    return NewPoints(measured, [upsampling.made for upsampling in kept])
+    return NewPoints(measured, [upsampling.output for upsampling in kept])

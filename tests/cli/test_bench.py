@@ -37,7 +37,7 @@ SMALL = Effort(quick=True, device=CPU, seconds=60.0)
 
 
 def model_that_moves(**options: object) -> Upsampler:
-    """A model whose weights, unlike those of an untrained one, move its children."""
+    """A model with random weights, so that its offsets are not zero."""
     torch.manual_seed(0)
     model = Upsampler(**options)
     for weight in model.parameters():
@@ -52,7 +52,7 @@ def model_that_moves(**options: object) -> Upsampler:
     ids=["default", "other options"],
 )
 @pytest.mark.parametrize("num_points", [5, 300])
-def test_the_plain_model_makes_the_same_children_with_the_same_gradients(
+def test_the_reference_model_makes_the_same_children_with_the_same_gradients(
     options: dict[str, object], num_points: int
 ) -> None:
     model = model_that_moves(**options)
@@ -93,7 +93,7 @@ def test_the_loop_of_picks_takes_the_farthest_point_each_time() -> None:
     assert reference_farthest_point_sample(pos, 4).tolist() == [0, 2, 3, 1]
 
 
-def test_clouds_have_the_sizes_asked_for() -> None:
+def test_clouds_have_the_requested_sizes() -> None:
     pos, ptr = ragged(1000, 8, 0)
     assert len(pos) == 1000
     assert (ptr[1:] - ptr[:-1]).tolist() == [28, 55, 84, 111, 139, 166, 195, 222]
@@ -102,7 +102,7 @@ def test_clouds_have_the_sizes_asked_for() -> None:
     assert batch.target_ptr.tolist() == [0, 40, 120]
 
 
-def test_the_slow_one_runs_once_where_time_is_short_and_again_where_it_is_not() -> None:
+def test_a_slow_variant_runs_once_if_time_is_short() -> None:
     calls: list[str] = []
     compare(lambda: calls.append("quick"), lambda: calls.append("slow"), 0.0, CPU)
     assert calls == ["quick", "quick", "slow", "quick"]
@@ -124,7 +124,7 @@ def test_peak_memory_is_that_of_the_work_inside() -> None:
     assert 95e6 < memory.bytes < 140e6
 
 
-def test_idle_is_the_share_that_the_quicker_ones_wait() -> None:
+def test_idle_is_the_share_of_time_that_faster_processes_wait() -> None:
     assert idle(np.array([[1.0, 1.0], [2.0, 1.0]])) == pytest.approx(1 / 6)
 
 
@@ -181,7 +181,7 @@ def table(name: str, rows: list[Row]) -> Section:
     return Section(name, "A table", columns, measure)
 
 
-def test_what_changed_is_told_with_its_direction() -> None:
+def test_changes_are_reported_with_their_direction() -> None:
     before = [
         {"size": 10, "rate": 100.0, "seconds": 1.0},
         {"size": 20, "rate": 100.0, "seconds": 1.0},
@@ -227,7 +227,7 @@ def test_the_names_of_the_command_are_those_of_the_sections() -> None:
     assert tuple(section.name for section in ALL) == SECTIONS
 
 
-def test_what_can_not_be_measured_read_or_written_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_sections_and_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no section steps; there are sampler, reading"):
         Bench(only="sampler,steps").run()
     with pytest.raises(FileError, match=r"none\.json"):

@@ -15,7 +15,7 @@ from pointup.errors import DataError
 
 @dataclass
 class Failing:
-    """An app that ends as it is told."""
+    """A command that raises `error`."""
 
     error: BaseException
 
@@ -77,7 +77,7 @@ def test_an_error_shows_its_origin_on_request(monkeypatch: pytest.MonkeyPatch) -
         cli.main(["inspect", "x"])
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     fail_with(monkeypatch, TypeError("a fault"))
     with pytest.raises(TypeError):
         cli.main(["inspect", "x"])
@@ -98,7 +98,7 @@ def test_an_interrupt_is_status_130(
     assert capsys.readouterr().err.strip() == "pointup: interrupted"
 
 
-def test_a_reader_that_has_gone_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The commands that are printed: as they are typed, and that they run."""
+"""The commands that are printed for the user: their options, and that they run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def without_default_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
-    """A finished run on a dataset of which pointup.json says this."""
+    """A finished run on a dataset with this pointup.json."""
     data.mkdir(parents=True)
     (data / "pointup.json").write_text(json.dumps(info))
     (folder / "model").mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
     assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
 
 
-def test_what_is_not_known_is_not_printed(tmp_path: Path) -> None:
+def test_a_command_with_unknown_paths_is_not_printed(tmp_path: Path) -> None:
     gone = run_of(tmp_path / "a", tmp_path / "p", made_by="pointup 1 prepare pairs", source=["x"])
     assert [line.split()[1] for line in commands_after_training(gone)] == ["evaluate"]
     shapes = run_of(tmp_path / "b", tmp_path / "q", made_by="pointup 1 prepare meshes")
@@ -132,7 +132,7 @@ def printed(output: str) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True], ids=["files", "folders of tiles"])
 def test_the_four_commands_run_as_they_are_printed(cut: bool, tmp_path: Path) -> None:
-    """Only the length of the training is added, which takes minutes by default."""
+    """The test adds only the length of the training, which takes minutes by default."""
     rng = np.random.default_rng(0)
     for name, number in (("sparse", 3_000), ("dense", 12_000)):
         xy = rng.random((number, 2)) * [40, 20]

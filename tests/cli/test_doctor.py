@@ -50,13 +50,13 @@ Legend:
 """
 
 
-def test_a_remedy_stands_below_what_it_mends() -> None:
+def test_a_failed_check_is_followed_by_its_fix() -> None:
     assert str(ok("disk", "much\n room")) == "ok    disk               much room"
     text, remedy = str(warn("disk", "little room", "free some")).split("\n")
     assert text.startswith("warn  disk") and remedy.strip() == "-> free some"
 
 
-def test_sizes_and_durations_are_told_in_units_that_suit() -> None:
+def test_sizes_and_durations_have_suitable_units() -> None:
     sizes = [in_bytes(n) for n in (12, 64e6, 999.6e6, 1.5e12)]
     assert sizes == ["12 B", "64 MB", "1 GB", "1,500 GB"]
     assert [in_time(s) for s in (0.0031, 4.25, 90, 600, 7200, 3 * 86400)] == [
@@ -72,7 +72,7 @@ def test_gpus_are_read_from_the_drivers_lines() -> None:
         parse_gpus("No devices were found\n")
 
 
-def test_a_gpu_that_is_hot_or_in_use_is_told_and_one_with_memory_errors_fails() -> None:
+def test_a_gpu_that_is_hot_or_in_use_warns_and_one_with_memory_errors_fails() -> None:
     findings = list(map(gpu_finding, parse_gpus(GPUS)))
     assert [finding.level for finding in findings] == ["ok", "warn", "warn", "fail", "ok"]
     assert "85.5 GB of 85.5 GB free, 31 °C, memory errors: 0 corrected, 0 not" in findings[0].text
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_hot_or_in_use_is_told_and_one_with_memory_errors_fails() 
     ("num_gpus", "num_usable", "visible", "level"),
     [(8, 8, None, "ok"), (8, 2, "0,1", "ok"), (8, 7, None, "warn"), (8, 0, None, "fail")],
 )
-def test_gpus_that_torch_does_not_find_are_told(
+def test_gpus_that_torch_does_not_find_are_reported(
     num_gpus: int, num_usable: int, visible: str | None, level: str
 ) -> None:
     assert usable_finding(num_gpus, num_usable, visible).level == level
@@ -102,20 +102,20 @@ def test_links_between_gpus_are_read_from_the_drivers_matrix() -> None:
 
 
 def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put an nvidia-smi of our own first in the path."""
+    """Put a fake nvidia-smi first on the path."""
     path = folder / "nvidia-smi"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_a_machine_is_asked_for_its_gpus_and_their_links(
+def test_gpus_and_their_links_are_read_from_the_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gpus").write_text(GPUS)
     (tmp_path / "topology").write_text(TOPOLOGY)
-    asked = f'case "$1" in topo) cat {tmp_path}/topology;; *) cat {tmp_path}/gpus;; esac'
-    driver(tmp_path, asked, monkeypatch)
+    script = f'case "$1" in topo) cat {tmp_path}/topology;; *) cat {tmp_path}/gpus;; esac'
+    driver(tmp_path, script, monkeypatch)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 5)
     subjects = [finding.subject for finding in accelerator_findings()]
     assert subjects == ["accelerators", *(f"GPU {i}" for i in range(5)), "links"]
@@ -170,7 +170,7 @@ def test_a_disk_is_judged_by_its_room(tmp_path: Path, monkeypatch: pytest.Monkey
     assert disk_finding("disk", tmp_path).level == "fail"
 
 
-def test_what_machines_found_alike_is_told_once_and_the_rest_with_their_names() -> None:
+def test_equal_findings_are_merged_and_others_name_their_machines() -> None:
     here = [ok("disk", "much"), ok("cores", "4")]
     there = [warn("disk", "little", "free some"), ok("cores", "4")]
     found = merged([("a", here), ("a", []), ("b", there)])

@@ -1,4 +1,4 @@
-"""What `pointup doctor` tells of the kernels on a GPU, without one."""
+"""The checks of the GPU kernels by `pointup doctor`, without a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found_with(problem: object) -> tuple[str, str, str]:
     return finding.level, finding.text, finding.remedy
 
 
-def test_a_trial_that_fails_is_told_with_its_remedy() -> None:
+def test_a_trial_that_fails_is_reported_with_its_remedy() -> None:
     problem = trial.Problem("kernel knn fails (RuntimeError: no compiler)", "install gcc")
     level, text, remedy = found_with(problem)
     assert (level, remedy) == ("warn", "install gcc") and "no compiler" in text
@@ -35,7 +35,7 @@ def test_a_trial_that_fails_is_told_with_its_remedy() -> None:
     assert found_with(None)[0] == "ok"
 
 
-def test_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_switched_off_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POINTUP_KERNELS", "0")
     finding = kernel_finding(CPU)
     assert finding.level == "warn" and finding.remedy == "unset POINTUP_KERNELS"
@@ -66,7 +66,7 @@ def test_searches_and_thinning_are_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pairs/s" in findings[0].text and " of 480 in" in findings[1].text
 
 
-def test_pairs_are_counted_against_what_the_hardware_can_issue(
+def test_pairs_per_second_are_compared_with_the_hardware_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(tmp_path, "echo NVIDIA H100 80GB HBM3, 1980 MHz; echo Another, [N/A]", monkeypatch)
@@ -81,6 +81,6 @@ def test_pairs_are_counted_against_what_the_hardware_can_issue(
     driver(tmp_path, "exit 9", monkeypatch)
     assert pairs_bound(CPU) is None
     assert pairs_finding(CPU, 1e-3, 2e12, bound).level == "ok"
-    assert "52% of what it can issue" in pairs_finding(CPU, 1e-3, 2e12, bound).text
+    assert "52% of the hardware bound" in pairs_finding(CPU, 1e-3, 2e12, bound).text
     assert pairs_finding(CPU, 1e-3, 1e11, bound).level == "warn"
     assert "not known" in pairs_finding(CPU, 1e-3, 1e11, None).text

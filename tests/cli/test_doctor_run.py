@@ -59,7 +59,7 @@ def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path: P
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """The directory of a run that ended well, with checkpoints of steps 1, 2 and 3."""
+    """The directory of a finished run, with checkpoints of steps 1, 2 and 3."""
     model = Upsampler()
     optimizer = torch.optim.AdamW(model.parameters())
     directory = tmp_path / "run"
@@ -73,11 +73,11 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def test_a_run_that_ended_well_is_ok(run: Path) -> None:
+def test_a_finished_run_is_ok(run: Path) -> None:
     findings = list(run_findings(run))
     assert {finding.level for finding in findings} == {"ok"}
     texts = "\n".join(finding.text for finding in findings)
-    assert "step_3 is whole" in texts and "LATEST" in texts and "step 3, " in texts
+    assert "step_3 is intact" in texts and "LATEST" in texts and "step 3, " in texts
 
 
 def damage(path: Path) -> None:
@@ -87,7 +87,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_changed_byte_in_the_latest_checkpoint_fails_and_a_whole_one_is_offered(
+def test_a_changed_byte_in_the_latest_checkpoint_fails_and_an_intact_one_is_offered(
     run: Path, name: str
 ) -> None:
     damage(run / "checkpoints" / "step_3" / name)
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 
 
-def test_what_a_kill_while_saving_left_is_told(run: Path) -> None:
+def test_the_rest_of_an_interrupted_save_is_reported(run: Path) -> None:
     (run / "checkpoints" / "step_4.tmp").mkdir()
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 
@@ -167,7 +167,7 @@ def test_metrics_cut_short_count_up_to_the_last_whole_line_and_a_bad_loss_is_tol
     assert level_of(list(run_findings(run)), "last heartbeat") == "warn"
 
 
-def test_the_command_tells_each_finding_and_fails_when_one_does(
+def test_the_command_prints_each_finding_and_fails_when_one_does(
     run: Path,
     pair_directory: Path,
     capsys: pytest.CaptureFixture[str],
@@ -178,7 +178,7 @@ def test_the_command_tells_each_finding_and_fails_when_one_does(
     text = capsys.readouterr().out
     needed = in_bytes(shared_memory_needed(2, 4096, 1))
     assert f"the loader needs {needed}" in text and "fail " not in text
-    assert "data, train" in text and "step_3 is whole" in text and "All works" in text
+    assert "data, train" in text and "step_3 is intact" in text and "No check failed" in text
     damage(run / "checkpoints" / "step_3" / "optimizer.pt")
     assert main(["doctor", "--run", str(run)]) == 1
     assert "\n1 failed, " in capsys.readouterr().out

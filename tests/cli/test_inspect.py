@@ -49,7 +49,7 @@ def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path: Path) -> None:
         assert train.columns["source to target"][i] == pytest.approx(np.median(gap.min(axis=1)))
 
 
-def test_a_source_out_of_its_target_is_told(
+def test_a_source_that_is_part_of_its_target_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = cloud(40)
@@ -110,7 +110,7 @@ def test_bars_follow_the_counts(
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()])
-def test_what_is_no_dataset_is_named(
+def test_a_directory_that_is_not_a_dataset_is_named(
     make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "nothing"

@@ -29,7 +29,7 @@ def run(*arguments: object) -> int:
 
 
 def read(path: Path, split: str) -> dict[str, dict[str, Any]]:
-    """The pairs of a split by name; points in the coordinates of the files, sorted."""
+    """The pairs of a split by name; points are sorted, in the coordinates of the files."""
     pairs = {}
     for row in open_pairs(path, split):
         for side in ("source", "target"):
@@ -83,7 +83,7 @@ def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
         assert pair["vertical"]
 
 
-def test_how_a_survey_is_cut_into_files_does_not_matter(surveys: Path) -> None:
+def test_pairs_do_not_depend_on_how_a_survey_is_split_into_files(surveys: Path) -> None:
     options = ["--tile", 16, "-o"]
     folders = ["--source", surveys / "sparse", "--target", surveys / "dense"]
     one = ["--source", surveys / "sparse_in_one.npy", "--target", surveys / "dense_in_one.npy"]
@@ -93,7 +93,7 @@ def test_how_a_survey_is_cut_into_files_does_not_matter(surveys: Path) -> None:
     assert same(both(surveys / "x"), renamed)
 
 
-def test_places_with_coordinates_of_their_own_stay_apart(tmp_path: Path) -> None:
+def test_separate_surveys_are_not_mixed(tmp_path: Path) -> None:
     for name in ("a", "b"):
         np.save(tmp_path / f"{name}.npy", ground(2_000, ord(name), width=30))
     options = ["--tile", 15, "--min-points", 10, "--strip", 0, "-o"]
@@ -152,7 +152,10 @@ def assert_nothing_is_left(folder: Path, before: set[Path]) -> None:
         (["thin", "empty"], "empty: no files in it"),
         (["thin"], "no input"),
         (["thin", "far.npy", "--tile", "0.001"], "try a larger --tile"),
-        (["pairs", "--source", "far.npy", "--target", "near.npy"], "coordinates of one system"),
+        (
+            ["pairs", "--source", "far.npy", "--target", "near.npy"],
+            "are the coordinate systems the same",
+        ),
         (["meshes", "bad.off"], "bad.off"),
         (["h5", "bad.h5"], "bad.h5"),
         (["thin", "near.npy", "--validation", "1.5"], "--validation 1.5"),
@@ -242,7 +245,7 @@ def test_workers_change_nothing(
     assert list(both(tmp_path / "with_1")) == list(both(tmp_path / "with_2"))
 
 
-def test_meshes_are_trained_or_validated_on_as_a_whole(meshes: Path, tmp_path: Path) -> None:
+def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path) -> None:
     options = [*SMALL, "--samples-per-mesh", 2, "--samples-for", "cad_*=1"]
     assert run("meshes", meshes, *options, "--validation", 0.3, "-o", tmp_path / "out") == 0
     train = [name.rpartition("/")[0] for name in read(tmp_path / "out", "train")]
@@ -287,7 +290,7 @@ def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFi
     assert not shapes["train"] & shapes["validation"]
 
 
-def test_the_default_dataset_has_the_size_asked_for(tmp_path: Path) -> None:
+def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
     options = ["--num-pairs", 4, "--validation", 0.25, "--num-workers", 1]
     assert run("default", *options, "-o", tmp_path / "out") == 0
     assert len(read(tmp_path / "out", "train")) == 3
@@ -295,7 +298,7 @@ def test_the_default_dataset_has_the_size_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
-def test_the_default_dataset_has_the_share_of_scenes_asked_for(
+def test_the_default_dataset_has_the_requested_share_of_scenes(
     tmp_path: Path, share: int, all_are_scenes: bool
 ) -> None:
     options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
@@ -307,12 +310,15 @@ def test_the_default_dataset_has_the_share_of_scenes_asked_for(
 @pytest.mark.parametrize(
     "make, note",
     [
-        (lambda: (ground(400, 0), ground(9_000, 1)), "is little"),
+        (lambda: (ground(400, 0), ground(9_000, 1)), "has only"),
         (lambda: (ground(9_000, 0), ground(4_000, 1)), "swapped"),
-        (lambda: (ground(999, 0, width=4), ground(999, 1, width=4)), "too little to set"),
+        (
+            lambda: (ground(999, 0, width=4), ground(999, 1, width=4)),
+            "too few pairs to hold some out",
+        ),
     ],
 )
-def test_notes_tell_what_looks_wrong(
+def test_notes_name_what_looks_wrong(
     make: Callable[[], tuple[np.ndarray, np.ndarray]],
     note: str,
     tmp_path: Path,
@@ -350,7 +356,7 @@ def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
                 assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
 
 
-def test_what_is_no_dataset_is_not_joined(
+def test_a_directory_that_is_not_a_dataset_is_not_joined(
     surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1

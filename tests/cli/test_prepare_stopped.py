@@ -1,4 +1,4 @@
-"""A `prepare` that is stopped, by whatever signal, leaves nothing: no folder, no process."""
+"""`pointup prepare` leaves no folder and no process when a signal stops it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_signals_are_held_back_to_the_end() -> None:
     assert done == [1]
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stopping_as_interrupts():

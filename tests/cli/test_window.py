@@ -17,7 +17,7 @@ from pointup.upsampling.store.point_store import build_store
 def drawn(
     tmp_path: Path, source: Path, with_originals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[np.ndarray, np.ndarray, dict[str, object]]:
-    """What a window of 30,000 points and as many new ones hands to the picture."""
+    """The arguments of the picture for a window of 30,000 points and as many new ones."""
     rng = np.random.default_rng(0)
     points, made = (rng.random((30_000, 3)) * (3000, 300, 9) + (5e5, 4e6, 0) for _ in range(2))
     directory = tmp_path / "store"

@@ -1,4 +1,4 @@
-"""The baselines without a network, by brute force and by what their definitions promise."""
+"""The no-network baselines, by brute force and by their definitions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class _Fixed:
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.floats(1, 9))
 @settings(max_examples=25)
-def test_every_baseline_keeps_the_source_and_has_the_number_of_points_asked_for(
+def test_every_baseline_keeps_the_source_and_has_the_requested_number_of_points(
     seed: int, size: int, ratio: float
 ) -> None:
     points = cloud(seed, size)
@@ -125,7 +125,7 @@ def test_baselines_move_and_scale_with_the_cloud(seed: int) -> None:
         np.testing.assert_allclose(moved[name], expected, atol=1e-5)
 
 
-def test_what_is_drawn_follows_from_the_seed_and_the_name_alone() -> None:
+def test_random_numbers_depend_on_the_seed_and_the_name_only() -> None:
     points = cloud(0)
     first, again = (baseline_clouds(points, 80, seed=3, name="a") for _ in range(2))
     for name in BASELINES:

@@ -1,4 +1,4 @@
-"""What is said in words of figures that are much worse than the source's."""
+"""Remarks on figures that are much worse than the source's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_is_a_little_worse_or_better_is_not_named(figures: dict[str, float]
     ]
 
 
-def test_several_are_named_together_and_nothing_is_said_without_a_source() -> None:
+def test_several_are_named_together_and_there_is_no_remark_without_a_source() -> None:
     rows = {"model": {"hausdorff": 2.0, "f": 10.0}, "source": SOURCE}
     (sentence,) = worse_than_source(rows, METRICS, ["model"])
     assert "Hausdorff 2 m, not 1 m" in sentence and "; F-score 10 %" in sentence
@@ -68,7 +68,7 @@ def test_a_figure_that_was_zero_is_named_without_a_share() -> None:
     assert sentence.endswith("Hausdorff 0.3000 m, not 0.0000 m")
 
 
-def test_a_method_is_held_against_the_best_baseline_and_the_midpoints() -> None:
+def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints() -> None:
     rows = {
         name: {"chamfer": value}
         for name, value in (

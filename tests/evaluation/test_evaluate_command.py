@@ -1,4 +1,4 @@
-"""`pointup evaluate` as people type it: what it prints and writes, and how it refuses."""
+"""`pointup evaluate` through the command line: its output and its errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that differs from the midpoints, as an untrained one does not."""
+    """A model with offsets that are not zero; an untrained one gives the midpoints."""
     torch.manual_seed(0)
     upsampler = Upsampler(feature_dim=8, heads=2, child_heads=2, position_hidden=4, k=6)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     )  # fmt: skip
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) < 100 + len(str(meshes))
-    for words in ("2 shapes, drawn 2 times", "60 points to 240: 4x", "protocol field"):
+    for words in ("2 shapes, sampled 2 times", "60 points to 240: 4x", "protocol pu-gcn"):
         assert words in text
     content = figures_of(json_path)
     assert list(content["means"]) == ["model", "midpoints", "resampled"]
@@ -109,7 +109,7 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
         for name, mean in figures.items():
             each = [shape["rows"][row][name] for shape in content["shapes"]]
             assert mean == pytest.approx(np.mean(each))
-            # Whatever is printed says what it is.
+            # Every printed figure has its convention.
             assert content["metrics"][name]["convention"] in " ".join(text.split())
     assert content["means"]["model"]["cd"] != content["means"]["midpoints"]["cd"]
     cells = [line.split(" | ") for line in markdown_path.read_text().splitlines() if "|" in line]
@@ -117,35 +117,35 @@ def test_shapes_drawn_from_meshes_are_reported_in_three_forms(
     assert float(row[1]) == pytest.approx(content["means"]["midpoints"]["cd"], abs=5e-4)
 
 
-def test_shapes_and_surveys_are_upsampled_with_the_oversampling_asked_for(
+def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
     shapes: Path, surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = "shapes", "--truth", shapes / "truth", "--inputs", shapes / "inputs"
     survey = "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"
     path, upsampler = surveys / "out.json", Upsampler.from_pretrained(model)
     for oversampling in (1, 2):
-        asked = ["--model", model, "--oversampling", oversampling, "--json", path]
-        assert not evaluate(*stored, *asked)
+        options = ["--model", model, "--oversampling", oversampling, "--json", path]
+        assert not evaluate(*stored, *options)
         figures = figures_of(path)["shapes"][0]["rows"]["model"]
         points, truth = (np.loadtxt(shapes / name / "one.xyz") for name in ("inputs", "truth"))
         ratio = len(truth) / len(points)
         made = upsample(points, ratio, model=upsampler, oversampling=oversampling)
-        expected = measure_shape(made, Shape("one", truth), "field")
+        expected = measure_shape(made, Shape("one", truth), "pu-gcn")
         assert figures["cd"] == pytest.approx(expected["cd"], rel=1e-5)
-        assert not evaluate(*survey, "--ratio", 3, *asked)
+        assert not evaluate(*survey, "--ratio", 3, *options)
         points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
         made = upsample(points, 3, model=upsampler, oversampling=oversampling)
         chamfer = figures_of(path)["rows"]["model"]["chamfer"]
         assert chamfer == pytest.approx(chamfer_of(made, points, dense), rel=1e-5)
-        said = f"oversampling {oversampling}"
-        assert capsys.readouterr().out.count(said) == (2 if oversampling > 1 else 0)
+        text = f"oversampling {oversampling}"
+        assert capsys.readouterr().out.count(text) == (2 if oversampling > 1 else 0)
 
 
-def test_16x_passes_and_both_protocols_are_said(
+def test_16x_passes_and_both_protocols_are_reported(
     meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cds = []
-    for protocol in ("field", "half"):
+    for protocol in ("pu-gcn", "half"):
         path = tmp_path / f"{protocol}.json"
         assert not evaluate(
             "shapes", "--meshes", meshes, "--num-source", 20, "--ratio", 16,
@@ -156,7 +156,7 @@ def test_16x_passes_and_both_protocols_are_said(
     assert cds[0] == pytest.approx(2 * cds[1])
 
 
-def test_predictions_made_elsewhere_are_scored(
+def test_predictions_of_other_programs_are_scored(
     shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not evaluate(
@@ -189,7 +189,7 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     assert "unit: unknown, no file names a coordinate system" in text
     best = min(row["chamfer"] for row in (midpoints, *baselines))
     assert f"Chamfer of the prediction: {prediction['chamfer'] / best:.1%} of the best" in text
-    # Raised by as much as that, the lowest points are much worse, and it is said.
+    # The lowest points are raised so much that a remark names them.
     (remark,) = content["remarks"]
     assert f"ground height RMSE {prediction['ground_rmse']:.4f} unit, not 0" in remark
     assert remark in " ".join(text.split())
@@ -204,20 +204,21 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     assert (surveys / "density.png").stat().st_size > 1000
 
 
-def test_the_midpoints_of_a_survey_are_as_uneven_as_their_source(surveys: Path) -> None:
+def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
     # Four times as dense on the left.
     points = points[(points[:, 0] < 10) | (rng.random(4000) < 0.25)]
-    np.savetxt(surveys / "uneven.xyz", points, fmt="%.6f")
+    path = surveys / "two_densities.xyz"
+    np.savetxt(path, points, fmt="%.6f")
     assert not evaluate(
-        "lidar", "--reference", surveys / "uneven.xyz", "--source", surveys / "uneven.xyz",
+        "lidar", "--reference", path, "--source", path,
         "--ratio", 4, "--json", surveys / "out.json",
     )  # fmt: skip
     given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
 
-    def chamfer(trust: float) -> float:
-        made = upsample(points, 4.0, model=Upsampler(density_exponent=trust))
+    def chamfer(exponent: float) -> float:
+        made = upsample(points, 4.0, model=Upsampler(density_exponent=exponent))
         return chamfer_of(made, points, points)
 
     assert given == pytest.approx(chamfer(0.0), rel=1e-6)
@@ -225,10 +226,10 @@ def test_the_midpoints_of_a_survey_are_as_uneven_as_their_source(surveys: Path) 
 
 
 def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> None:
-    for wish, ratio in ((["--ratio", 2], 2), ([], 4)):
+    for target, ratio in ((["--ratio", 2], 2), ([], 4)):
         assert not evaluate(
             "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz",
-            "--model", model, *wish, "--json", surveys / "out.json",
+            "--model", model, *target, "--json", surveys / "out.json",
         )  # fmt: skip
         rows = figures_of(surveys / "out.json")["rows"]
         assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
@@ -261,7 +262,7 @@ def test_figures_are_in_feet_where_the_files_are(
     assert "F-score at 0.5 m (1.64 ft)" in capsys.readouterr().out
 
 
-def test_a_thinned_survey_is_measured_against_what_was_withheld(
+def test_a_thinned_survey_is_measured_against_its_other_points(
     surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def figures(seed: int) -> dict[str, Any]:
@@ -273,7 +274,7 @@ def test_a_thinned_survey_is_measured_against_what_was_withheld(
         return figures_of(path)
 
     content = figures(0)
-    assert "against what was withheld of" in capsys.readouterr().out
+    assert "against the points left out of the source of" in capsys.readouterr().out
     rows = content["rows"]
     assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
     # A fourth of the points is the source, the others are the reference, and none is in both.
@@ -500,8 +501,8 @@ WRONG = [
     ),
     (["lidar", "--reference", "dense.xyz"], "give --prediction, or --source"),
     (["lidar", "--source", "dense.xyz"], "give --reference, or --thin"),
-    (["lidar", "--thin", "dense.xyz", "--source", "dense.xyz"], "--thin makes source and"),
-    (["lidar", "--thin", "dense.xyz", "--density", 4], "--thin takes a --ratio"),
+    (["lidar", "--thin", "dense.xyz", "--source", "dense.xyz"], "--thin splits one survey"),
+    (["lidar", "--thin", "dense.xyz", "--density", 4], "--thin needs --ratio"),
     (["lidar", "--thin", "dense.xyz", "--metres-per-unit", 0], "greater than 0"),
     (["pairs", "inputs", "--metres-per-unit", 0], "--metres-per-unit 0"),
     (["lidar", "--reference", "gone.laz", "--source", "dense.xyz"], "gone.laz: no such file"),
@@ -520,7 +521,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:60])
-def test_what_is_wrong_is_said_in_one_line(
+def test_errors_are_reported_in_one_line(
     arguments: list[str],
     message: str,
     shapes: Path,
@@ -541,6 +542,6 @@ def test_what_is_wrong_is_said_in_one_line(
     assert sorted(shapes.rglob("*")) == before
 
 
-def test_options_are_told_without_loading_torch() -> None:
+def test_options_are_parsed_without_loading_torch() -> None:
     code = "import pointup.cli.evaluate.command, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

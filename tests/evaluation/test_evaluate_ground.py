@@ -25,9 +25,9 @@ def test_ground_between_points_of_a_plane_is_that_plane(
     vertices = spread(rng, 60, 10)
     vertices[:, 2] = 7 + east * vertices[:, 0] + north * vertices[:, 1]
     move = np.array([5e5, 4e6, 0])
-    asked = vertices[:3].mean(axis=0) + np.array([0, 0, 2.5])
+    query = vertices[:3].mean(axis=0) + np.array([0, 0, 2.5])
     ground = Ground(vertices + move, "")
-    assert ground.above(asked[None] + move) == pytest.approx([2.5], abs=1e-5)
+    assert ground.above(query[None] + move) == pytest.approx([2.5], abs=1e-5)
 
 
 def test_beyond_its_rim_the_ground_is_that_of_the_nearest_point() -> None:
@@ -93,7 +93,7 @@ def test_a_wood_on_one_side_does_not_tilt_the_ground() -> None:
     assert len(ground.vertices) > 150
 
 
-def test_classified_ground_and_water_are_the_ground_where_there_are_any() -> None:
+def test_classified_ground_and_water_are_the_ground_if_there_are_any() -> None:
     rng = np.random.default_rng(1)
     points, is_ground = landscape(rng, 0.2)
     classes = np.where(is_ground, np.where(points[:, 0] < 20, 2, 9), 5).astype(np.uint8)

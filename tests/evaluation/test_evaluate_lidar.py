@@ -1,4 +1,4 @@
-"""Figures of surveys, by hand on small grids and by brute force; the ground in common."""
+"""Figures of surveys, by hand on small grids and by brute force; the common extent."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() ->
     assert figures.keys() <= lidar_metrics().keys() | band_metrics().keys()
 
 
-def test_means_and_medians_of_both_directions_are_told_apart() -> None:
+def test_means_and_medians_of_both_directions_are_distinguished() -> None:
     reference = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 4.0], [0.5, 0.5, 5.0]])
     prediction = np.array([[0.5, 0.5, 0.2]])
     figures = measure_survey(prediction, reference, whole(1, 1))
@@ -228,7 +228,7 @@ def test_shares_and_hausdorff_are_those_of_brute_force(seed: int) -> None:
     assert figures["hausdorff"] == pytest.approx(max(forward.max(), backward.max()))
 
 
-def test_gaps_are_cells_that_nothing_stands_in() -> None:
+def test_gaps_are_cells_without_points_high_above_ground() -> None:
     ground, tall = lattice(10, 10), lattice(10, 10, z=5)
     # Of a hundred cells the reference has trees in 60, the prediction in 70.
     reference = np.concatenate([ground, tall[:60]])
@@ -294,14 +294,14 @@ def test_density_is_points_by_area_and_unknown_outside() -> None:
     np.testing.assert_array_equal(extent.density(points), [[0.5, 0], [0.25, np.nan]])
 
 
-def test_common_ground_is_what_both_surveys_cover() -> None:
+def test_the_common_extent_is_what_both_surveys_cover() -> None:
     extent = common_extent({"a": lattice(10, 6), "b": lattice(10, 6) + np.array([4, 0, 0])})
     assert extent.area == pytest.approx(5 * 5)
     points = np.array([[4.0, 1, 0], [9.9, 1, 0], [3.9, 1, 0], [5.0, 4.0, 9]])
     assert extent.contains(points).tolist() == [False, False, False, True]
 
 
-def test_only_whole_cells_belong_to_the_common_ground() -> None:
+def test_only_whole_cells_belong_to_the_common_extent() -> None:
     survey = lattice(10, 10, step=0.1)
     assert common_extent({"a": survey}, cell=1.0).covered.shape == (9, 9)
     # From 0 to 3.9998, three places short of a whole number, as surveys are cut.
@@ -331,8 +331,8 @@ def test_surveys_elsewhere_are_refused_with_their_coordinates() -> None:
         common_extent({"a": stray, "b": stray})
 
 
-def test_a_prediction_without_points_on_the_common_ground_is_refused() -> None:
-    with pytest.raises(DataError, match="prediction has no points on the common ground"):
+def test_a_prediction_without_points_on_the_common_extent_is_refused() -> None:
+    with pytest.raises(DataError, match="prediction has no points on the common extent"):
         measure_survey(lattice(2, 2) + 50, lattice(2, 2), whole(2, 2))
 
 

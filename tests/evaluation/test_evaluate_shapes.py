@@ -58,12 +58,12 @@ def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
 
 def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
     shape = Shape("pair", TRUTH, surface=PLANE)
-    figures = measure_shape(PREDICTION, shape, "field")
-    # By itself the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s), s = sqrt(1/2):
-    # all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
+    figures = measure_shape(PREDICTION, shape, "pu-gcn")
+    # Per-cloud normalisation: the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s) with
+    # s = sqrt(1/2): all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
     assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
     assert figures["hd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
-    # By the truth: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
+    # In the target's frame: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
     assert figures["cd_target_frame"] == pytest.approx(4000)
     assert figures["hausdorff"] == pytest.approx(2000)
     # As given, 0 and 2 away from the plane.
@@ -80,30 +80,28 @@ def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
     assert figures["hausdorff"] == pytest.approx(2000)
     assert figures["p2f"] == pytest.approx(1000)
     assert "half" in shape_metrics("half")["cd"].convention
-    assert "half" not in shape_metrics("field")["cd"].convention
+    assert "half" not in shape_metrics("pu-gcn")["cd"].convention
 
 
-def test_hausdorff_sums_the_worst_of_both_directions_in_the_field_but_is_the_larger_one_here() -> (
-    None
-):
+def test_hd_sums_the_largest_distances_of_both_directions_and_hausdorff_is_the_larger_one() -> None:
     truth = np.array([[-1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, -1, 0]])
     prediction = np.array([[-1.0, 0, 0], [1, 0, 0]])
     # Both have mean 0 and furthest distance 1. To the truth 0; back 0 twice and sqrt 2 twice.
-    figures = measure_shape(prediction, Shape("cross", truth), "field")
+    figures = measure_shape(prediction, Shape("cross", truth), "pu-gcn")
     assert figures["cd"] == pytest.approx(1e3 * (0 + (2 + 2) / 4), rel=1e-6)
     assert figures["hd"] == pytest.approx(1e3 * (0 + 2), rel=1e-6)
     assert figures["hausdorff"] == pytest.approx(1e3 * np.sqrt(2), rel=1e-6)
 
 
-def test_unevenness_of_three_points_in_a_line() -> None:
+def test_spacing_cv_of_three_points_in_a_line() -> None:
     line = np.array([[0.0, 0, 0], [1, 0, 0], [3, 0, 0]])
     # Nearest others 1, 1 and 2 away: standard deviation sqrt(2) / 3, mean 4 / 3.
-    figures = measure_shape(line, Shape("line", line), "field")
+    figures = measure_shape(line, Shape("line", line), "pu-gcn")
     assert figures["spacing_cv"] == pytest.approx(np.sqrt(2) / 4, rel=1e-6)
     assert figures["cd"] == 0
 
 
-def test_plain_figures_of_a_pair_are_those_computed_by_hand() -> None:
+def test_unsquared_figures_of_a_pair_are_those_computed_by_hand() -> None:
     pos, target = torch.tensor(PREDICTION).float(), torch.tensor(TRUTH).float()
     ptr = torch.tensor([0, 2])
     (figures,) = measure(pos, ptr, target, ptr, [PLANE])
@@ -143,20 +141,22 @@ def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> 
     surface = torus()
     rng = np.random.default_rng(1)
     truth, prediction = surface.sample(300, rng)[0], surface.sample(200, rng)[0] * 1.02
-    here = measure_shape(prediction, Shape("torus", truth, surface=surface), "field")
+    here = measure_shape(prediction, Shape("torus", truth, surface=surface), "pu-gcn")
     move = np.array([5e5, 4e6, 100.0])
     there = measure_shape(
         7 * prediction + move,
         Shape(
             "torus", 7 * truth + move, surface=Surface(7 * surface.vertices + move, surface.faces)
         ),
-        "field",
+        "pu-gcn",
     )
     assert there.pop("p2f") == pytest.approx(7 * here.pop("p2f"), rel=1e-5)
     assert there == pytest.approx(here, rel=1e-4)
 
 
-def test_floor_is_on_the_surface_and_below_the_baseline(tmp_path: Path) -> None:
+def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(
+    tmp_path: Path,
+) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (shape,) = DrawnShapes(meshes=tmp_path, num_source=300)
     rows = evaluate_shape(shape, None)
@@ -181,11 +181,13 @@ def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path
 def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
     write_off(torus(), tmp_path / "torus.off")
     (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
-    (uneven,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
-    assert np.array_equal(even.truth, uneven.truth)
-    assert np.array_equal(even.second, uneven.second)
-    spread = [measure_shape(shape.source, shape, "field")["spacing_cv"] for shape in (even, uneven)]
-    assert spread[0] < 0.25 < spread[1]
+    (random,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
+    assert np.array_equal(even.truth, random.truth)
+    assert np.array_equal(even.second, random.second)
+    even_cv, random_cv = (
+        measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, random)
+    )
+    assert even_cv < 0.25 < random_cv
 
 
 def test_16x_is_done_in_two_passes_of_4x() -> None:
@@ -219,7 +221,7 @@ def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) 
     assert shape.source is not None
     model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
     made = upsample(shape.source, 16, model=model)
-    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "field")
+    assert evaluate_shape(shape, model)["model"] == measure_shape(made, shape, "pu-gcn")
     assert np.array_equal(made[:40], shape.source)
 
 
@@ -257,11 +259,11 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
         rows = evaluate_shape(shape, Upsampler().eval())
         assert list(rows) == ["model", "prediction", "midpoints", "resampled"]
         assert shape.prediction is not None
-        assert rows["prediction"] == measure_shape(shape.prediction, shape, "field")
+        assert rows["prediction"] == measure_shape(shape.prediction, shape, "pu-gcn")
         assert len(shape.second if shape.second is not None else []) == 120
 
 
-def test_what_is_wrong_with_folders_is_said_by_name(folders: Path) -> None:
+def test_errors_in_folders_name_the_file(folders: Path) -> None:
     truth, inputs = folders / "truth", folders / "inputs"
     with pytest.raises(FileError, match="nowhere: no such folder"):
         StoredShapes(truth, folders / "nowhere")
@@ -285,9 +287,9 @@ def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
 def test_shapes_that_can_t_be_measured_are_named() -> None:
     point = np.zeros((5, 3))
     with pytest.raises(DataError, match="flat: all points of the truth are in one place"):
-        measure_shape(PREDICTION, Shape("flat", point), "field")
+        measure_shape(PREDICTION, Shape("flat", point), "pu-gcn")
     with pytest.raises(DataError, match="pair: the prediction has no points"):
-        measure_shape(point[:0], Shape("pair", TRUTH), "field")
+        measure_shape(point[:0], Shape("pair", TRUTH), "pu-gcn")
     swapped = replace(Shape("pair", TRUTH), source=point)
     with pytest.raises(DataError, match="pair: the input has 5 points, the truth only 2"):
         evaluate_shape(swapped, None)

@@ -8,7 +8,7 @@ from sheets import CPU, StoreMaker, sheet, small_model
 
 from pointup import upsample
 from pointup.errors import ModelError
-from pointup.upsampling.executor import Alone
+from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.single_pass.candidates import make_candidates
 from pointup.upsampling.store.region import Region
 
@@ -27,7 +27,7 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
         region = Region(store, block, block + 1)
         core = region.places(block)
         num_slots = np.full(len(core), slots)
-        found = make_candidates(model, region, core, num_slots, CPU, 300, Alone().together())
+        found = make_candidates(model, region, core, num_slots, CPU, 300, SingleProcess().barrier())
         parent = region.rows["position"][core[found.parent]]
         first = int(store.block_ptr[block]) * slots
         expected = whole[first : first + len(parent)]
@@ -50,7 +50,7 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
     num_slots = np.tile([3, 0, 5], 100)
 
     def candidates(slots: np.ndarray) -> list[np.ndarray]:
-        found = make_candidates(model, region, core, slots, CPU, 100, Alone().together())
+        found = make_candidates(model, region, core, slots, CPU, 100, SingleProcess().barrier())
         return np.split(found.offset, np.cumsum(slots)[:-1])
 
     mixed, most = candidates(num_slots), candidates(np.full(300, 5))
@@ -59,7 +59,7 @@ def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -
 
 
 @pytest.mark.parametrize("name", ["embed.0.weight", "pull.bias", "quota_powers"])
-def test_a_model_that_makes_nan_is_an_error(name: str) -> None:
+def test_a_model_with_nan_in_its_output_is_an_error(name: str) -> None:
     model = small_model()
     with torch.no_grad():
         model.get_parameter(name).fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""Which points are upsampled: noise, withheld points and other classes take no part."""
+"""Selection of the points to upsample: noise, withheld points and other classes are left out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def classified(num_points: int, seed: int, name: str = "classification") -> Poin
     st.one_of(st.none(), st.sets(st.sampled_from([1, 2, 7, 18]), min_size=1)),
     st.booleans(),
 )
-def test_a_point_is_taken_by_its_class_and_its_flag(
+def test_a_point_is_selected_by_its_class_and_its_withheld_flag(
     seed: int, classes: set[int] | None, include_noise: bool
 ) -> None:
     cloud = classified(40, seed)

@@ -1,4 +1,4 @@
-"""How many threads of the host work beside an accelerator."""
+"""Number of CPU threads beside an accelerator."""
 
 from __future__ import annotations
 

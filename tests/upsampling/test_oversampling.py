@@ -20,7 +20,7 @@ from sheets import (
 
 from pointup import Upsampler, upsample
 from pointup.geometry.thinning import poisson_disk_subset
-from pointup.upsampling.executor import Alone, run_upsampling
+from pointup.upsampling.executor import SingleProcess, run_upsampling
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Candidates
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
@@ -29,7 +29,7 @@ from pointup.upsampling.store.point_store import build_store
 
 @settings(max_examples=8)
 @given(st.integers(2, 60), st.floats(1.0, 20.0), st.floats(1.1, 5.0), st.booleans())
-def test_a_draft_leaves_exactly_so_many_points(
+def test_oversampling_keeps_the_exact_number_of_points(
     size: int, ratio: float, oversampling: float, originals: bool
 ) -> None:
     made = upsample(
@@ -42,7 +42,7 @@ def test_a_draft_leaves_exactly_so_many_points(
     assert len(made) == round(ratio * size)
 
 
-def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
+def test_tiles_threads_and_place_do_not_change_oversampled_points(
     make_store: StoreMaker,
 ) -> None:
     model, points = small_model(0.1), np.round(sheet(240), 2)
@@ -61,24 +61,24 @@ def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
+def test_candidates_are_all_points_of_the_first_and_the_second_pass(
     make_store: StoreMaker, tmp_path: Path, originals: bool
 ) -> None:
     store = make_store(sheet(40), block_size=14)
     options, model = UpsampleOptions(originals=originals), small_model(0.1)
     first = UpsamplingPass(store, model, options, CPU, ratio=3.0, oversampling=2.0)
-    run_upsampling(first, Alone())
-    # Blocks that seldom hold children of more than one row.
-    finer = build_store(first.made.for_second_pass(), tmp_path, block_size=2)
-    draft = UpsamplingPass(finer, model, UpsampleOptions(), CPU, ratio=2.0, measured=store)
-    run_upsampling(draft, Alone())
-    first.take_second_pass(draft)
+    run_upsampling(first, SingleProcess())
+    # Blocks so small that they rarely contain children of more than one row.
+    finer = build_store(first.output.for_second_pass(), tmp_path, block_size=2)
+    second = UpsamplingPass(finer, model, UpsampleOptions(), CPU, ratio=2.0, measured=store)
+    run_upsampling(second, SingleProcess())
+    first.take_second_pass(second)
 
     def of_blocks(made: UpsamplingPass) -> np.ndarray:
         saved = [made._files.load(block, "points")["position"] for block in range(len(made))]
         return np.concatenate(saved) + (0.0 if made is first else finer.anchor)
 
-    expected = np.concatenate([of_blocks(first), of_blocks(draft)])
+    expected = np.concatenate([of_blocks(first), of_blocks(second)])
     found, distances = [], []
     for block in range(len(first)):
         first.candidates_from_second_pass(block)
@@ -97,7 +97,7 @@ def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     assert np.allclose(np.concatenate(distances), cKDTree(measured).query(points)[0], atol=1e-5)
 
 
-def test_a_draft_fills_holes_of_thin_shapes() -> None:
+def test_oversampling_fills_holes_of_thin_shapes() -> None:
     rng = np.random.default_rng(0)
     around, across = 2 * np.pi * rng.random((2, 20_000))
     off = 1 + 0.1 * np.cos(across)
@@ -114,7 +114,7 @@ def test_a_draft_fills_holes_of_thin_shapes() -> None:
     assert hole(4.0) < 0.97 * hole(1.0)
 
 
-def test_a_model_says_how_much_is_drafted_unless_it_is_wished_otherwise() -> None:
+def test_oversampling_is_that_of_the_model_unless_an_option_overrides_it() -> None:
     points = sheet(200)
     torch.manual_seed(0)
     drafting = Upsampler(feature_dim=8, heads=2, child_heads=2, oversampling=3.0).eval()
@@ -128,7 +128,7 @@ def test_a_model_says_how_much_is_drafted_unless_it_is_wished_otherwise() -> Non
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_points_from_a_draft_tell_of_measured_points(originals: bool) -> None:
+def test_oversampled_points_refer_to_measured_points(originals: bool) -> None:
     assert_tells_of_measured(
         4.0, originals, farthest=1.2, at_least=400, to_parent=2, oversampling=3.0
     )

@@ -23,16 +23,16 @@ def test_large_ratios_take_passes_of_four(ratio: float, expected: list[float]) -
 
 @settings(max_examples=6)
 @given(st.integers(2, 40), st.floats(8.01, 40.0), st.booleans())
-def test_passes_give_exactly_so_many_points(size: int, ratio: float, originals: bool) -> None:
+def test_passes_give_the_exact_number_of_points(size: int, ratio: float, originals: bool) -> None:
     made = upsample(sheet(size), ratio, model=small_model(0.1), originals=originals)
     assert len(made) == round(ratio * size)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_two_passes_are_one_after_the_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_passes_equal_two_calls(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The reach of measured points, not that of the points of a pass.
     monkeypatch.setattr("pointup.upsampling.single_pass.candidates.REACH", 100.0)
-    # A store rounds to a finer grid, so that both ways the second pass begins with the same points.
+    # With a finer grid of the store, the second pass starts from the same points both ways.
     points, model = np.rint(1024 * sheet(300, seed=seed)) / 1024, small_model(0.1)
     made = upsample(points, 12.0, model=model)
     once = upsample(points, 4.0, model=model)
@@ -55,7 +55,7 @@ def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) ->
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_all_passes_tell_of_measured_points(originals: bool) -> None:
+def test_points_of_all_passes_refer_to_measured_points(originals: bool) -> None:
     assert_tells_of_measured(16.0, originals, farthest=1.5, at_least=2000, to_parent=3)
 
 

@@ -1,4 +1,4 @@
-"""New points are shared out as the model says, as far as there are candidates."""
+"""New points are distributed by the quotas of the model, within the number of candidates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pointup.upsampling.single_pass.quotas import quota_shares, scaled_to
+from pointup.upsampling.single_pass.quotas import quota_shares, scale_to_total
 
 
 @given(
@@ -19,10 +19,10 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
 ) -> None:
     weights, num_candidates = (np.array(values, float) for values in zip(*cells, strict=True))
     total = part * num_candidates.sum()
-    wanted = scaled_to(total, weights, num_candidates)
+    wanted = scale_to_total(total, weights, num_candidates)
     assert wanted.sum() == pytest.approx(total, abs=1e-9)
     assert (wanted <= max(part, 0.8) * num_candidates + 1e-9).all()
-    # Where there is room, by weight; where there is none, they are full.
+    # Cells that are not full have counts in proportion to their weights.
     is_full = wanted >= max(part, 0.8) * num_candidates - 1e-9
     scale = wanted[~is_full] / weights[~is_full]
     assert np.allclose(scale, scale.mean() if len(scale) else 0.0)
@@ -31,8 +31,9 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
 
 
 def test_cells_without_weight_get_nothing() -> None:
-    assert scaled_to(4.0, np.array([0.0, 1.0, 1.0]), np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
-    assert scaled_to(0.0, np.zeros(2), np.zeros(2)).tolist() == [0.0, 0.0]
+    weights = np.array([0.0, 1.0, 1.0])
+    assert scale_to_total(4.0, weights, np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]
+    assert scale_to_total(0.0, np.zeros(2), np.zeros(2)).tolist() == [0.0, 0.0]
 
 
 def test_shares_are_a_power_of_the_quotas_up_to_a_bound() -> None:

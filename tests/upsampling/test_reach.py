@@ -1,4 +1,4 @@
-"""A bound on new points that holds whatever a model says."""
+"""New points are within reach of measured points, for any weights of a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def geometry_of(points: np.ndarray, k: int = 12) -> LocalGeometry:
 
 
 def wild_model(strength: float, seed: int) -> Upsampler:
-    """A model whose weights nobody trained: its offsets go anywhere."""
+    """A model with random weights, whose offsets are arbitrarily large."""
     model = small_model()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -38,10 +38,10 @@ def wild_model(strength: float, seed: int) -> Upsampler:
 
 
 def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
-    """Largest distance of new points to the nearest measured ones, in the reach of these."""
+    """Largest distance of new points to their nearest measured point, relative to its reach."""
     reach = REACH * geometry_of(points - points.mean(0), k).local_spacing[:, 0].numpy()
     gaps = np.linalg.norm(new[:, None] - points, axis=2)
-    # A midpoint has two that are nearest.
+    # Both ends of a midpoint are nearest.
     is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
     return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
 
@@ -55,7 +55,7 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
     originals=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_new_points_are_within_reach_of_measured_ones_whatever_the_weights_say(
+def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
     size: int, away: float, ratio: float, strength: float, originals: bool, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -112,7 +112,7 @@ def test_neighbourhoods_without_a_gap_are_whole() -> None:
         assert geometry_of(points).missing.any(1).float().mean() <= most
 
 
-def test_a_bridge_is_what_is_long_against_the_spacing_on_both_sides() -> None:
+def test_a_bridge_is_long_against_the_spacing_on_both_sides() -> None:
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((200, 3)) * [1, 1, 0], 10 * rng.random((200, 3)) * [1, 1, 0]
     points = np.concatenate([dense, sparse + np.array([1.2, 0, 0])])

@@ -58,7 +58,7 @@ def test_noise_across_the_surface_becomes_less() -> None:
     assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
 
 
-def test_fixed_points_push_others() -> None:
+def test_fixed_points_repel_others() -> None:
     fixed = plane(200, seed=1)
     free = fixed + np.array([1e-4, 0.0, 0.0])
     relaxed = relax(free, fixed)
@@ -126,7 +126,7 @@ def test_points_in_one_place_stay() -> None:
     np.testing.assert_array_equal(relax(points, NOTHING), points)
 
 
-def test_what_is_far_away_does_not_matter() -> None:
+def test_distant_points_have_no_influence() -> None:
     points = plane(3000)
     left = points[:, 0] < 0.3
     alone = relax(points[left & (points[:, 0] >= 0)], points[:0])
@@ -135,7 +135,7 @@ def test_what_is_far_away_does_not_matter() -> None:
     np.testing.assert_allclose(alone[deep], together[deep], atol=1e-12)
 
 
-def test_points_are_brought_to_the_surface_that_others_show() -> None:
+def test_points_are_moved_onto_the_surface_of_others() -> None:
     rng = np.random.default_rng(0)
 
     def bowl(num_points: int) -> np.ndarray:
@@ -160,7 +160,7 @@ def test_points_are_brought_to_the_surface_that_others_show() -> None:
     assert height(brought).std() < 0.95 * height(onto_surface(lifted, noisy, NOTHING)).std()
 
 
-def test_hardly_anything_around_leaves_points_where_they_are() -> None:
+def test_too_few_points_around_leave_points_where_they_are() -> None:
     points = np.random.default_rng(0).random((5, 3))
     np.testing.assert_array_equal(onto_surface(points, points[:3], NOTHING), points)
     np.testing.assert_array_equal(onto_surface(points[:0], points, NOTHING), points[:0])

@@ -31,7 +31,7 @@ def test_every_cell_gets_its_quota_evenly() -> None:
     assert np.median(nearest) > 1.5 * np.median(cKDTree(at_random).query(at_random, k=2)[0][:, 1])
 
 
-def test_what_is_kept_already_is_kept_away_from() -> None:
+def test_points_near_picked_ones_are_not_picked() -> None:
     points, scale, cell, priority = candidates_on_a_plane()
     kept = np.array([[0.3, 0.3, 0.0], [0.7, 0.6, 0.0]])
     distance = cKDTree(kept).query(points)[0] / scale

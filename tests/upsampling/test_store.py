@@ -10,7 +10,7 @@ from pointup.upsampling.store.tiling import cut_into_tiles
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
 
-def test_boxes_are_the_largest_halves_that_fit() -> None:
+def test_boxes_are_the_largest_that_fit() -> None:
     rng = np.random.default_rng(0)
     points = rng.random((500, 3)) * (7.0, 3.0, 0.5)
     keys = BisectionOrder(np.array([7.0, 3.0, 0.5])).keys(points)

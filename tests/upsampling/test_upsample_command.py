@@ -1,4 +1,4 @@
-"""`pointup upsample`, from file to file, as it is typed: what it writes."""
+"""The output of `pointup upsample`, from file to file, through the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_las_keeps_every_original_and_adds_synthetic_points(
     for name in ("classification", "return_number", "gps_time", "height"):
         values = np.asarray(made[name])[300:][is_clear]
         expected = np.asarray(original[name])[nearest[is_clear, 0]]
-        # Class 2 has rules of its own.
+        # The class of new points is not always that of the nearest point.
         is_ground = (name == "classification") & ((values == 2) | (expected == 2))
         assert np.array_equal(values[~is_ground], expected[~is_ground]), name
         assert np.mean(is_ground) < 0.3
@@ -80,7 +80,7 @@ def test_the_format_follows_the_name(tmp_path: Path, command: Callable[..., Resu
     assert len(made.points) == 1200 and np.asarray(made.synthetic).sum() == 900
 
 
-def test_a_las_file_holds_the_whole_extent_of_another_kind(
+def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     cloud = PointCloud(np.concatenate([1e-3 * positions(30), 1e3 * positions(30, seed=1)]))
@@ -92,7 +92,9 @@ def test_a_las_file_holds_the_whole_extent_of_another_kind(
     assert np.asarray(laspy.read(tmp_path / "out.laz").synthetic).sum() == 180
 
 
-def test_parts_can_be_left_out(tmp_path: Path, command: Callable[..., Result]) -> None:
+def test_originals_or_new_points_can_be_left_out(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
     write_las(tmp_path / "in.las")
     for name, options in (("all", []), ("new", ["--only-new"]), ("model", ["--no-originals"])):
         assert command(tmp_path / "in.las", "-o", tmp_path / f"{name}.las", *options).status == 0
@@ -145,7 +147,7 @@ def test_a_picture_shows_before_and_after(tmp_path: Path, command: Callable[...,
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_goes_into_a_folder_and_its_bad_file_is_told(
+def test_a_folder_goes_into_a_folder_and_its_bad_file_is_reported(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"

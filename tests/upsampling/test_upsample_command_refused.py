@@ -1,4 +1,4 @@
-"""`pointup upsample`, as it is typed: what it refuses, and what it leaves when it fails."""
+"""Errors of `pointup upsample` through the command line, and what a failure leaves on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pointup.upsampling.store.point_store import Store
         ("points", b"1 2 3\n", "without an extension"),
     ],
 )
-def test_bad_files_are_told_in_one_line(
+def test_bad_files_are_reported_in_one_line(
     name: str,
     content: bytes | None,
     message: str,
@@ -54,7 +54,7 @@ def test_bad_files_are_told_in_one_line(
     assert left_in(out) == []
 
 
-def test_damaged_and_empty_surveys_are_told_in_one_line(
+def test_damaged_and_empty_surveys_are_reported_in_one_line(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
@@ -74,14 +74,12 @@ def test_damaged_and_empty_surveys_are_told_in_one_line(
         assert left_in(out) == []
     result = command(folder, "-o", out)
     assert result.status == 1 and result.err.count("pointup: error: ") == 4
-    # Two of them have a header, and are told to lie over each other.
+    # Two of them have a header, and a note says that they overlap.
     assert result.err.count("\n") == 5 and result.err.startswith("note: ")
     assert left_in(out) == ["whole.laz"]
 
 
-def test_clouds_that_are_hardly_clouds_are_upsampled(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
+def test_degenerate_clouds_are_upsampled(tmp_path: Path, command: Callable[..., Result]) -> None:
     few = positions(3)
     clouds = {
         "few": few,
@@ -95,7 +93,7 @@ def test_clouds_that_are_hardly_clouds_are_upsampled(
         assert len(laspy.read(target).points) == 4 * len(points)
 
 
-def test_what_is_no_model_is_told_in_one_line(
+def test_a_directory_without_a_model_is_reported_in_one_line(
     tmp_path: Path, command: Callable[..., Result], model_directory: Path
 ) -> None:
     write_las(tmp_path / "in.las")
@@ -109,11 +107,11 @@ def test_what_is_no_model_is_told_in_one_line(
         assert left_in(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(
+def test_a_folder_that_cannot_be_written_to_is_reported(
     tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_las(tmp_path / "in.las")
-    # Permissions don't keep out a superuser, who may run the tests.
+    # A superuser, who may run the tests, can write in spite of permissions.
     monkeypatch.setattr("pointup.cli.upsample.command.os.access", lambda path, mode: False)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
@@ -135,7 +133,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(
         (["--model", "nowhere/at-all"], "nowhere/at-all"),
     ],
 )
-def test_bad_options_are_told_in_one_line(
+def test_bad_options_are_reported_in_one_line(
     options: list[str], message: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     write_las(tmp_path / "in.las")
@@ -149,7 +147,7 @@ def test_bad_options_are_told_in_one_line(
     assert left_in(tmp_path) == ["in.las"]
 
 
-def test_force_goes_ahead(tmp_path: Path, command: Callable[..., Result]) -> None:
+def test_force_skips_the_check_of_the_size(tmp_path: Path, command: Callable[..., Result]) -> None:
     write_points(tmp_path / "in.npy", PointCloud(positions(20)))
     result = command(tmp_path / "in.npy", "-o", tmp_path / "o.npy", "--ratio", "101", "--force")
     assert result.status == 0
@@ -165,7 +163,7 @@ def test_force_goes_ahead(tmp_path: Path, command: Callable[..., Result]) -> Non
         ("out.copc.laz", "COPC files can't be written"),
     ],
 )
-def test_bad_outputs_are_told_in_one_line(
+def test_bad_outputs_are_reported_in_one_line(
     target: str, message: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     before = write_las(tmp_path / "in.las")

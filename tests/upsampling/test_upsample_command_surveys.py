@@ -18,7 +18,7 @@ SIDE = 40.0
 
 
 def survey(num_points: int = 2000) -> laspy.LasData:
-    """A survey of a square in random order; some of its points share a place."""
+    """A survey of a square in random order; some of its points coincide."""
     rng = np.random.default_rng(0)
     las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=7))
     las.header.scales, las.header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
@@ -44,14 +44,16 @@ def write_tiles(las: laspy.LasData, folder: Path, side: int = 2, buffer: float =
                 inside &= values >= number * size - buffer
                 inside &= values < (number + 1) * size + buffer
             tile = laspy.LasData(las.header)
-            # In another order, too: which of two points in one place comes first is not to matter.
+            # Shuffled, too: the order of coincident points must not matter.
             tile.points = las.points[np.flatnonzero(inside)[::-1]]
             tile.write(folder / str(column) / f"{row}.laz")
 
 
 def made_of(upsampled: Path, original: Path) -> np.ndarray:
-    """All that there is to tell of new points but their order, a row each; the original's points
-    are in the file as they were."""
+    """The new points of a file as sorted rows of all their attributes.
+
+    Checks that the points of the original are unchanged in the file.
+    """
     made, before = laspy.read(upsampled), laspy.read(original)
     size = len(before.points)
     for name in before.points.array.dtype.names:
@@ -77,7 +79,7 @@ def ordered(rows: list[np.ndarray]) -> np.ndarray:
         ("--ratio", "2", "--oversampling", "2"),
     ],
 )
-def test_a_survey_in_tiles_is_upsampled_as_if_it_had_never_been_cut(
+def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     las = survey(1500)
@@ -109,7 +111,7 @@ def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     las = survey()
-    # What agrees in everything with another is several times in one file, too.
+    # A file also contains points that are equal in everything.
     las.points.array[:100] = las.points.array[200:300]
     las.write(tmp_path / "whole.laz")
     write_tiles(las, tmp_path / "tiles", buffer=3.0)
@@ -121,7 +123,7 @@ def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile
     expected = made_of(tmp_path / "out.laz", tmp_path / "whole.laz")
     assert len(np.concatenate(found)) > 1.2 * len(expected)
     assert np.array_equal(np.unique(np.concatenate(found), axis=0), np.unique(expected, axis=0))
-    # Each tile has all that was made of its points, buffer and all.
+    # Each tile has all new points of its points, those in the buffer included.
     for tile, rows in zip(tiles, found, strict=True):
         before = laspy.read(tile)
         names = before.points.array.dtype.names
@@ -130,7 +132,7 @@ def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile
         assert parents.sum() == len(rows)
 
 
-def test_processes_share_the_files_of_a_survey(
+def test_processes_divide_the_files_of_a_survey(
     tmp_path: Path,
     command: Callable[..., Result],
     launch: Callable[..., Any],
@@ -149,7 +151,7 @@ def test_processes_share_the_files_of_a_survey(
         assert digest(file) == digest(tmp_path / "two" / file.relative_to(tmp_path / "one"))
 
 
-def test_files_apart_and_separate_ones_are_surveys_of_their_own(
+def test_distant_files_and_separate_ones_are_different_surveys(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     write_tiles(survey(1200), tmp_path / "tiles")
@@ -181,7 +183,7 @@ def test_shapes_around_the_origin_are_not_mixed(
         assert digest(tmp_path / "out" / one.name) == digest(tmp_path / "one.xyz")
 
 
-def test_a_tile_without_a_neighbour_of_its_kind_is_told(
+def test_a_tile_without_a_neighbour_of_its_kind_is_reported(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     write_tiles(survey(1500), tmp_path / "tiles")
@@ -195,7 +197,7 @@ def test_a_tile_without_a_neighbour_of_its_kind_is_told(
     assert "differ in coordinate system" in result.err and "survey of 3 files" in result.out
 
 
-def test_a_damaged_tile_is_left_out_and_told(
+def test_a_damaged_tile_is_left_out_and_reported(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     write_tiles(survey(1500), tmp_path / "tiles", side=3)
@@ -208,18 +210,18 @@ def test_a_damaged_tile_is_left_out_and_told(
     las = laspy.read(wrong)
     las.write(wrong)
     header = bytearray(wrong.read_bytes())
-    # The largest x, half of what it is.
+    # The largest x in the header is halved.
     header[179:187] = np.array([5e5 + 30.0]).tobytes()
     wrong.write_bytes(header)
     result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2")
     assert result.status == 1 and result.err.count("pointup: error: ") == 2
-    assert str(damaged) in result.err and "beyond the extent that its header gives" in result.err
+    assert str(damaged) in result.err and "outside of the extent in its header" in result.err
     assert "survey of 7 files" in result.out
     assert len(list((tmp_path / "out").rglob("*.laz"))) == 7
     assert not list((tmp_path / "out").rglob(".*"))
 
 
-def test_files_that_would_become_one_are_refused(
+def test_two_files_with_the_same_output_are_refused(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     for folder in ("a", "b"):
@@ -262,7 +264,7 @@ def noisy(path: Path) -> laspy.LasData:
         (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
     ],
 )
-def test_noise_withheld_points_and_other_classes_are_copied_and_take_no_part(
+def test_noise_withheld_points_and_other_classes_are_only_copied(
     options: tuple[str, ...],
     taken: np.ndarray,
     tmp_path: Path,
@@ -278,7 +280,7 @@ def test_noise_withheld_points_and_other_classes_are_copied_and_take_no_part(
     for name in las.points.array.dtype.names:
         assert np.array_equal(made.points.array[name][:300], las.points.array[name])
     assert np.isin(made.parent_index[300:], taken).all()
-    # They are what the others alone become.
+    # The new points equal those of a file with the selected points only.
     alone = laspy.LasData(las.header)
     alone.points = las.points[taken]
     alone.write(tmp_path / "alone.las")
@@ -310,7 +312,9 @@ def test_files_may_follow_classes(
     assert len(laspy.read(tmp_path / "after.las").points) == 300 + 240
 
 
-def test_words_in_place_of_classes_are_told(tmp_path: Path, command: Callable[..., Result]) -> None:
+def test_words_in_place_of_classes_are_refused(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
     noisy(tmp_path / "in.las")
     for words, message in (
         (("ground", "2"), "--classes ground 2: give numbers, as in --classes 2,3"),
@@ -343,7 +347,7 @@ def test_a_tile_without_points_is_copied_and_no_failure(
     assert result.status == 1 and is_one_line(result.err) and "no points in it" in result.err
 
 
-def test_classes_that_are_not_there_are_told(
+def test_classes_that_are_absent_are_reported(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     noisy(tmp_path / "in.las")

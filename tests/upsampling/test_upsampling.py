@@ -29,7 +29,7 @@ def test_a_ratio_gives_exactly_so_many_points(size: int, ratio: float, originals
     assert np.isfinite(made).all()
 
 
-def test_points_come_first_and_unchanged() -> None:
+def test_measured_points_come_first_and_unchanged() -> None:
     points = sheet(500) + UTM
     made = upsample(points, 2.5, model=small_model(0.1))
     assert np.array_equal(made[:500], points)
@@ -66,7 +66,7 @@ def test_a_shifted_cloud_gives_the_shifted_result() -> None:
     assert np.abs(there - UTM - made).max() < 1e-8
 
 
-def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
+def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
     # Sides of blocks are 8, so that lines at odd multiples of 4 are inside.
     points = sheet(6000, side=32.0)
     points[0] = 0.0
@@ -90,7 +90,7 @@ def test_no_seam_can_be_told(make_store: StoreMaker) -> None:
 
 
 @pytest.mark.parametrize("originals", [True, False])
-def test_blocks_are_evened_out_like_the_whole_cloud(
+def test_blocks_are_relaxed_like_the_whole_cloud(
     make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pointup.upsampling.single_pass.candidates.REACH", 100.0)
@@ -107,7 +107,7 @@ def test_blocks_are_evened_out_like_the_whole_cloud(
     ]
     for block in range(len(upsampling)):
         upsampling.relax_block(block)
-    clouds = [upsampling.made.cloud(block) for block in range(len(upsampling))]
+    clouds = [upsampling.output.cloud(block) for block in range(len(upsampling))]
     made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
     fixed = np.concatenate(
         [store.read_block(block)["position"] for block in range(len(upsampling))]
@@ -139,7 +139,7 @@ def test_thinning_is_as_good_as_farthest_points() -> None:
     assert chamfer(kept, truth) < 1.01 * chamfer(farthest, truth)
 
 
-def test_density_fills_sparse_ground_and_leaves_the_rest_alone() -> None:
+def test_density_adds_points_on_sparse_ground_only() -> None:
     rng = np.random.default_rng(0)
     dense, sparse = rng.random((6000, 3)) * (20, 20, 1), rng.random((600, 3)) * (20, 20, 1)
     points = np.concatenate([dense, sparse + np.array([20.0, 0, 0])])
@@ -156,12 +156,12 @@ def test_density_fills_sparse_ground_and_leaves_the_rest_alone() -> None:
         assert least < everything / area < 6.6
 
 
-def test_density_is_limited_where_there_is_hardly_a_point() -> None:
+def test_density_makes_at_most_16_points_of_one() -> None:
     points = sheet(40, side=1000.0)
     assert len(upsample(points, density=100.0, model=small_model())) <= 40 * MAX_LOCAL_RATIO
 
 
-def test_no_point_is_made_beyond_the_largest_distance() -> None:
+def test_no_new_point_is_beyond_the_largest_distance() -> None:
     points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + np.array([30.0, 0, 0])])
     points = np.concatenate([points, [[15.0, 5.0, 20.0]]])
     for model in (small_model(), small_model(0.1)):
@@ -180,7 +180,7 @@ def test_the_seed_decides_between_equally_good_points() -> None:
     assert len(made[2]) == 800
 
 
-def test_attributes_follow_the_nearest_point_and_intensity_is_between() -> None:
+def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated() -> None:
     points = sheet(400)
     cloud = PointCloud(
         points,
@@ -224,7 +224,7 @@ def test_attributes_follow_the_nearest_point_and_intensity_is_between() -> None:
     ],
     ids=["two", "fewer than k", "line", "duplicates", "mostly one place", "outlier"],
 )
-def test_clouds_that_are_hardly_clouds_are_upsampled(points: np.ndarray) -> None:
+def test_degenerate_clouds_are_upsampled(points: np.ndarray) -> None:
     for model in (small_model(), small_model(0.1)):
         made = upsample(points, 4.0, model=model)
         assert len(made) == 4 * len(points)
@@ -248,7 +248,7 @@ def test_points_on_a_line_stay_on_it() -> None:
         (np.zeros((4, 2)), FileError, r"expected \(N, 3\)"),
     ],
 )
-def test_what_is_no_cloud_is_an_error(
+def test_an_invalid_cloud_is_an_error(
     points: np.ndarray, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -265,7 +265,7 @@ def test_what_is_no_cloud_is_an_error(
         {"oversampling": 0.5},
     ],
 )
-def test_wishes_that_cannot_be_met_are_errors(options: dict[str, float]) -> None:
+def test_invalid_options_are_errors(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         UpsampleOptions(**options)
 
@@ -276,7 +276,7 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     assert model.training
 
 
-def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
+def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
     # Twice as dense on the left.
@@ -297,7 +297,7 @@ def test_new_points_are_shared_out_by_the_quotas_that_the_model_gives() -> None:
     # Gaps on the right are larger by the root of two.
     assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.7 * 0.5)), abs=0.01)
     assert shares[2] == pytest.approx(2 / (2 + 2 ** (0.3 * 0.5)), abs=0.01)
-    # A second pass goes over points that are where the first one wanted them.
+    # The second pass keeps the distribution of the first one.
     assert shares[4] == pytest.approx(shares[1], abs=0.01)
 
 

@@ -35,7 +35,7 @@ def ground_of(store: Store) -> Ground:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("classified", [True, False])
-def test_no_return_of_the_ground_is_below_the_floor(
+def test_no_ground_return_is_below_the_lowest_allowed_height(
     seed: int, classified: bool, make_store: StoreMaker
 ) -> None:
     cloud = forest(seed)
@@ -44,7 +44,7 @@ def test_no_return_of_the_ground_is_below_the_floor(
     assert (points[:, 2] >= ground_of(store).floor(points) - 1e-9).all()
 
 
-def test_the_floor_follows_a_slope_within_its_noise(make_store: StoreMaker) -> None:
+def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: StoreMaker) -> None:
     store = make_store(forest(), block_size=256)
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 500)) * 26 + 2
@@ -93,7 +93,7 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
     assert num_below(above_ground=False) > 0
 
 
-def test_class_2_is_for_points_on_the_ground() -> None:
+def test_only_points_on_the_ground_get_class_2() -> None:
     cloud = forest()
     new = upsample(cloud, 4.0, model="lidar", only_new=True, above_ground=True)
     x, y, z = new.positions.T

@@ -1,4 +1,4 @@
-"""The accelerators of a machine: what the driver tells of them, and whether they compute."""
+"""Checks the accelerators of a machine: their state by the driver, and a computation on each."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FIELDS = (
     "ecc.errors.corrected.volatile.total", "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
 HOT = 85
-"""Degrees Celsius from where GPUs of data centres begin to slow down."""
+"""Temperature in degrees Celsius from which data centre GPUs throttle."""
 SHARE_IN_USE = 0.1
 SECONDS_FOR_DRIVER = 60
-# As `nvidia-smi topo -m` explains them, from near to far.
+# The links in the output of `nvidia-smi topo -m`, from near to far.
 LINKS = {
     "PIX": "one PCIe bridge",
     "PXB": "several PCIe bridges",
@@ -35,8 +35,10 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """What nvidia-smi tells of a GPU: bytes, degrees Celsius, memory errors since the driver
-    started. None is what this GPU doesn't tell."""
+    """The state of a GPU by nvidia-smi: bytes, degrees Celsius, memory errors since driver start.
+
+    None is a value that this GPU does not report.
+    """
 
     index: int
     name: str
@@ -48,20 +50,24 @@ class Gpu:
 
 
 def accelerator_findings() -> Iterator[Finding]:
-    """All of this machine's, by nvidia-smi where there is one, else by torch."""
+    """Findings on all accelerators of this machine, by nvidia-smi if it is there, else by torch."""
     num_usable = torch.accelerator.device_count()
     if shutil.which("nvidia-smi") is None:
         kind = torch.accelerator.current_accelerator()
-        text = f"{num_usable} of type {kind}; no nvidia-smi to ask" if num_usable else "none: CPU"
+        text = (
+            f"{num_usable} of type {kind}; nvidia-smi is not installed"
+            if num_usable
+            else "none: CPU"
+        )
         yield ok("accelerators", text)
         return
     try:
         gpus = parse_gpus(ask_driver(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"))
         topology = ask_driver("topo", "-m") if len(gpus) > 1 else ""
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = " ".join((getattr(error, "stdout", None) or str(error)).split())
+        message = " ".join((getattr(error, "stdout", None) or str(error)).split())
         found = fail if torch.version.cuda else warn
-        yield found("accelerators", f"nvidia-smi: {said}", "reload the driver, or reboot")
+        yield found("accelerators", f"nvidia-smi: {message}", "reload the driver, or reboot")
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     yield usable_finding(len(gpus), num_usable, visible)
@@ -79,9 +85,9 @@ def ask_driver(*arguments: str) -> str:
 
 
 def parse_gpus(text: str) -> list[Gpu]:
-    """GPUs from the lines of `nvidia-smi --query-gpu=... --format=csv,noheader`, with units.
+    """Parse the output of `nvidia-smi --query-gpu=... --format=csv,noheader`, with units.
 
-    Raises ValueError for a line that is something else.
+    Raises ValueError for a line of another form.
     """
     gpus = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -102,46 +108,48 @@ def parse_number(cell: str) -> float | None:
 
 
 def gpu_finding(gpu: Gpu) -> Finding:
-    subject, told = f"GPU {gpu.index}", [gpu.name]
+    subject, parts = f"GPU {gpu.index}", [gpu.name]
     if gpu.memory is not None and gpu.memory_used is not None:
         free = in_bytes(gpu.memory - gpu.memory_used)
-        told.append(f"{free} of {in_bytes(gpu.memory)} free")
+        parts.append(f"{free} of {in_bytes(gpu.memory)} free")
     if gpu.temperature is not None:
-        told.append(f"{gpu.temperature:.0f} °C")
+        parts.append(f"{gpu.temperature:.0f} °C")
     if gpu.uncorrected_errors is not None:
         corrected = f"{gpu.corrected_errors or 0:.0f} corrected"
-        told.append(f"memory errors: {corrected}, {gpu.uncorrected_errors:.0f} not")
-    text = ", ".join(told)
+        parts.append(f"memory errors: {corrected}, {gpu.uncorrected_errors:.0f} not")
+    text = ", ".join(parts)
     if gpu.uncorrected_errors:
-        return fail(subject, text, "results can be wrong: reset it; if they return, replace it")
+        return fail(
+            subject, text, "results can be wrong: reset the GPU; if errors return, replace it"
+        )
     if gpu.temperature is not None and gpu.temperature >= HOT:
-        return warn(subject, text, "it slows down when hot: see to its cooling")
+        return warn(subject, text, "it throttles when hot: check its cooling")
     if gpu.memory and gpu.memory_used and gpu.memory_used > SHARE_IN_USE * gpu.memory:
-        return warn(subject, text, "another program holds memory: `nvidia-smi` says which")
+        return warn(subject, text, "another program uses its memory: `nvidia-smi` shows which")
     return ok(subject, text)
 
 
 def usable_finding(num_gpus: int, num_usable: int, visible: str | None) -> Finding:
-    """Whether torch finds what the driver has, as far as CUDA_VISIBLE_DEVICES lets it."""
-    text = f"{num_gpus} by the driver, {num_usable} for torch {torch.__version__}"
+    """Whether torch finds all GPUs of the driver, unless CUDA_VISIBLE_DEVICES hides some."""
+    text = f"{num_gpus} found by the driver, {num_usable} by torch {torch.__version__}"
     if visible is not None:
         return ok("accelerators", f"{text} (CUDA_VISIBLE_DEVICES={visible})")
     if num_usable == 0 and num_gpus:
         remedy = "install a build of torch for the driver's CUDA: https://pytorch.org"
         return fail("accelerators", text, remedy)
     if num_usable < num_gpus:
-        return warn("accelerators", text, "`nvidia-smi` shows those that are missing")
+        return warn("accelerators", text, "`nvidia-smi` lists all; compare")
     return ok("accelerators", text)
 
 
 def topology_finding(text: str) -> Finding:
     """The links between all pairs of GPUs, from the matrix that `nvidia-smi topo -m` prints."""
     lines = [re.sub(r"\x1b\[\d*m", "", line).split() for line in text.splitlines()]
-    # A row begins like the header, with the name of a GPU, but has an X for the GPU itself.
+    # Rows and the header start with the name of a GPU; only rows contain an X, for the GPU itself.
     rows = [line for line in lines if line and re.fullmatch(r"GPU\d+", line[0]) and "X" in line]
     links = Counter(rows[i][1 + j] for i, j in combinations(range(len(rows)), 2))
     if not links:
-        return warn("links", "nvidia-smi doesn't tell", "look at `nvidia-smi topo -m`")
+        return warn("links", "not reported by nvidia-smi", "check `nvidia-smi topo -m`")
     if len(links) == 1:
         return ok("links", f"{explain(next(iter(links)))} between all {len(rows)} GPUs")
     counts = [f"{explain(link)} between {n}" for link, n in links.most_common()]
@@ -155,12 +163,16 @@ def explain(link: str) -> str:
 
 
 def compute_finding(device: torch.device) -> Finding:
-    """Whether a device adds up a product rightly."""
+    """Whether a device computes the correct product of two matrices."""
     subject = f"compute {device}"
     try:
         ones = torch.ones(256, 256, device=device)
         is_right = bool((ones @ ones == 256).all())
     except RuntimeError as error:
-        return fail(subject, f"fails: {reason_of(error)}", "see that no other program owns it")
-    remedy = "its results can't be trusted: have it replaced"
-    return ok(subject, "right") if is_right else fail(subject, "wrong", remedy)
+        return fail(
+            subject,
+            f"fails: {reason_of(error)}",
+            "make sure that no other program holds it",
+        )
+    remedy = "its results are wrong: replace it"
+    return ok(subject, "correct") if is_right else fail(subject, "wrong", remedy)

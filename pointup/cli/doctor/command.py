@@ -1,4 +1,4 @@
-"""`pointup doctor`: whether this machine, a dataset or a run is fit for what pointup does."""
+"""`pointup doctor`: checks this machine, a dataset or a run."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Check this machine, and with --data or --run a dataset or a run; say what to do.
+    """Check this machine, and with --data or --run a dataset or a run; print a fix for each
+    problem.
 
-    Under `accelerate launch ... -m pointup doctor` all processes check their machines and what
-    they do together. The exit status is 1 when anything fails.
+    With `accelerate launch ... -m pointup doctor`, all processes check their machines, and the
+    collectives between them. The exit status is 1 if a check fails.
     """
 
-    data: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Read every sample of this pair dataset too."""
-    run_dir: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
-    """Look at the run in this directory too: checkpoints, lock, last heartbeat."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Check this pair dataset, too: read every sample."""
+    run_dir: Annotated[
+        Path | None, tyro.conf.arg(name="run", metavar="DIR", help_behavior_hint="(optional)")
+    ] = None
+    """Check the run in this directory, too: lock, last heartbeat, checkpoints and model."""
 
     def run(self) -> int:
         from pointup.cli.doctor.process_group import join
@@ -37,7 +42,7 @@ class Doctor:
         levels: Counter[str] = Counter()
         group = join() if is_launched else None
         if isinstance(group, Finding):
-            # Told by each machine: that of the main process may be the one that is missing.
+            # Every machine prints it: the machine of the main process can be the missing one.
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 print(group, flush=True)
             return 1
@@ -51,9 +56,9 @@ class Doctor:
         return int(levels["fail"] > 0)
 
     def _findings(self, group: Accelerator | None) -> Iterator[Finding]:
-        """What there is to tell, as it is found; nothing on other processes than the main one."""
+        """The findings to print, one by one; none on processes other than the main one."""
         from pointup.cli.doctor.dataset import data_findings
-        from pointup.cli.doctor.launch import alone_findings
+        from pointup.cli.doctor.launch import single_process_findings
         from pointup.cli.doctor.process_group import group_findings
         from pointup.cli.doctor.run_directory import read_config, run_findings
         from pointup.model.config import ModelConfig
@@ -65,7 +70,7 @@ class Doctor:
         token_budget = options.get("found_token_budget", token_budget)
         to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
         if group is None:
-            yield from alone_findings(num_workers, to_hold)
+            yield from single_process_findings(num_workers, to_hold)
         else:
             yield from group_findings(group, num_workers, to_hold)
             if not group.is_main_process:
@@ -78,7 +83,8 @@ class Doctor:
 
 
 def summary(levels: Counter[str]) -> str:
-    warnings = f"{levels['warn']} to look at" if levels["warn"] else "nothing to look at"
+    number = levels["warn"]
+    warnings = f"{number} warning{'s' * (number != 1)}" if number else "no warnings"
     if levels["fail"]:
         return f"{levels['fail']} failed, {warnings}."
-    return f"All works; {warnings}."
+    return f"No check failed, {warnings}."

@@ -1,4 +1,4 @@
-"""Whether a dataset can be trained on."""
+"""Checks whether a pair dataset can be used for training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NUM_NAMED = 3
 
 
 def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
-    """Reads every sample; `min_points` is what the model needs, for a run with this budget.
+    """Check all samples for a model that needs `min_points` points, and a run with `token_budget`.
 
-    None is a budget that grows to the largest pair.
+    A `token_budget` of None is a budget that grows to the largest pair.
     """
     for split in ("train", "validation"):
         try:
@@ -40,7 +40,7 @@ def split_findings(
     if len(bad) == len(table):
         yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
     elif bad:
-        yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", f"left out; {inspect}")
+        yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", f"they are left out; {inspect}")
     else:
         yield ok(subject, text)
     largest = int(tokens.argmax())

@@ -1,4 +1,4 @@
-"""What `pointup doctor` found: a line each, with the remedy below where one is needed."""
+"""Findings of `pointup doctor`: one line each, followed by a fix if the check did not pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SUBJECT_WIDTH = 18
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `remedy` is empty where there is nothing to do."""
+    """The result of one check; `remedy` is empty if nothing has to be fixed."""
 
     level: Literal["ok", "warn", "fail"]
     subject: str
@@ -27,7 +27,7 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warn(subject: str, text: str, remedy: str) -> Finding:
-    """Nothing that keeps pointup from working, but worth a look."""
+    """A problem that does not keep pointup from working."""
     return Finding("warn", subject, text, remedy)
 
 
@@ -45,7 +45,7 @@ def in_bytes(number: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in a suitable unit."""
     if seconds < 1:
         return f"{1000 * seconds:.2g} ms"
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
@@ -55,5 +55,5 @@ def in_time(seconds: float) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's text."""
+    """The first line of the message of an error, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

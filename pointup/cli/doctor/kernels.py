@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: whether they work, and how fast against what the hardware can."""
+"""Checks the Triton kernels on a GPU: correct results, and speed against the hardware bound."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ POINTS_PER_CLOUD = 25_000
 NEIGHBORS = 16
 REPEATS = 5
 INSTRUCTIONS_PER_PAIR = {8: 8.5, 9: 8.7, 10: 5.6}
-"""Of the loop that searches the nearest point among all, compiled for a compute capability."""
+"""Instructions for each pair in the loop of the nearest-neighbour search, by compute capability."""
 LANES = 128
-"""Instructions that a multiprocessor issues a cycle, times the threads of each, from sm_80 on."""
+"""Instructions issued by a multiprocessor in a cycle times threads of each, from sm_80 on."""
 SLOW_SHARE = 0.2
-"""Of the bound; other work of the search, and clocks below the highest, leave more than this."""
+"""Share of the bound below which a search is slow. Other work of the search and clocks below the
+highest still leave more than this."""
 
 
 def kernel_finding(device: torch.device) -> Finding:
-    """Whether each kernel compiles and is right on a device."""
+    """Whether every kernel compiles and gives correct results on a device."""
     subject = f"kernels {device}"
     if kernels.is_switched_off():
         text = f"switched off by {kernels.SWITCH}=0: searches are many times slower"
@@ -40,20 +41,20 @@ def kernel_finding(device: torch.device) -> Finding:
     try:
         problem = trial.problem(device)
     except (PointupError, RuntimeError) as error:
-        return fail(subject, reason_of(error), f"start again with {kernels.SWITCH}=0")
+        return fail(subject, reason_of(error), f"start the command again with {kernels.SWITCH}=0")
     if problem is not None:
         text = f"{problem.text}: searches are many times slower"
         return warn(subject, text, problem.remedy)
     took = in_time(time.perf_counter() - began)
-    return ok(subject, f"all right; compiled, or read from the cache, and tried in {took}")
+    return ok(subject, f"correct; compiled or loaded from the cache, and tested in {took}")
 
 
 def speed_findings(device: torch.device) -> Iterator[Finding]:
-    """How long searches and thinning take, and the pairs a second against the bound."""
+    """Speed of neighbour searches and thinning; pairs per second against the hardware bound."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.full((CLOUDS,), POINTS_PER_CLOUD)
     ptr, counts = ptr_from_sizes(sizes).to(device), (sizes // 2).to(device)
-    # Surfaces: a coordinate of each point follows from the others.
+    # Points on surfaces: z is a function of x.
     pos = torch.rand(int(sizes.sum()), 3, generator=generator)
     pos[:, 2] = 0.1 * torch.sin(9 * pos[:, 0])
     pos = pos.to(device)
@@ -77,23 +78,23 @@ def pairs_finding(
     subject = f"nearest {device}"
     text = f"{rate:.2e} pairs/s in {in_time(seconds)}"
     if bound is None:
-        return ok(subject, f"{text}; the bound of the hardware is not known")
-    text = f"{text}, {rate / bound:.0%} of what it can issue"
+        return ok(subject, f"{text}; the hardware bound is not known")
+    text = f"{text}, {rate / bound:.0%} of the hardware bound"
     if rate < SLOW_SHARE * bound:
-        remedy = "see what else runs there, and `nvidia-smi -q -d PERFORMANCE` for its clocks"
+        remedy = "check for other programs on it, and its clocks by `nvidia-smi -q -d PERFORMANCE`"
         return warn(subject, text, remedy)
     return ok(subject, text)
 
 
 def pairs_bound(device: torch.device) -> float | None:
-    """Pairs a second at the highest clock of a GPU; None where it or the GPU's kind is unknown."""
+    """Pairs per second at the highest clock of a GPU; None if clock or generation is unknown."""
     properties = torch.cuda.get_device_properties(device)
     try:
         lines = ask_driver("--query-gpu=name,clocks.max.sm", "--format=csv,noheader").splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
     parts = [line.rpartition(",") for line in lines]
-    # GPUs of one name have the same highest clock.
+    # GPUs of the same name have the same highest clock.
     clocks = {name.strip(): parse_number(mhz.strip()) for name, _, mhz in parts}
     megahertz = clocks.get(properties.name)
     instructions = INSTRUCTIONS_PER_PAIR.get(properties.major)
@@ -104,7 +105,7 @@ def pairs_bound(device: torch.device) -> float | None:
 
 
 def duration(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that some work on a device takes, the best of some repeats after a first one."""
+    """Seconds that `work` takes on a device: the minimum of some repeats, after a warm-up."""
     seconds = []
     for _ in range(1 + REPEATS):
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""A real launch of several processes, by `accelerate launch`, within a bounded time."""
+"""Checks of a single process, among them a launch of several processes by `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,16 @@ from pointup.training.distributed.accelerator import check_number_of_processes
 
 SECONDS = 300.0
 MODULE = "pointup.cli.doctor.process_group"
-OF_LAUNCH = ("ACCELERATE_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_")
-"""How the variables begin that would tell a process that it belongs to another launch."""
+LAUNCH_PREFIXES = (
+    "ACCELERATE_",
+    "TORCHELASTIC_",
+    "MASTER_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "GROUP_",
+)
+"""Prefixes of environment variables of a launch, removed from the environment of a new one."""
 CONFIG = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
@@ -39,8 +47,8 @@ main_training_function: main
 """
 
 
-def alone_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
-    """All that a process finds that is not one of a group: it launches groups itself."""
+def single_process_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
+    """All checks of a process without a launcher. It launches groups of processes itself."""
     yield from machine_findings(num_workers, token_budget)
     yield from accelerator_findings()
     kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
@@ -56,7 +64,7 @@ def alone_findings(num_workers: int, token_budget: int | str) -> Iterator[Findin
 
 
 def device_findings(device: torch.device) -> Iterator[Finding]:
-    """Whether a device computes; on CUDA also whether the kernels do, and how fast."""
+    """Check a device; on CUDA check the kernels, too, and their speed."""
     compute = compute_finding(device)
     yield compute
     if device.type == "cuda" and compute.level == "ok":
@@ -69,7 +77,7 @@ def device_findings(device: torch.device) -> Iterator[Finding]:
 def launch(
     num_processes: int, use_cpu: bool, module: str = MODULE, seconds: float = SECONDS
 ) -> list[Finding]:
-    """What `module` finds in a group; it is given the file to write its findings to."""
+    """Launch `module` in a group; it writes its findings to the file named by its argument."""
     where = "on the CPU" if use_cpu else "on accelerators"
     with tempfile.TemporaryDirectory(prefix="pointup_") as folder:
         config, answer, output = (Path(folder) / n for n in ("config.yaml", "answer", "output"))
@@ -78,7 +86,7 @@ def launch(
             sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
             "--monitor_interval", "0.2", "-m", module, str(answer),
         ]  # fmt: skip
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_LAUNCH)}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCH_PREFIXES)}
         began = time.monotonic()
         with output.open("w") as file:
             process = subprocess.Popen(
@@ -90,22 +98,22 @@ def launch(
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
-                text = f"{num_processes} processes {where} were not done in {in_time(seconds)}"
-                return [fail("launch", text, "look at `accelerate test`, and at the load")]
+                text = f"{num_processes} processes {where} did not end within {in_time(seconds)}"
+                return [fail("launch", text, "run `accelerate test`, and check the machine's load")]
             finally:
                 end(process)
         if process.returncode or not answer.is_file():
-            said = [line for line in output.read_text().splitlines() if "Error" in line]
-            text = f"{num_processes} processes {where} failed: {(said or ['no word'])[0]}"
-            return [fail("launch", text, "try `accelerate test`")]
+            errors = [line for line in output.read_text().splitlines() if "Error" in line]
+            text = f"{num_processes} processes {where} failed: {(errors or ['no error line'])[0]}"
+            return [fail("launch", text, "run `accelerate test`")]
         findings = [Finding(**finding) for finding in json.loads(answer.read_text())]
         took = in_time(time.monotonic() - began)
-        text = f"{num_processes} processes {where}, from start to end {took}"
+        text = f"{num_processes} processes {where}, started and ended in {took}"
         return [ok("launch", text), *findings]
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a launcher with all it started, which live in sessions of their own."""
+    """Kill a launcher and all its children, which are in sessions of their own."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for member in [*psutil.Process(process.pid).children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Whether a machine suits: versions, cores and memory, open files, shared memory, disk."""
+"""Checks a machine: versions, cores and memory, open files, shared memory, disk."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LITTLE_MEMORY = 2e9
 LITTLE_DISK = 5e9
 NO_DISK = 0.5e9
 BYTES_PER_TOKEN = 64
-"""Coordinates, normals and the indices of a batch, rounded up."""
+"""Bytes of a token in a batch: coordinates, normals and indices, rounded up."""
 BATCHES_PER_WORKER = 3
-"""Two that the loader asks for ahead, and the one in use."""
+"""Batches in shared memory for each worker: two prefetched, and the one in use."""
 TOKENS_OF_AUTO = 2_000_000
-"""On the safe side of what `--token-budget auto` finds on a large GPU."""
+"""Upper bound of the budget that `--token-budget auto` finds on a large GPU."""
 
 
 def machine_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
-    """All about this machine but its accelerators, for a run with these options."""
+    """Findings on this machine without its accelerators, for a run with these options."""
     num_processes = num_local_processes(max(torch.accelerator.device_count(), 1))
     yield from environment_findings()
     yield capacity_finding()
@@ -58,15 +58,15 @@ def environment_findings() -> Iterator[Finding]:
     versions = ", ".join(f"{name} {version(name)}" for name in NAMED_PACKAGES)
     unmet = [text for text in requirements if not is_met(Requirement(text))]
     if unmet:
-        wanted = " ".join(f"'{text}'" for text in unmet)
-        text = f"{', '.join(unmet)} is not there; {versions}"
-        yield fail("packages", text, f"`pip install {wanted}`")
+        quoted = " ".join(f"'{text}'" for text in unmet)
+        text = f"{', '.join(unmet)} is not installed; {versions}"
+        yield fail("packages", text, f"`pip install {quoted}`")
     else:
         yield ok("packages", versions)
 
 
 def is_met(requirement: Requirement) -> bool:
-    """Whether a required package is installed; those of extras need not be."""
+    """Whether a required package is installed. Requirements of extras are always met."""
     if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
         return True
     try:
@@ -77,21 +77,21 @@ def is_met(requirement: Requirement) -> bool:
 
 def capacity_finding() -> Finding:
     cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
-    # Of the machine, or of the container or batch job that this process is in.
+    # The limit of the machine, or of the container or batch job of this process.
     free, total = memory_limit(torch.device("cpu"), 1), psutil.virtual_memory().total
     text = (
         f"{cores} cores, load {load:.1f}; {in_bytes(free)} of {in_bytes(total)} memory for this job"
     )
     subject = "cores, memory"
     if free < LITTLE_MEMORY:
-        return warn(subject, text, "end what else runs, or take a smaller --token-budget")
+        return warn(subject, text, "end other programs, or use a smaller --token-budget")
     if load > 2 * cores:
-        return warn(subject, text, "other programs take the cores: training will be slow")
+        return warn(subject, text, "other programs use the cores: training will be slow")
     return ok(subject, text)
 
 
 def open_files_limits() -> tuple[float, float]:
-    """The soft and the hard limit; infinity where there is none."""
+    """The soft and the hard limit of open files; infinity if there is none."""
     try:
         import resource
     except ImportError:  # Windows
@@ -102,7 +102,7 @@ def open_files_limits() -> tuple[float, float]:
 
 
 def open_files_finding(soft: float, hard: float) -> Finding:
-    """Every tensor on its way from a data worker holds a file open."""
+    """Check the limits: every tensor on its way from a data worker is an open file."""
     text = f"at most {soft:,.0f} at a time, {hard:,.0f} once the loader raises its limit"
     if hard >= ENOUGH_OPEN_FILES:
         return ok("open files", text)
@@ -112,9 +112,9 @@ def open_files_finding(soft: float, hard: float) -> Finding:
 
 
 def shared_memory_finding(needed: int, path: Path) -> Finding:
-    """Batches travel from the data workers to the training in shared memory."""
+    """Check /dev/shm: data workers pass batches to the training process in shared memory."""
     if not path.is_dir():
-        return ok(str(path), "not on this system: shared memory is bounded by memory alone")
+        return ok(str(path), "not on this system: shared memory is limited by memory only")
     free = shutil.disk_usage(path).free
     text = f"{in_bytes(free)} free, the loader needs {in_bytes(needed)}"
     remedy = "enlarge it (docker run --shm-size 8g), or train with --num-workers 0"
@@ -124,13 +124,13 @@ def shared_memory_finding(needed: int, path: Path) -> Finding:
 
 
 def shared_memory_needed(num_workers: int, token_budget: int | str, num_processes: int) -> int:
-    """Bytes in flight between workers and processes of one machine."""
+    """Bytes in shared memory between all data workers and processes of one machine."""
     tokens = token_budget if isinstance(token_budget, int) else TOKENS_OF_AUTO
     return tokens * BYTES_PER_TOKEN * BATCHES_PER_WORKER * num_workers * num_processes
 
 
 def disk_finding(subject: str, path: Path) -> Finding:
-    """Whether `path`, or what will hold it once it is made, has room and may be written to."""
+    """Whether `path`, or its nearest existing parent, has free space and is writable."""
     folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
     free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
@@ -139,4 +139,4 @@ def disk_finding(subject: str, path: Path) -> Finding:
     if free >= LITTLE_DISK:
         return ok(subject, text)
     found = warn if free >= NO_DISK else fail
-    return found(subject, text, "free some: checkpoints and upsampled files need room")
+    return found(subject, text, "free disk space for checkpoints and upsampled files")

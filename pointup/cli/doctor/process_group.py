@@ -1,4 +1,4 @@
-"""A group of processes: whether each collective that training uses works, and how long it takes."""
+"""Checks a process group: results and times of all collectives that training uses."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from pointup.training.distributed.process_group import connect_store
 from pointup.training.faults.consistency import PACKAGES, checksum_of_code, differences
 
 MINUTES = 2.0
-"""For a collective that another process doesn't come to, and for all to come at the start."""
+"""Timeout of a collective, and of the start of the group."""
 REPEATS = 5
 SLOW_SECONDS = 0.25
 REMEDY = (
-    "name the network to use in NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME, open it in the firewall; "
-    "NCCL_DEBUG=INFO says more"
+    "set NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to the network interface, open its ports in the "
+    "firewall; NCCL_DEBUG=INFO logs more"
 )
 
 
-class Meeting(NamedTuple):
-    """Something all processes do together, what each must get of it, and what it is used for."""
+class Collective(NamedTuple):
+    """A collective operation, its expected result on every process, and its use in training."""
 
     name: str
     use: str
-    meet: Callable[[], Any]
+    run: Callable[[], Any]
     expected: Any
 
 
 def join() -> Accelerator | Finding:
-    """The group that this process was launched in, or why there is none."""
+    """The process group of this launch, or a failed check if it can't be formed."""
     try:
         return make_accelerator(Path(), collective_timeout_minutes=MINUTES)
     except ConfigError as error:
-        return fail("group", reason_of(error), "mend the launch configuration")
+        return fail("group", reason_of(error), "fix the launch configuration")
     except (TrainingError, RuntimeError, OSError) as error:
         reason = reason_of(error.__cause__ or error)
         where = f"process {os.environ.get('RANK')} on {platform.node()}"
@@ -68,47 +68,47 @@ def join() -> Accelerator | Finding:
 def group_findings(
     accelerator: Accelerator, num_workers: int, token_budget: int | str
 ) -> list[Finding]:
-    """What all processes found, for the main one to tell; every process must call this.
+    """Findings of all processes, on the main one, and [] on others. Every process must call this.
 
-    What all machines found alike is told once.
+    Findings that are equal on all machines are reported once.
     """
-    mine = [compute_finding(accelerator.device)]
+    own = [compute_finding(accelerator.device)]
     if accelerator.device.type == "cuda":
-        mine.append(kernel_finding(accelerator.device))
+        own.append(kernel_finding(accelerator.device))
     if accelerator.is_local_main_process:
-        mine = [*machine_findings(num_workers, token_budget), *accelerator_findings(), *mine]
-    findings = meeting_findings(accelerator, mine)
+        own = [*machine_findings(num_workers, token_budget), *accelerator_findings(), *own]
+    findings = joint_findings(accelerator, own)
     return findings if accelerator.is_main_process else []
 
 
-def meeting_findings(accelerator: Accelerator, mine: list[Finding]) -> list[Finding]:
-    """What all processes found together, after what each of them found before."""
+def joint_findings(accelerator: Accelerator, own: list[Finding]) -> list[Finding]:
+    """The findings `own` of all processes, followed by checks of the group and its collectives."""
     try:
-        everyones = gather_object([(platform.node(), [asdict(finding) for finding in mine])])
-        findings = merged([(h, [Finding(**f) for f in found]) for h, found in everyones])
-        findings += [place_finding(accelerator, [host for host, _ in everyones])]
+        gathered = gather_object([(platform.node(), [asdict(finding) for finding in own])])
+        findings = merged([(h, [Finding(**f) for f in found]) for h, found in gathered])
+        findings += [group_finding(accelerator, [host for host, _ in gathered])]
         findings += consistency_findings()
         findings += collective_findings(accelerator)
     except RuntimeError as error:
-        return [fail("group", f"a process has gone: {reason_of(error)}", REMEDY)]
+        return [fail("group", f"a process has ended: {reason_of(error)}", REMEDY)]
     return findings
 
 
-def merged(everyones: list[tuple[str, list[Finding]]]) -> list[Finding]:
-    """Findings in the order of the processes, with the machine's name where machines differ."""
-    hosts = {host for host, _ in everyones}
-    having: dict[Finding, set[str]] = {}
-    for host, findings in everyones:
+def merged(gathered: list[tuple[str, list[Finding]]]) -> list[Finding]:
+    """Findings in the order of the processes, prefixed by the machines if not all have them."""
+    hosts = {host for host, _ in gathered}
+    hosts_of: dict[Finding, set[str]] = {}
+    for host, findings in gathered:
         for finding in findings:
-            having.setdefault(finding, set()).add(host)
+            hosts_of.setdefault(finding, set()).add(host)
     named = []
-    for finding, its in having.items():
-        place = "" if its == hosts else f"{', '.join(sorted(its))}: "
-        named.append(Finding(finding.level, finding.subject, place + finding.text, finding.remedy))
+    for finding, some in hosts_of.items():
+        prefix = "" if some == hosts else f"{', '.join(sorted(some))}: "
+        named.append(Finding(finding.level, finding.subject, prefix + finding.text, finding.remedy))
     return named
 
 
-def place_finding(accelerator: Accelerator, hosts: list[str]) -> Finding:
+def group_finding(accelerator: Accelerator, hosts: list[str]) -> Finding:
     on = ", ".join(f"{number} on {host}" for host, number in Counter(hosts).items())
     number, backend = accelerator.num_processes, torch.distributed.get_backend()
     return ok("group", f"{number} processes over {backend}: {on}")
@@ -123,44 +123,44 @@ def consistency_findings() -> list[Finding]:
     texts = {name: json.dumps(fact) for name, fact in facts.items()}
     differing = differences(gather_object([(platform.node(), texts)]))
     if not differing:
-        return [ok("agreement", "the same versions and the same code everywhere")]
-    return [fail("agreement", line, "install the same on all machines") for line in differing]
+        return [ok("consistency", "all processes run the same versions and the same code")]
+    return [fail("consistency", line, "install the same on all machines") for line in differing]
 
 
 def collective_findings(accelerator: Accelerator) -> list[Finding]:
-    """A line for each kind of meeting that training has."""
+    """Run every collective of training some times on all processes, and check its result."""
     took, wrong = [], []
-    meetings = meetings_of(accelerator)
-    for _, _, meet, expected in meetings:
+    collectives = collectives_of(accelerator)
+    for _, _, run, expected in collectives:
         seconds = []
         for _ in range(REPEATS + 1):
             began = time.perf_counter()
-            result = meet()
+            result = run()
             if isinstance(result, torch.Tensor):
                 result[0].item()  # Waits for an accelerator.
             seconds.append(time.perf_counter() - began)
         if isinstance(result, torch.Tensor):
             result = result.cpu().double().sum().item()
-        # The first one opens connections.
+        # The first run opens connections.
         took.append(float(np.median(seconds[1:])))
         wrong.append(result != expected)
-    everyones = gather_object([(took, wrong)])
-    longest = np.max([times for times, _ in everyones], axis=0)
+    gathered = gather_object([(took, wrong)])
+    longest = np.max([times for times, _ in gathered], axis=0)
     findings = []
-    for i, meeting in enumerate(meetings):
-        text = f"{in_time(longest[i])}: {meeting.use}"
-        ranks = [str(rank) for rank, (_, is_wrong) in enumerate(everyones) if is_wrong[i]]
+    for i, collective in enumerate(collectives):
+        text = f"{in_time(longest[i])}: {collective.use}"
+        ranks = [str(rank) for rank, (_, is_wrong) in enumerate(gathered) if is_wrong[i]]
         if ranks:
-            wrongly = f"wrong on process {', '.join(ranks)}; {text}"
-            findings.append(fail(meeting.name, wrongly, "see to network and accelerators"))
+            text = f"wrong result on process {', '.join(ranks)}; {text}"
+            findings.append(fail(collective.name, text, "check network and accelerators"))
         elif longest[i] > SLOW_SECONDS:
-            findings.append(warn(meeting.name, text, f"slow: {REMEDY}"))
+            findings.append(warn(collective.name, text, f"slow: {REMEDY}"))
         else:
-            findings.append(ok(meeting.name, text))
+            findings.append(ok(collective.name, text))
     return findings
 
 
-def meetings_of(accelerator: Accelerator) -> list[Meeting]:
+def collectives_of(accelerator: Accelerator) -> list[Collective]:
     rank, number = accelerator.process_index, accelerator.num_processes
     store = connect_store()
     assert store is not None
@@ -175,19 +175,22 @@ def meetings_of(accelerator: Accelerator) -> list[Meeting]:
 
     size = in_bytes(4 * num_weights)
     return [
-        Meeting("store", "heartbeats", post, [str(r) for r in range(number)]),
-        Meeting("barrier", "the start", accelerator.wait_for_everyone, None),
-        Meeting("broadcast", f"{size} of weights", partial(broadcast, weights), num_weights),
-        Meeting(
+        Collective("store", "heartbeats", post, [str(r) for r in range(number)]),
+        Collective("barrier", "the start", accelerator.wait_for_everyone, None),
+        Collective("broadcast", f"{size} of weights", partial(broadcast, weights), num_weights),
+        Collective(
             "all-reduce", f"{size} of gradients, every step",
             lambda: accelerator.reduce(weights, reduction="sum"), number * num_weights,
         ),
-        Meeting("gather", "fingerprints", lambda: accelerator.gather(single), sum(range(number))),
-        Meeting(
+        Collective(
+            "gather", "fingerprints",
+            lambda: accelerator.gather(single), sum(range(number)),
+        ),
+        Collective(
             "gather objects", "evaluations",
             lambda: gather_object([rank]), list(range(number)),
         ),
-        Meeting(
+        Collective(
             "broadcast objects", "outcome of saving",
             lambda: broadcast_object_list([rank]), [0],
         ),
@@ -195,12 +198,12 @@ def meetings_of(accelerator: Accelerator) -> list[Meeting]:
 
 
 def main(answer: Path) -> int:
-    """A process of a group that was launched to be looked at; the main one writes what it found."""
+    """Entry point of the processes that `launch` starts; the main one writes the findings."""
     accelerator = join()
     if isinstance(accelerator, Finding):
         findings = [accelerator]
     else:
-        findings = meeting_findings(accelerator, [])
+        findings = joint_findings(accelerator, [])
     if os.environ.get("RANK", "0") == "0":
         answer.write_text(json.dumps([asdict(finding) for finding in findings]))
     return 0

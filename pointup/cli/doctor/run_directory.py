@@ -1,4 +1,4 @@
-"""The state of a run: its lock, its last heartbeat, its checkpoints and its model."""
+"""Checks a run directory: lock, last heartbeat, checkpoints and model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pointup.training.run_directory.checkpoint import (
 from pointup.training.run_directory.lock import look_at
 
 OLD_SECONDS = 600.0
-"""Without a line of metrics, a run that is training may hang; evaluations take their time."""
+"""Seconds without a new line of metrics after which a running training may hang."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The options of a run; none where there is no config that can be read."""
+    """The options of a run; {} if its config.json can't be read."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
@@ -53,43 +53,43 @@ def run_findings(directory: Path) -> Iterator[Finding]:
 
 
 def lock_finding(path: Path) -> tuple[Finding, bool]:
-    """And whether the run is training now."""
+    """The state of the lock, and whether the run is training now."""
     if not path.is_file() or not path.stat().st_size:
         return ok("lock", "free: the run is not training"), False
     holder, is_held = look_at(path)
     who = "process {pid} on {host}, since {since}".format_map(holder) if holder else "a process"
     if is_held:
         return ok("lock", f"held by {who}: the run is training"), True
-    remedy = "the same command again continues the run, and takes the lock over"
-    return warn("lock", f"stale: {who}, is gone without an end", remedy), False
+    remedy = "start the same command again: it takes over the lock, and continues the run"
+    return warn("lock", f"stale: {who}, has ended without releasing it", remedy), False
 
 
 def heartbeat_finding(path: Path, is_training: bool) -> Finding:
-    """The last line of the metrics, and how old it is."""
+    """Check the last line of the metrics, and its age."""
     subject = "last heartbeat"
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         age = max(time.time() - path.stat().st_mtime, 0.0)
     except OSError:
-        return warn(subject, "no metrics.jsonl yet", "train, or look into logs/rank_0.log")
+        return warn(subject, "no metrics.jsonl yet", "start the training, or see logs/rank_0.log")
     records = [record for record in map(parsed, lines) if record]
     if not records:
-        return warn(subject, "metrics.jsonl is empty", "look into logs/rank_0.log")
+        return warn(subject, "metrics.jsonl is empty", "see logs/rank_0.log")
     last = records[-1]
     losses = [record["loss"] for record in records if "loss" in record]
-    told = [f"step {last.get('step')}, {in_time(age)} ago"]
+    parts = [f"step {last.get('step')}, {in_time(age)} ago"]
     if losses:
-        told.append("loss not finite" if losses[-1] is None else f"loss {losses[-1]:.4g}")
-    text = ", ".join(told)
+        parts.append("loss not finite" if losses[-1] is None else f"loss {losses[-1]:.4g}")
+    text = ", ".join(parts)
     if is_training and age > OLD_SECONDS:
-        return warn(subject, text, "a hang is ended after --hang-timeout; see logs/rank_N.log")
+        return warn(subject, text, "--hang-timeout ends a hang; see logs/rank_N.log")
     if losses and losses[-1] is None:
         return warn(subject, text, "the log names the clouds; --debug names the operation")
     return ok(subject, text)
 
 
 def parsed(line: str) -> dict[str, Any]:
-    """A line of JSON; nothing for the last one of a killed run, cut short."""
+    """The record of a line of JSON; {} for a truncated line, such as the last of a killed run."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def parsed(line: str) -> dict[str, Any]:
 
 
 def checkpoint_findings(directory: Path) -> Iterator[Finding]:
-    """Every checkpoint, read whole; a broken one fails where the run would continue from it."""
+    """Read and check every checkpoint. A damaged one fails if the run would continue from it."""
     marker = directory / LATEST
     name = named_by(marker)
     latest = directory / name if name else None
@@ -109,17 +109,17 @@ def checkpoint_findings(directory: Path) -> Iterator[Finding]:
     if latest is None and found:
         state = f"{marker} {'names no checkpoint' if marker.exists() else 'is missing'}"
         if whole:
-            remedy = f"the same command again continues from {whole[-1].name}, the newest whole one"
+            remedy = f"the same command continues from {whole[-1].name}, the newest intact one"
             yield warn("checkpoints", state, remedy)
         else:
             remedy = f"remove {directory} to start again"
-            yield fail("checkpoints", f"{state}, and none is whole", remedy)
+            yield fail("checkpoints", f"{state}, and no checkpoint is intact", remedy)
     elif latest is None:
         yield warn("checkpoints", "none yet", "--save-every sets how often one is written")
     elif latest not in found:
-        yield fail("checkpoints", f"LATEST names {latest.name}, gone", offer_instead_of(latest))
+        yield fail("checkpoints", f"LATEST names {latest.name}: missing", offer_instead_of(latest))
     for path in directory.glob("step_*.tmp"):
-        yield warn("checkpoints", f"{path.name} was left by a kill while saving", "remove it")
+        yield warn("checkpoints", f"{path.name} is the rest of an interrupted save", "remove it")
 
 
 def checkpoint_finding(path: Path, is_latest: bool) -> Finding:
@@ -131,10 +131,10 @@ def checkpoint_finding(path: Path, is_latest: bool) -> Finding:
     mark = ", LATEST" if is_latest else ""
     if not fault:
         size = sum((path / name).stat().st_size for name in FILES)
-        return ok("checkpoint", f"{path.name} is whole, {in_bytes(size)}{mark}")
+        return ok("checkpoint", f"{path.name} is intact, {in_bytes(size)}{mark}")
     if is_latest:
         return fail("checkpoint", f"{path.name}{mark}, {fault}", offer_instead_of(path))
-    return warn("checkpoint", f"{path.name} {fault}", f"remove {path}; it is not continued from")
+    return warn("checkpoint", f"{path.name} {fault}", f"remove {path}; no run continues from it")
 
 
 def model_finding(directory: Path) -> Finding:
@@ -146,6 +146,6 @@ def model_finding(directory: Path) -> Finding:
         with safe_open(path, "pt") as file:
             num_tensors = len(file.keys())
     except (OSError, ValueError, SafetensorError) as error:
-        remedy = "the next better evaluation writes it anew; checkpoints hold the weights too"
+        remedy = "the next better evaluation replaces it; the weights are in the checkpoints, too"
         return fail("model", f"{directory} can't be read: {reason_of(error)}", remedy)
     return ok("model", f"{directory}, {num_tensors} tensors")

@@ -1,4 +1,4 @@
-"""`pointup evaluate`: shapes by the field's protocol, lidar surveys, and pair datasets."""
+"""`pointup evaluate`: shapes by the PU-GCN protocol, lidar surveys, and pair datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Subject = (
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Measure a model, or clouds made elsewhere, beside the no-network baseline and the floor."""
+    """Measure a model, or clouds upsampled by other programs, beside no-network baselines.
+
+    If there is a second sampling of the true surface, it is measured as "resampled ground truth".
+    """
 
     subject: Subject
 

@@ -1,4 +1,4 @@
-"""`pointup evaluate lidar`: a predicted survey against a reference survey of the same ground."""
+"""`pointup evaluate lidar`: measures a predicted survey against a reference of the same area."""
 
 from __future__ import annotations
 
@@ -33,44 +33,55 @@ METHODS = ("prediction", "model")
 
 @dataclass(frozen=True, kw_only=True)
 class Lidar:
-    """On a survey, against a reference survey of the same ground, in the unit of the files.
+    """Evaluate a survey against a reference survey of the same area.
 
-    Give --prediction, upsampled before; or --source with --model to upsample it now; or --thin, a
-    survey that is split into source and reference. Where there is a source, it comes beside, and so
-    do the baselines without a network. Lengths among the options are in metres.
+    Give --reference with --prediction, an upsampled survey; or with --source and --model, to
+    upsample the source first; or give --thin, a survey to split into source and reference. If there
+    is a source, it is measured, too, and so are the no-network baselines. Options that are lengths
+    are in metres, and figures in the unit of the files.
     """
 
     reference: File = None
-    """Reference survey, as dense as the prediction should be."""
+    """Reference survey, of the density that the prediction should have."""
     prediction: File = None
-    """Upsampled survey."""
+    """Upsampled survey to evaluate."""
     source: File = None
-    """The survey before upsampling."""
+    """Sparse survey, before upsampling."""
     thin: File = None
-    """Survey to thin: one in ratio + 1 of its points is the source, the others, which nothing is
-    told of, are the reference. In place of --source and --reference."""
+    """Survey to split, instead of --source and --reference: one in ratio + 1 of its points is the
+    source, and the others are the reference."""
     pattern: Literal["random", "poisson", "scanline"] = "random"
-    """What the source of --thin looks like: random, evenly spaced, in scan lines."""
+    """Thinning pattern of the source of --thin: random, poisson (evenly spaced) or scanline
+    (parallel lines)."""
     model: Model = None
-    """Model that upsamples the source."""
+    """Model to upsample the source with: shipped model, directory or Hub repository."""
     oversampling: Oversampling = None
-    """As of `pointup upsample`: points drafted for each one that the model keeps."""
-    ratio: float | None = None
-    """Upsampling ratio; by default that of the prediction's or else the reference's density to the
-    source's, and 4 with --thin."""
-    density: float | None = None
-    """Points per square unit of the files to upsample to, in place of a ratio."""
-    metres_per_unit: float | None = None
-    """Length in metres of the files' unit of coordinates (feet: 0.3048); by default that of the
-    coordinate system in the files."""
+    """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
+    default the model's own value."""
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Upsampling ratio, 1 or more. By default 4 with --thin, else the density of the prediction or
+    reference divided by that of the source."""
+    density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
+    """Target density instead of a ratio, in points per square unit of the files."""
+    metres_per_unit: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
+    the coordinate system in the files."""
     cell: float = 1.0
-    """Side in metres of the cells of the height and density grids."""
+    """Side length in metres of the cells of the height and density grids."""
     thresholds: tuple[float, ...] = (0.1, 0.25, 0.5)
-    """Distances in metres for the F-score."""
+    """Distance thresholds of the F-score, in metres."""
     seed: int = 0
-    """Decides what --thin and the baselines draw."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Draw maps of the point density, and a cross-section, to this file."""
+    """Seed of --thin and of the random baselines."""
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
+    """Write maps of the point density and a cross-section to this picture file."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -116,8 +127,8 @@ class Lidar:
             ratio = self._ratio(source.positions, like, extent)
             if upsampler is not None:
                 surveys["model"] = self._upsample(source, ratio, upsampler)
-            # Before training, the model moves no point away from the midpoints and, without quotas,
-            # prefers no place.
+            # An untrained model has zero offsets, so that its output is the thinned midpoints.
+            # Exponent 0 ignores its predicted density.
             surveys["midpoints"] = self._upsample(source, ratio, Upsampler(density_exponent=0.0))
             num_points = max(len(next(iter(surveys.values()))), len(source.positions))
             surveys |= baseline_clouds(source.positions, num_points, self.seed)
@@ -154,19 +165,19 @@ class Lidar:
         heading = [
             f"lidar against {self._reference_name()}: {len(against.points):,} points, "
             f"{own['density']:.4g} points/{unit.name}2, gap fraction {own['gap_fraction']:.1f} %",
-            f"common ground: {extent.area:,.0f} {unit.name}2 in cells of "
+            f"common extent: {extent.area:,.0f} {unit.name}2 in cells of "
             f"{unit.described(scale.cell)}",
             f"unit: {unit.name}"
             if unit.metres is not None
-            else "unit: unknown, no file names a coordinate system; it counts as a metre, unless "
-            "--metres-per-unit says otherwise",
+            else "unit: unknown, no file names a coordinate system, taken for metres; set it with "
+            "--metres-per-unit",
             *(f"{s.path}: {s.num_left_out:,} {s.left_out}" for s in read if s.num_left_out),
         ]
         if ratio is not None:
-            wish = f"to {self.density:g} points/{unit.name}2" if self.density else f"{ratio:.3g}x"
+            target = f"to {self.density:g} points/{unit.name}2" if self.density else f"{ratio:.3g}x"
             heading += [
-                f"source {self._source_name()} upsampled {wish}; measured points kept; no network: "
-                f"midpoints, random midpoints, jitter, plane (seed {self.seed})",
+                f"source {self._source_name()} upsampled {target}; measured points kept; no "
+                f"network: midpoints, random midpoints, jitter, plane (seed {self.seed})",
                 describe_upsampling(self.model, upsampler),
             ]
         heading += beside_baselines(rows, METHODS)
@@ -197,7 +208,7 @@ class Lidar:
     def _reference_name(self) -> str:
         if self.thin is None:
             return str(self.reference)
-        return f"what was withheld of {self.thin}"
+        return f"the points left out of the source of {self.thin}"
 
     def _source_name(self) -> str:
         if self.thin is None:
@@ -208,11 +219,11 @@ class Lidar:
         if self.thin is not None:
             if self.reference or self.source or self.prediction:
                 raise ConfigError(
-                    "--thin makes source and reference of one survey; leave out --reference, "
+                    "--thin splits one survey into source and reference; leave out --reference, "
                     "--source and --prediction"
                 )
             if self.density is not None:
-                raise ConfigError("--thin takes a --ratio, not a --density")
+                raise ConfigError("--thin needs --ratio, not --density")
         elif self.reference is None:
             raise ConfigError("nothing to compare with: give --reference, or --thin")
         has_source = self.source is not None or self.thin is not None

@@ -1,4 +1,4 @@
-"""What the evaluations have in common: the model they load, and where their figures go."""
+"""Common part of all `pointup evaluate` commands: the model to load, and the output files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ if TYPE_CHECKING:
     from pointup.evaluation.report import Report
     from pointup.model.upsampler import Upsampler
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Model = Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")]
-Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+Model = Annotated[
+    str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)")
+]
+Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """Where the figures go, besides the terminal."""
+    """Output files, in addition to the terminal."""
 
     json: File = None
-    """Write every figure, cloud by cloud, and the conventions of the metrics."""
+    """Write all figures, also of single clouds, and the metrics' conventions to this JSON file."""
     markdown: File = None
-    """Write the tables that are printed."""
+    """Write the printed tables to this Markdown file."""
 
     def check(self, *more: Path | None) -> None:
-        """Raise FileError before the work, rather than after it, where a folder is missing."""
+        """Raise FileError if the folder of an output file is missing. Call it before the work."""
         for path in (self.json, self.markdown, *more):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")
@@ -51,10 +53,10 @@ class Output:
 
 
 def open_model(name: str | None, oversampling: float | None = None) -> Upsampler | None:
-    """The model of a name, directory or Hub repository, on the accelerator where there is one.
+    """Load a shipped model, a directory or a Hub repository, onto the accelerator if there is one.
 
-    With `oversampling` in place of its own. Raises ConfigError for one that can't be, or that has
-    no model.
+    `oversampling` replaces the value in the model's configuration. Raises ConfigError if it is out
+    of range or `name` is None.
     """
     if name is None:
         if oversampling is not None:
@@ -64,7 +66,7 @@ def open_model(name: str | None, oversampling: float | None = None) -> Upsampler
     from pointup.upsampling.models import load_model
     from pointup.upsampling.options import UpsampleOptions
 
-    UpsampleOptions(oversampling=oversampling)  # Refuses what can't be.
+    UpsampleOptions(oversampling=oversampling)  # Raises ConfigError if it is out of range.
     upsampler = load_model(name, default_device())
     if oversampling is not None:
         upsampler.config = replace(upsampler.config, oversampling=oversampling)
@@ -79,7 +81,7 @@ def describe_model(name: str | None, upsampler: Upsampler | None) -> str:
 
 
 def describe_upsampling(name: str | None, upsampler: Upsampler | None) -> str:
-    """The model, and how it is used by `upsample`."""
+    """The model, and its oversampling by `upsample`."""
     oversampling = upsampler.config.oversampling if upsampler else 1.0
-    drafted = f", oversampling {oversampling:g}" if oversampling > 1 else ""
-    return describe_model(name, upsampler) + drafted
+    suffix = f", oversampling {oversampling:g}" if oversampling > 1 else ""
+    return describe_model(name, upsampler) + suffix

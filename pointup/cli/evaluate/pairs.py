@@ -1,4 +1,4 @@
-"""`pointup evaluate pairs`: a pair dataset, with what training validates on and more."""
+"""`pointup evaluate pairs`: evaluates a pair dataset with the metrics of validation and surveys."""
 
 from __future__ import annotations
 
@@ -28,30 +28,37 @@ Rows = dict[str, dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """On a pair dataset: the figures that training validates on, and those of surveys."""
+    """Evaluate on a pair dataset: the figures of validation in training, and those of surveys."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
-    """Directory made by `pointup prepare`, or a Hub dataset."""
+    """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
     model: Model = None
-    """Model to evaluate. Without one, the baselines, the raw source and the floor are printed."""
+    """Model to evaluate: shipped model, directory or Hub repository. Without one, baselines, source
+    and resampled ground truth are measured."""
     as_written: bool = False
-    """Evaluate what `pointup upsample` writes, measured points kept and all of them evened out, in
-    place of the network's own points, which training validates on."""
+    """Evaluate the output of `pointup upsample`, with measured points kept, thinning and
+    relaxation. By default the output of the network is evaluated, as in validation."""
     oversampling: Oversampling = None
-    """With --as-written, as of `pointup upsample`: points drafted for each one that is kept."""
+    """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`.
+    Needs --as-written. By default the model's own value."""
     split: str = "validation"
-    """Which part of the dataset."""
-    ratio: float | None = None
-    """Upsampling ratio; by default each pair's own. As train.py's --ratio."""
+    """Split of the dataset: train or validation."""
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Upsampling ratio, 1 or more. By default that of each pair. Same as --ratio of train.py."""
     max_ratio: float = 16.0
-    """Largest ratio; pairs beyond it are upsampled by this much. As train.py's --max-ratio."""
+    """Largest ratio: pairs with a larger one are upsampled by this one. Same as --max-ratio of
+    train.py."""
     token_budget: int = 24576
-    """Most points (source and target) held at a time; more where a single pair has more."""
-    metres_per_unit: float | None = None
-    """Length in metres of the unit of coordinates (feet: 0.3048); by default that of the files that
-    the dataset was made of."""
+    """Points (source and target) to process at a time. A larger pair is processed alone."""
+    metres_per_unit: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
+    the files that the dataset was made from."""
     seed: int = 0
-    """Decides what the baselines draw."""
+    """Seed of the random baselines."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -138,11 +145,11 @@ class Pairs:
             + (f", {len(bad)} bad ones left out" if bad else ""),
             f"unit: {unit.name}"
             if unit.metres is not None
-            else "unit: unknown; it counts as a metre, unless --metres-per-unit says otherwise",
+            else "unit: unknown, taken for metres; set it with --metres-per-unit",
             describe(self.model, upsampler)
             + (", as `pointup upsample` writes it" if upsampler and self.as_written else ""),
-            "no network: midpoints; and random midpoints, jitter, plane, with the source's points "
-            f"kept (seed {self.seed})",
+            "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
+            f"source kept (seed {self.seed})",
             *beside_baselines(means, ["model"]),
         ]
         share, score = None, None
@@ -152,8 +159,8 @@ class Pairs:
             score = float(np.mean(shares))
             heading.append(
                 f"Chamfer of the model lower than that of the midpoints for "
-                f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, "
-                f"which train.py goes by: {score:.1%}"
+                f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
+                f"which train.py selects the best model: {score:.1%}"
             )
         columns = {row.replace("_", " "): means[row] for row in _order(means)}
         tables = [
@@ -191,7 +198,9 @@ class Pairs:
         if self.metres_per_unit is not None and not 0 < self.metres_per_unit < float("inf"):
             raise ConfigError(f"--metres-per-unit {self.metres_per_unit}: must be greater than 0")
         if self.oversampling is not None and not self.as_written:
-            raise ConfigError("--oversampling needs --as-written; the network alone drafts nothing")
+            raise ConfigError(
+                "--oversampling needs --as-written; the network alone has no second pass"
+            )
         self.output.check()
 
     def _surface(self, file: str) -> Surface | None:

@@ -1,4 +1,4 @@
-"""`pointup evaluate shapes`: the field's protocol, on clouds given or drawn from meshes."""
+"""`pointup evaluate shapes`: evaluates shapes by the PU-GCN protocol."""
 
 from __future__ import annotations
 
@@ -28,35 +28,39 @@ ROWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """On shapes with a known truth, by the field's protocol: CD, HD, P2F.
+    """Evaluate on shapes with a ground truth, by the PU-GCN protocol: CD, HD, P2F.
 
-    Either from folders: --truth with --inputs or --predictions, and --meshes for P2F and the floor,
-    files belonging together by their names. Or from --meshes alone: inputs, truths and the floor
-    are drawn from the surfaces, independently of one another.
+    Give --truth with --inputs or --predictions, folders whose files are matched by name. Add the
+    option --meshes for P2F and resampled ground truth. Or give --meshes alone: inputs, truths and
+    resampled ground truth are then independent samplings of the surfaces.
     """
 
     model: Model = None
-    """Model to evaluate. Without one, what needs none is printed."""
+    """Model to evaluate: shipped model, directory or Hub repository. Without one, all other rows
+    are measured."""
     oversampling: Oversampling = None
-    """As of `pointup upsample`: points drafted for each one that the model keeps."""
+    """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
+    default the model's own value."""
     truth: Folder = None
-    """True clouds, one file a shape."""
+    """Folder of ground truth clouds, one file for each shape."""
     inputs: Folder = None
-    """Sparse clouds, to be upsampled to the size of their truths."""
+    """Folder of sparse clouds, to upsample to the number of points of their truths."""
     predictions: Folder = None
-    """Upsampled clouds made elsewhere."""
+    """Folder of clouds that another program upsampled."""
     meshes: Folder = None
-    """True surfaces (OFF, OBJ, STL, PLY), in the coordinates of the clouds."""
+    """Folder of true surfaces (OFF, OBJ, STL, PLY), in the coordinates of the clouds."""
     ratio: float = 4.0
-    """Upsampling ratio where clouds are drawn."""
+    """Upsampling ratio, if clouds are sampled from --meshes alone."""
     num_source: int = 2048
-    """Points of each input where clouds are drawn."""
+    """Number of points of each input, if clouds are sampled from --meshes alone."""
     seeds: int = 1
-    """Samplings of each shape where clouds are drawn; figures are their means."""
+    """Number of samplings of each shape, if clouds are sampled from --meshes alone. Figures are
+    their means."""
     pattern: Literal["poisson", "random"] = "poisson"
-    """How inputs are drawn: Poisson-disk, or random, which is as uneven as lidar."""
-    protocol: Literal["field", "half"] = "field"
-    """CD and HD as the sum of both directions (PU-GCN and most others), or half of it."""
+    """Sampling of the inputs from --meshes: poisson (Poisson-disk, evenly spaced), or random, with
+    a spacing as irregular as lidar."""
+    protocol: Literal["pu-gcn", "half"] = "pu-gcn"
+    """CD and HD as the sum of both directions (pu-gcn, as in most papers), or half of it."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -124,7 +128,7 @@ class Shapes:
         drawing = ("ratio", "num_source", "seeds", "pattern")
         if any(getattr(self, name) != getattr(type(self), name) for name in drawing):
             raise ConfigError(
-                "--ratio, --num-source, --seeds and --pattern are for clouds drawn from --meshes "
+                "--ratio, --num-source, --seeds and --pattern are for clouds sampled from --meshes "
                 "alone; leave them out, or --truth"
             )
         if self.inputs is None and self.predictions is None:
@@ -137,7 +141,7 @@ class Shapes:
         if self.truth is not None:
             return f" of {self.truth}"
         times = f"{self.seeds} times " if self.seeds > 1 else ""
-        return f", drawn {times}from {self.meshes} ({self.pattern} inputs)"
+        return f", sampled {times}from {self.meshes} ({self.pattern} inputs)"
 
 
 def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:

@@ -1,4 +1,4 @@
-"""`pointup prepare`: makes pair datasets from survey files, meshes and the field's patch files."""
+"""`pointup prepare`: makes pair datasets from survey files, meshes and HDF5 patches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Source = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Make a pair dataset from survey files, meshes, the field's patch files, or other datasets."""
+    """Make a pair dataset from survey files, meshes, HDF5 patches or other pair datasets."""
 
     source: Source
 

@@ -1,4 +1,4 @@
-"""`pointup prepare join`: several pair datasets as one."""
+"""`pointup prepare join`: joins several pair datasets into one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
     from pointup.geometry.surfaces import Surface
 
-# Entries of pointup.json that name the files of a survey, by the command that wrote it.
+# Keys of pointup.json that name the files of a survey, by the command that wrote the dataset.
 SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """From pair datasets: all of their pairs in one. What one validates on, so does the whole.
+    """Join pair datasets into one. Pairs keep their split: training or validation.
 
-    Where two were made from the same survey file, training pairs of one that touch what the other
-    validates on are left out.
+    If two datasets were made from the same survey file, training pairs of one that touch validation
+    pairs of the other are left out.
     """
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DATASET ...")]
-    """Directories made by `pointup prepare`. One named twice counts twice in training."""
+    """Directories made by `pointup prepare`. A directory given twice counts twice in training."""
     dataset: NewDataset
 
     def run(self) -> int:
@@ -47,7 +47,7 @@ class Join:
         from pointup.datasets.pair_dataset import open_pairs, read_pair, surface_path
         from pointup.geometry.surfaces import Surface
 
-        # What is validated on twice tells nothing new.
+        # A dataset given twice is validated on once.
         folders = self.inputs if split == "train" else tuple(dict.fromkeys(self.inputs))
         for number, folder in enumerate(folders):
             dataset = open_pairs(folder, split)
@@ -56,7 +56,7 @@ class Join:
                 if row in left_out:
                     continue
                 pair = read_pair(dataset, row)
-                # Names stay unique, whatever the inputs call their own.
+                # Names of pairs are unique in each input only.
                 label = f"{number}-{folder.name}"
                 if pair.surface:
                     stored = surface_path(folder, pair.surface)
@@ -67,7 +67,7 @@ class Join:
                 yield pair
 
     def _touching(self, folder: Path) -> set[int]:
-        """Rows to train on of one input that touch what another of the same ground validates on."""
+        """Training rows of `folder` that touch validation pairs of other inputs, on one survey."""
         from pointup.datasets.held_out import rows_near
         from pointup.datasets.pair_dataset import open_pairs
 
@@ -82,15 +82,15 @@ class Join:
             touching = set(rows_near(*splits, strip).tolist()) - rows
             if touching:
                 note(
-                    f"{folder}: {len(touching):,} training pairs touch what {other} validates on: "
-                    "left out"
+                    f"{folder}: left out {len(touching):,} training pairs that touch validation "
+                    f"pairs of {other}"
                 )
             rows |= touching
         return rows
 
 
 def _survey_of(folder: Path) -> tuple[dict[str, Any], set[Path]]:
-    """What pointup.json says of a dataset, and the files of one survey that it was made from."""
+    """The content of pointup.json, and the files of the survey that a dataset was made from."""
     path = folder / "pointup.json"
     info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     made_by = str(info.get("made_by", ""))

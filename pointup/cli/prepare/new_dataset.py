@@ -1,4 +1,4 @@
-"""A dataset in the making: its options, its scratch space, its progress, and its closing line."""
+"""Common part of all `pointup prepare` commands: options, scratch directory, summary."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
 
 Result = TypeVar("Result")
-# With fewer source points than this in the middle pair, a network sees little of a place.
+# A note is printed if the median pair has fewer source points than this.
 FEW_POINTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewDataset:
-    """Where the dataset goes and how it is split."""
+    """Output directory and split of the new dataset."""
 
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
-    """Directory of the new dataset; nothing is there until all of it is."""
+    """Directory of the new dataset. It appears when the dataset is complete."""
     overwrite: bool = False
-    """Replace the dataset that is there."""
+    """Replace an existing dataset."""
     validation: float = 0.1
-    """Share of the pairs set aside to validate on, by whole places or shapes; 0 for none."""
+    """Share of the pairs for validation, from 0 (none) to below 1. Whole blocks of tiles or whole
+    shapes are held out."""
     seed: int = 0
-    """Everything random follows from it, whatever the number of workers."""
+    """Seed of all random numbers. The dataset does not depend on the number of workers."""
     num_workers: int = min(8, os.cpu_count() or 1)
-    """Processes that work at the same time."""
+    """Number of worker processes. By default the number of cores, at most 8."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation < 1:
             raise ConfigError(f"--validation {self.validation}: must be at least 0 and below 1")
         if self.seed < 0 or self.num_workers < 1:
             raise ConfigError(
-                f"--seed {self.seed} --num-workers {self.num_workers}: a seed is at least 0, "
-                "and at least one worker is needed"
+                f"--seed {self.seed} --num-workers {self.num_workers}: the seed must be at "
+                "least 0, the number of workers at least 1"
             )
 
     @contextmanager
     def making(self) -> Iterator[Making]:
-        """Scratch space beside the output, gone at the end, and what to write the dataset with."""
+        """Create a scratch directory beside the output, removed at the end; yields the writer."""
         import datasets
 
         self._check_output()
@@ -73,7 +74,7 @@ class NewDataset:
                 yield Making(self, scratch)
             finally:
                 with interrupts_held_back():
-                    # What they write would come back after it was removed.
+                    # Workers that still write would create the removed directory again.
                     end_workers_except(others)
                     shutil.rmtree(scratch)
 
@@ -92,26 +93,26 @@ class NewDataset:
 
 @dataclass
 class Making:
-    """What there is while a dataset is made."""
+    """A dataset that is being made: scratch directory, left-out inputs, workers, writer."""
 
     options: NewDataset
     scratch: Path
     left_out: list[str] = field(default_factory=list)
     strip: str = ""
-    """What to tell about the ground that is left out around held-out pairs."""
+    """Remark for the summary on the strip that is left out around validation tiles."""
     remedy: str = ""
-    """What to do where no pairs to train on are left."""
+    """Remedy for the error if no training pairs are left."""
     started: float = field(default_factory=time.monotonic)
 
     @property
-    def draft(self) -> Path:
-        """Where the dataset is written before it takes its place."""
+    def unfinished(self) -> Path:
+        """Directory of the incomplete dataset; `publish` moves it to the output directory."""
         return self.scratch / "dataset"
 
     def each(
         self, calls: Iterable[Callable[[], Result]], num_calls: int, title: str
     ) -> Iterator[Result]:
-        """The results of calls in the workers, with a progress bar; errors go to `left_out`."""
+        """Results of calls in worker processes, with a progress bar; errors go to `left_out`."""
         for result in self.progress(
             call_each(calls, min(self.options.num_workers, num_calls)), num_calls, title
         ):
@@ -132,7 +133,7 @@ class Making:
         info: dict[str, Any],
         surfaces: Mapping[str, Surface] | None = None,
     ) -> int:
-        """Write the pairs as the draft, and publish it."""
+        """Write the pairs and publish the dataset. Returns the exit status."""
         from pointup.datasets.pair_writer import write_pairs
 
         info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
@@ -140,25 +141,28 @@ class Making:
         info["seed"] = self.options.seed
         # Paths become text, and tuples lists.
         info = json.loads(json.dumps(info, default=str))
-        # Filled while the pairs are written.
+        # Inputs are left out while the pairs are written, so that the list is filled later.
         info["left_out"] = self.left_out
-        write_pairs(self._some(train), validation, self.draft, info, surfaces)
+        write_pairs(self._some(train), validation, self.unfinished, info, surfaces)
         return self.publish()
 
     def publish(self) -> int:
-        """Put the draft into its place, say so and what was left out; the exit status."""
+        """Move the dataset to the output directory, and print the summary and what was left out.
+
+        Returns the exit status: 1 if anything was left out.
+        """
         output = self.options.output
         with interrupts_held_back():
             if output.exists():
                 output.rename(self.scratch / "old")
-            self.draft.rename(output)
-        self._tell()
+            self.unfinished.rename(output)
+        self._print_summary()
         for reason in self.left_out:
             print(f"pointup: left out: {reason}", file=sys.stderr)
         return int(bool(self.left_out))
 
     def nothing_usable(self, remedy: str) -> DataError:
-        """The error to raise when no pair is left."""
+        """The error for a dataset without pairs, with the reason of the first left-out input."""
         return DataError(": ".join([remedy, *self.left_out[:1]]))
 
     def _some(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
@@ -168,9 +172,9 @@ class Making:
             yield pair
         if not any_pair:
             remedy = f"; {self.remedy}" if self.remedy else ""
-            raise self.nothing_usable(f"no pairs to train on are left{remedy}")
+            raise self.nothing_usable(f"no training pairs are left{remedy}")
 
-    def _tell(self) -> None:
+    def _print_summary(self) -> None:
         import datasets
         import numpy as np
 
@@ -195,20 +199,20 @@ class Making:
         if "validation" in sizes_of:
             share = sizes_of["validation"].sum() / sizes.sum()
             strip = f", {self.strip}" if self.strip else ""
-            print(f"held out to validate on: {share:.0%} of the points{strip}")
+            print(f"held out for validation: {share:.0%} of the points{strip}")
             print(f"details: pointup inspect {shlex.quote(str(output))}")
         if len(sizes) == 1:
-            print("next: prepare more than this one pair, which can't be split; see the note")
+            print("next: prepare more than one pair, so that some can be held out for validation")
         else:
             print(f"next: {training_command(output)}")
         if source < FEW_POINTS:
-            note(f"the median pair has {source:.0f} source points, which is little")
+            note(f"the median pair has only {source:.0f} source points")
         if ratio < 1:
             note("the target is sparser than the source in half of the pairs; are they swapped?")
         if self.options.validation and "validation" not in splits:
             note(
-                "too little to set pairs aside to validate on; more pairs, as smaller tiles give, "
-                "can be split"
+                "too few pairs to hold some out for validation; make more pairs, for "
+                "example with a smaller --tile"
             )
 
 

@@ -1,4 +1,4 @@
-"""`pointup prepare meshes`, `h5` and `default`: pair datasets of shapes."""
+"""`pointup prepare meshes`, `h5` and `default`: make pair datasets of shapes."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Meshes:
-    """From meshes: source and target are drawn from the surface independently."""
+    """Make pairs from meshes: source and target are independent samplings of the surface."""
 
     inputs: Inputs
-    """Meshes (OFF, OBJ, STL, PLY), or folders of meshes; each is scaled to a furthest distance of
-    1. Targets are Poisson-disk samples with normals."""
+    """Meshes (OFF, OBJ, STL, PLY), or folders of meshes. Each mesh is scaled to a furthest distance
+    of 1 from its centre. Targets are Poisson-disk samplings with normals."""
     num_source: int = 2048
-    """Points of a source."""
+    """Number of points of a source."""
     ratio: float = 4.0
-    """Points of the target for each point of the source."""
+    """Target points for each source point."""
     pattern: Literal["mixed", "poisson", "random", "scanline"] = "mixed"
-    """What sources look like: evenly spaced, random, in scan lines, or each in turn."""
+    """Pattern of the sources: poisson (evenly spaced), random, scanline (parallel lines), or mixed
+    (all of them in turn)."""
     samples_per_mesh: int = 4
-    """Samplings of each training mesh. Validation meshes get one of each pattern."""
+    """Samplings of each training mesh. Validation meshes get one sampling of each pattern."""
     samples_for: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="GLOB=N ...", help_behavior_hint="(optional)")
     ] = ()
-    """Another number for the meshes whose names match, as in 'cad_*=1'; 0 leaves them out."""
+    """Number of samplings for training meshes whose names match, as in 'cad_*=1'; 0 leaves them
+    out."""
     patches: int = 0
-    """Patches to cut from each sampling, instead of the whole shape."""
+    """Number of patches to cut from each sampling; 0 keeps the whole shape."""
     patch_size: int = 256
-    """Source points of a patch."""
+    """Number of source points of a patch."""
     validation_meshes: Annotated[
         tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(optional)")
     ] = ()
-    """Validate on these meshes, and train on all others. Validation pairs keep the surface itself
-    and a second target to measure against."""
+    """Meshes for validation; all others are for training. Validation pairs also store the surface
+    and a second sampling of it."""
     dataset: NewDataset
 
     def run(self) -> int:
@@ -97,7 +99,7 @@ class Meshes:
                     partial(mesh_file_pairs, path, name, sampling, num_samples[name], False, seed)
                     for name, path in train.items()
                 ]
-                for pairs, _ in making.each(calls, len(calls), "meshes to train on"):
+                for pairs, _ in making.each(calls, len(calls), "training meshes"):
                     yield from pairs
 
             def validation_pairs() -> Iterator[Pair]:
@@ -107,7 +109,7 @@ class Meshes:
                     )
                     for name, path in validation.items()
                 ]
-                for pairs, surface in making.each(calls, len(calls), "meshes to validate on"):
+                for pairs, surface in making.each(calls, len(calls), "validation meshes"):
                     surfaces[pairs[0].surface] = surface
                     yield from pairs
 
@@ -125,15 +127,19 @@ class Meshes:
 
 @dataclass(frozen=True, kw_only=True)
 class H5:
-    """From the field's patch files, as PU-Net, PU-GAN and PU1K ship them."""
+    """Make pairs from HDF5 patches, as published with PU-Net, PU-GAN and PU1K (PU-GCN)."""
 
     inputs: Inputs
-    """HDF5 files, or folders of them. Validation takes whole shapes where a file names them, else
-    blocks of neighbouring patches."""
-    source_key: str | None = None
-    """Name of the array of sparse patches, where it isn't one of the published files'."""
-    target_key: str | None = None
-    """Name of the array of dense patches."""
+    """HDF5 files, or folders of them. Validation patches are those of whole shapes if a file names
+    shapes, else blocks of neighbouring patches."""
+    source_key: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
+    ] = None
+    """Name of the array of sparse patches. By default one of the names in the published files."""
+    target_key: Annotated[
+        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
+    ] = None
+    """Name of the array of dense patches. By default one of the names in the published files."""
     dataset: NewDataset
 
     def run(self) -> int:
@@ -150,7 +156,7 @@ class H5:
                 except FileError as error:
                     making.left_out.append(str(error))
             if not files:
-                raise making.nothing_usable("no patch file can be used")
+                raise making.nothing_usable("no HDF5 file can be used")
             held_out = hold_out(
                 [np.column_stack([file.place, np.zeros_like(file.place)]) for file in files],
                 self.dataset.validation,
@@ -171,18 +177,18 @@ class H5:
             info |= {"arrays": [f"{file.source_key} -> {file.target_key}" for file in files]}
             info |= {"normals": [file.has_normals for file in files]}
             return making.write(
-                pairs(False, "patches to train on"), pairs(True, "patches to validate on"), info
+                pairs(False, "training patches"), pairs(True, "validation patches"), info
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """Procedural shapes and scanned landscapes, as train.py makes them where it has no data."""
+    """Make the default dataset of train.py: procedural shapes and simulated scans of landscapes."""
 
     num_pairs: int = 352
-    """Pairs to make."""
+    """Number of pairs."""
     scene_share: float = 0.35
-    """Share of scanned landscapes among them; the others are shapes."""
+    """Share of pairs from landscapes, 0 to 1; the others are shapes."""
     dataset: NewDataset
 
     def __post_init__(self) -> None:
@@ -197,7 +203,7 @@ class Default:
         num_validation = round(self.dataset.validation * self.num_pairs)
         with self.dataset.making() as making:
             default_pairs(
-                making.draft,
+                making.unfinished,
                 self.dataset.seed,
                 self.num_pairs - num_validation,
                 num_validation,

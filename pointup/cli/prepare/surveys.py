@@ -1,4 +1,4 @@
-"""`pointup prepare pairs` and `thin`: pair datasets from survey files, tile by tile."""
+"""`pointup prepare pairs` and `thin`: make pair datasets from survey files, tile by tile."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """How the ground is cut into tiles; lengths in the unit of the files."""
+    """Tiles of a survey. Lengths are in the unit of the files."""
 
     tile: float = 10.0
-    """Length of a tile's side."""
+    """Side length of a tile, in the unit of the files."""
     min_points: int = 32
-    """Fewest points of a source and of a target; other tiles are left out."""
+    """Leave out tiles with fewer points than this in source or target."""
     block: int = 4
-    """Tiles on a side of the squares that are trained or validated on as a whole."""
-    strip: float | None = None
-    """Width of the strip around the tiles to validate on whose points are left out, so that none is
-    nearer to a point of training; half a tile by default."""
+    """Side length in tiles of the squares that belong to training or validation as a whole."""
+    strip: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Width of the strip of left-out points around validation tiles, in the unit of the files. No
+    training point is closer to a validation point. By default half a tile."""
     separate: bool = False
-    """Each file is a place with coordinates of its own, not a part of one survey."""
+    """Treat each file as a separate survey, with coordinates of its own."""
 
     def __post_init__(self) -> None:
         if not self.tile > 0 or self.min_points < 1 or self.block < 1:
@@ -51,13 +53,14 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """From two surveys of the same ground: the tiles in which both have points."""
+    """Make pairs from a sparse and a dense survey of the same area: tiles with points of both."""
 
     source: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
-    """Sparse survey: files, or folders of files. All of a side are one survey, however it was cut
-    into files, in the coordinates of the other side."""
+    """Sparse survey: files, or folders of files. All files of a side are one survey, in the same
+    coordinate system as the other side."""
     target: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
-    """Dense survey of the same ground. With --separate, as many files, in the same order."""
+    """Dense survey of the same area. With --separate, as many files as --source, in the same
+    order."""
     tiling: Tiling = Tiling()
     dataset: NewDataset
 
@@ -82,18 +85,18 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Thin:
-    """From one dense survey: the source of each tile is thinned from its points."""
+    """Make pairs from one dense survey: the source of each tile is thinned from its points."""
 
     inputs: Inputs
     """Dense survey: files, or folders of files."""
     ratio: float = 4.0
-    """Points of the target for each point of the source."""
+    """Target points for each source point."""
     pattern: Literal["random", "poisson", "scanline", "mixed"] = "random"
-    """What the source looks like: random, evenly spaced, in scan lines, or each in turn."""
+    """Thinning pattern of the source: random, poisson (evenly spaced), scanline (whole scan lines),
+    or mixed (all of them in turn)."""
     target: Literal["rest", "all"] = "rest"
-    """'rest': the points that are not in the source, so that the sides share none, like two
-    surveys. 'all': the source is a part of the target, which makes scores look better than they
-    are."""
+    """Points of the target. rest: all points that are not in the source, as if from another survey.
+    all: all points, source included, which makes scores look better than they are."""
     tiling: Tiling = Tiling()
     dataset: NewDataset
 
@@ -123,7 +126,7 @@ class Thin:
         info |= {"pattern": self.pattern, "target": self.target}
         fewest = fewest_dense_points(self.tiling.min_points, self.ratio, disjoint)
         sides = [_survey_files(self.inputs)]
-        # How often each point of the survey comes in the pairs.
+        # Average number of pairs that a point of the survey is in.
         copies = 1.0 if disjoint else 1 + 1 / self.ratio
         return _cut_surveys(sides, self.tiling, self.dataset, fewest, copies, make, info)
 
@@ -143,10 +146,10 @@ def _cut_surveys(
     make: Callable[[Place], partial[list[Pair]]],
     info: dict[str, Any],
 ) -> int:
-    """Sort the files by place, choose the tiles to train and to validate on, write their pairs.
+    """Sort the points into tiles, split the tiles into training and validation, write the pairs.
 
-    `make` gives the function that makes a place's pairs from a block and the names of its tiles; a
-    point of the surveys comes in them `copies` times on average.
+    `make` returns a function that makes the pairs of a block of tiles. A point of the surveys is in
+    `copies` pairs on average.
     """
     import numpy as np
 
@@ -162,8 +165,8 @@ def _cut_surveys(
         )
         if num_tiles < 0.9 * num_filled:
             note(
-                f"{num_filled - num_tiles:,} of {num_filled:,} tiles have fewer than the "
-                f"{fewest_points} points they need: left out (see --tile, --min-points)"
+                f"left out {num_filled - num_tiles:,} of {num_filled:,} tiles, which have fewer "
+                f"than {fewest_points} points (see --tile, --min-points)"
             )
         weights = [place.num_points(xy) for place, xy in zip(places, tiles, strict=True)]
         held_out = hold_out(tiles, dataset.validation, dataset.seed, tiling.block, weights)
@@ -181,9 +184,9 @@ def _cut_surveys(
 
         def pairs(split: bool, title: str) -> Iterator[Pair]:
             nonlocal num_written
-            for made in making.each(calls[split], len(calls[split]), title):
-                num_written += sum(len(pair.source) + len(pair.target) for pair in made)
-                yield from made
+            for found in making.each(calls[split], len(calls[split]), title):
+                num_written += sum(len(pair.source) + len(pair.target) for pair in found)
+                yield from found
             if split and any(map(np.any, held_out)):
                 share = 1 - num_written / num_offered
                 making.strip = (
@@ -192,13 +195,11 @@ def _cut_surveys(
 
         info |= {**asdict(tiling), "strip": tiling.strip_width, "points_in_tiles": num_offered}
         making.remedy = "try a smaller --tile, --strip or --validation"
-        return making.write(
-            pairs(False, "blocks to train on"), pairs(True, "blocks to validate on"), info
-        )
+        return making.write(pairs(False, "training blocks"), pairs(True, "validation blocks"), info)
 
 
 def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> list[Place]:
-    """The places with points on every side."""
+    """Read the files, and group them into places that have points on every side."""
     from pointup.datasets.surveys import Place, sort_file
 
     calls = [
@@ -224,7 +225,7 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
 def _blocks(
     stem: str, tile_xy: Any, block: int
 ) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
-    """The blocks that hold these tiles, ascending, with the names of the tiles in each."""
+    """The blocks of the given tiles, ascending, with the names of the tiles in each."""
     names: dict[tuple[int, int], list[str]] = {}
     for x, y in tile_xy.tolist():
         names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
@@ -239,9 +240,9 @@ def _no_tiles(making: Making, places: list[Place], tiling: Tiling, fewest_points
     if len(extents) == 2:
         return making.nothing_usable(
             f"no tile of {tiling.tile:g} has {fewest_points} points of both surveys: the source "
-            f"spans {extents[0]}, the target {extents[1]}; are the coordinates of one system?"
+            f"spans {extents[0]}, the target {extents[1]}; are the coordinate systems the same?"
         )
     return making.nothing_usable(
-        f"no tile of {tiling.tile:g} has the {fewest_points} points it needs, in {extents[0]}: "
+        f"no tile of {tiling.tile:g} has {fewest_points} points or more, in {extents[0]}: "
         "try a larger --tile or a smaller --min-points"
     )

@@ -1,4 +1,4 @@
-"""`pointup upsample`: makes survey files and shapes denser."""
+"""`pointup upsample`: upsamples survey files and shapes."""
 
 from __future__ import annotations
 
@@ -24,73 +24,93 @@ DEFAULT_RATIO = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Upsample:
-    """Make point clouds denser: survey files, shapes, whole folders.
+    """Upsample point clouds: survey files, shapes, whole folders.
 
-    The points of a file are kept as they are and new ones added. The result does not depend on the
-    size or order of tiles, nor on the number of processes: with `accelerate launch --config_file
-    CONFIG -m pointup upsample ...` several share the work.
+    The points of a file are kept, and new points are added. The result does not depend on tiles or
+    on the number of processes. To run on several GPUs or cores, start it with
+    `accelerate launch --config_file CONFIG -m pointup upsample ...`.
 
-    Files that border on each other are one survey: no seam shows where it was cut, its points are
-    as many as the ratio says, and each file gets the points made of its own. Of a point that stands
-    in several files, as in tiles with a buffer, new points are made once and go to each of them.
+    Files that border on each other are one survey: there is no seam between them, the ratio holds
+    for all files together, and each file gets the new points of its own points. If a point is in
+    several files, as in tiles with a buffer, each of these files gets the same new points.
     """
 
     inputs: Inputs
-    """Files to upsample, or folders of them, searched at any depth."""
+    """Files to upsample, or folders that are searched for files at any depth."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
-    """File to write, its kind by its extension; of several files or a folder, a folder, which is
-    made. Folders in a folder are kept."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")] = None
-    """One of the models that come with pointup, or directory or Hub repository of another; by
-    default `lidar` for files of scanners (LAS, LAZ, E57, PTS, PCD, BIN), `shapes` for others."""
-    ratio: Annotated[float | None, tyro.conf.arg(metavar="R")] = None
-    """Points out for each point in, 1 or more, fractions too; by default 4."""
-    density: Annotated[float | None, tyro.conf.arg(metavar="D")] = None
-    """In place of a ratio: points per square metre on the ground (per square unit of the file's
-    coordinates, if that isn't metres). Places that are denser are left alone; of one point, at most
-    16 are made."""
-    classes: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="CLASS ...")] = None
-    """Upsample only points of these classes, as in `--classes 2 3 4 5` or `--classes 2,3,4,5`, and
-    copy the others. What is not a number ends the classes: files may follow."""
+    """Output file, with its format by the extension. For several files or a folder, an output
+    folder, which is created; subfolders are kept."""
+    model: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)"),
+    ] = None
+    """Shipped model (shapes or lidar), or directory or Hub repository of a model. By default lidar
+    for scanner formats (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others."""
+    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Output points for each input point, 1 or more; can be fractional. By default 4."""
+    density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
+    """Target density instead of a ratio, in points per square unit of the file's coordinates, such
+    as points per square metre. Denser places get no new points; one point becomes at most 16."""
+    classes: Annotated[
+        tuple[str, ...] | None, tyro.conf.arg(metavar="CLASS ...", help_behavior_hint="(optional)")
+    ] = None
+    """Upsample only points of these classes, and copy the others: `--classes 2 3 4 5` or `--classes
+    2,3,4,5`. File names may follow."""
     include_noise: bool = False
-    """Upsample withheld points and noise (classes 7 and 18), too. Without, they are copied; the
-    ratio counts the points that are upsampled, and only these are neighbours of new ones."""
+    """Upsample withheld points and noise (classes 7 and 18), too. By default they are copied, do
+    not count for the ratio, and are not neighbours of new points."""
     separate: bool = False
-    """Each file is a survey of its own, also if it borders on others."""
+    """Upsample each file separately, even if it borders on others."""
     only_new: bool = False
     """Write the new points only."""
     no_originals: bool = False
-    """Let the model make all points, instead of keeping those of the file; noise and other classes
-    are left out, too."""
-    max_distance: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
-    """Make no point farther than this from every measured one."""
+    """Write only points that the model generates, as many as the ratio says. No point of the file
+    is kept, noise and other classes included."""
+    max_distance: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Largest distance of a new point to its nearest measured point, in the unit of the file."""
     above_ground: bool | None = None
-    """The third coordinate is a height: make no point below the lowest ones around, and give new
-    points class 2 on the ground only. By default True for files of scanners and with the
-    model `lidar`, False otherwise."""
-    oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
-    """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
-    fast, 4 takes five to six times as long and fills more holes."""
+    """The third coordinate is a height: no new point lies below the lowest points around it, and
+    only new points on the ground get class 2. By default True for scanner formats and for the
+    model lidar, else False."""
+    oversampling: Annotated[
+        float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
+    ] = None
+    """Candidates of a second pass for each point that is kept, 1 to 8. 1 is fast; 4 takes five to
+    six times as long and fills more holes. By default the model's own value."""
     seed: int = 0
-    """Decides between new points that are as good as each other."""
-    tile: Annotated[float | None, tyro.conf.arg(metavar="LENGTH")] = None
-    """Side of the squares that are worked on at a time, for memory and speed alone."""
-    token_budget: Annotated[int | None, tyro.conf.arg(metavar="POINTS")] = None
-    """Points that go through the model at a time; lower it where memory is short."""
-    picture: Annotated[Path | None, tyro.conf.arg(metavar="FILE.png")] = None
-    """Draw the cloud before and after."""
+    """Seed to break ties between equally good candidates."""
+    tile: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Side length of the tiles that are processed at a time, in the unit of the file. It changes
+    memory use and speed only. By default tiles have at most 65,536 points."""
+    token_budget: Annotated[
+        int | None, tyro.conf.arg(metavar="POINTS", help_behavior_hint="(optional)")
+    ] = None
+    """Number of points that go through the model at a time; lower it if memory is short. By default
+    8,192 on a CPU, and 131,072 on an accelerator."""
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
+    """Write a picture of the cloud before and after upsampling."""
     force: bool = False
-    """Go ahead with a size that looks like a mistake."""
+    """Skip the check for an output that is huge or does not fit on the disk."""
 
     def run(self) -> int:
-        # As an interrupt does, so that nothing half-written is left.
+        # Handled like an interrupt, so that no incomplete file is left.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             return self._run()
         except (PointupError, ValueError, OSError):
             if os.environ.get("RANK", "0") == "0":
                 raise
-            # The main process tells.
+            # The main process prints the error.
             return 1
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -168,7 +188,7 @@ class Upsample:
         return plan.surveys
 
     def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
-        """The classes, and the files, of which some may stand behind `--classes 2 3`."""
+        """The classes, and the input files; some of these may follow `--classes 2 3`."""
         if self.classes is None:
             return None, self.inputs
         words = [word.replace(",", " ").split() for word in self.classes]
@@ -184,7 +204,7 @@ class Upsample:
         )
 
     def _has_heights(self, job: Job) -> bool:
-        """Whether the third coordinate of a file is a height."""
+        """Whether the third coordinate of a file is a height: by option, file or model."""
         from pointup.upsampling.models import is_survey
 
         if self.above_ground is not None:

@@ -1,4 +1,4 @@
-"""The files of a survey upsampled into others."""
+"""Upsamples the files of a survey, and writes an output file for each."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey
 
 MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
-# Disk space of a point that was made, and of a candidate until it is thinned out.
+# Disk space in bytes of a new point, and of a candidate until it is thinned out.
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
 
 
 class _Unreadable(Exception):
-    """The number of a file that can't be read."""
+    """Stops the building of a store at a file that can't be read."""
 
 
 def upsample_survey(
@@ -50,11 +50,11 @@ def upsample_survey(
     picture: Path | None = None,
     force: bool = False,
 ) -> tuple[list[str], list[Exception]]:
-    """Upsample the files of a survey, and tell in lines what was done; and what went wrong.
+    """Upsample the files of a survey. Returns the lines to print, and the errors of single files.
 
-    Of several files, those that can't be read or written are left out, and are told of. All
-    processes of `workers` call it. Raises PointupError in all of them when one of them meets it in
-    the work on all files; then nothing is written.
+    Files that can't be read or written are left out. All processes of `workers` must call this. A
+    PointupError that concerns the survey as a whole is raised in all processes, and then nothing is
+    written.
     """
     began = time.monotonic()
     hidden = not workers.is_main
@@ -68,7 +68,7 @@ def upsample_survey(
         with workers.barrier():
             store = _open_store(directory)
             _check_size(jobs, len(store), options, model, force)
-        made = run_passes(
+        new_points = run_passes(
             store,
             model,
             options,
@@ -77,19 +77,19 @@ def upsample_survey(
             token_budget=token_budget,
             tile=tile,
             begin=progress.begin,
-            # The others are about as far as this process.
+            # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
         summary = Summary()
-        # Nobody writes, and with it deletes, before all know what there is.
+        # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
-                summary = made.summary()
+                summary = new_points.summary()
         with workers.barrier():
             window = Window(store) if picture and workers.is_main else None
             keep = options.originals and not only_new
             progress.begin("writing")
-            written = _write_each(jobs, store, made, keep, window, workers, progress)
+            written = _write_each(jobs, store, new_points, keep, window, workers, progress)
             if picture and window:
                 window.draw(jobs[0].source, keep, picture)
         written = sorted(workers.from_all(written), key=itemgetter(0))
@@ -97,21 +97,21 @@ def upsample_survey(
     lines = []
     for number, num_written, error in written:
         if error is None:
-            of_file = _told(int(store.num_read[number]), int(store.num_taken[number]))
+            of_file = _count_text(int(store.num_read[number]), int(store.num_taken[number]))
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
             job = jobs[number]
             lines.append(f"{job.source}: {of_file}, {num_written:,} out{time_taken}: {job.target}")
     if len(jobs) > 1:
-        of_all = _told(int(store.num_read.sum()), int(store.num_taken.sum()))
+        of_all = _count_text(int(store.num_read.sum()), int(store.num_taken.sum()))
         repeated = int(store.num_taken.sum()) - len(store)
         in_several = f" ({repeated:,} more than once)" if repeated else ""
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_closing_words(summary, options)}"
+        lines[-1] += f"; {_summary_text(summary, options)}"
     return lines, [*left_out.values(), *(error for *_, error in written if error)]
 
 
-def _closing_words(summary: Summary, options: UpsampleOptions) -> str:
+def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
     words = f"new points at most {summary.farthest:.3g} from a measured one"
     if options.above_ground:
         words += f", {summary.num_below:,} of them below the lowest return around them"
@@ -122,14 +122,14 @@ def _name(jobs: Sequence[Job]) -> str:
     return jobs[0].source.name if len(jobs) == 1 else f"survey of {len(jobs)} files"
 
 
-def _told(num_read: int, num_taken: int) -> str:
+def _count_text(num_read: int, num_taken: int) -> str:
     rest = num_read - num_taken
     return f"{num_read:,} points in" + (f" ({rest:,} of them not upsampled)" if rest else "")
 
 
 @contextmanager
 def _work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
-    """A directory beside the first target, for as long as the work lasts."""
+    """A temporary directory beside the first output file."""
     path = ""
     target = jobs[0].target
     with workers.barrier():
@@ -149,7 +149,7 @@ def _work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterat
 def _sort_points(
     jobs: Sequence[Job], directory: Path, point_filter: PointFilter, progress: ProgressBar
 ) -> dict[int, FileError]:
-    """Make the store of a survey; of which files it has no points, since they can't be read."""
+    """Build the store of a survey. Returns the errors of files that can't be read, by number."""
     left_out: dict[int, FileError] = {}
 
     def chunks(number: int) -> Iterator[PointCloud]:
@@ -158,8 +158,8 @@ def _sort_points(
             for chunk in iter_points(job.source, CHUNK_SIZE):
                 if job.extent and not job.extent.holds(chunk.positions):
                     raise FileError(
-                        f"{job.source}: has points beyond the extent that its header gives, so "
-                        "that its neighbours can't be told; repair the header, or add --separate"
+                        f"{job.source}: has points outside of the extent in its header, so "
+                        "that its neighbours are unknown; repair the header, or add --separate"
                     )
                 yield chunk
                 progress.add(len(chunk))
@@ -197,7 +197,7 @@ def _open_store(directory: Path) -> Store:
 def _check_size(
     jobs: Sequence[Job], num_points: int, options: UpsampleOptions, model: Upsampler, force: bool
 ) -> None:
-    """Refuse what is a mistake, or doesn't fit the disk."""
+    """Raise ConfigError for a huge output, and FileError if the disk is too small."""
     if force:
         return
     num_out = options.num_out(num_points)
@@ -229,18 +229,20 @@ def _in_units(size: int) -> str:
 def _write_each(
     jobs: Sequence[Job],
     store: Store,
-    made: NewPoints,
+    new_points: NewPoints,
     with_originals: bool,
     window: Window | None,
     workers: LaunchedWorkerGroup,
     progress: ProgressBar,
 ) -> list[tuple[int, int, Exception | None]]:
-    """Write this process's share of the files; of each, its number, points written and an error."""
+    """Write the files of this process. Returns number, points written and error of each."""
     written: list[tuple[int, int, Exception | None]] = []
     for number in workers.shard(range(len(jobs))):
         job = jobs[number]
         try:
-            num_points = _write(job, store, made.of_file(number), with_originals, window, progress)
+            num_points = _write(
+                job, store, new_points.of_file(number), with_originals, window, progress
+            )
             written.append((number, num_points, None))
         except (PointupError, ValueError, OSError) as error:
             written.append((number, 0, error))
@@ -250,24 +252,24 @@ def _write_each(
 def _write(
     job: Job,
     store: Store,
-    made: Iterator[PointCloud],
+    new_points: Iterator[PointCloud],
     with_originals: bool,
     window: Window | None,
     progress: ProgressBar,
 ) -> int:
-    """The file as it was, then the points made; how many points that are."""
+    """Write the points of a file, then the new points. Returns the number of points."""
     like = next(iter_points(job.source, 2))
-    # Scale and offset of a LAS file made of another kind hold the whole extent.
+    # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
     like.positions = store.anchor + np.array([np.zeros(3), store.high.max(axis=0)])
     added = added_dimensions(like)
     if job.target.suffix.lower() in LAS_EXTENSIONS:
-        # LAS has a flag for it.
+        # LAS has a flag bit for synthetic points.
         added = [dimension for dimension in added if dimension.name != SYNTHETIC]
     with open_writer(job.target, like, added) as writer:
         if with_originals:
             copy_points(job.source, writer, CHUNK_SIZE)
             progress.add(writer.num_points)
-        for cloud in made:
+        for cloud in new_points:
             writer.write(cloud)
             progress.add(len(cloud))
             if window:

@@ -1,4 +1,4 @@
-"""What `pointup upsample` is to write, and which of its files are parts of one survey."""
+"""Plans `pointup upsample`: the output file of each input, and the files of each survey."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pointup.upsampling.models import shipped_for
 
 @dataclass(frozen=True)
 class Job:
-    """A file to upsample: which it becomes, by which model, and where its points lie, if known."""
+    """A file to upsample: its output file, its model, and the extent of its points, if known."""
 
     source: Path
     target: Path
@@ -45,10 +45,10 @@ class Plan:
 def plan_jobs(
     inputs: Sequence[Path], output: Path, model: str | None
 ) -> tuple[list[Job], list[Exception]]:
-    """Which file becomes which, and what is wrong with those left out.
+    """The files to upsample with their output files, and the errors of those that are left out.
 
-    What stands in a folder keeps its place below it. Raises ConfigError for files that would become
-    the same one, FileError for an output that can't be written.
+    Files of a folder keep their relative path. Raises ConfigError if two files have the same output
+    file, FileError if the output can't be written.
     """
     if not inputs:
         raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
@@ -60,7 +60,7 @@ def plan_jobs(
             found += [(source, source.relative_to(folder)) for source in _find(path, output)]
         except FileError as error:
             complaints.append(error)
-    # What has no extension can't be a file.
+    # An output without an extension is a folder.
     into_folder = len(inputs) > 1 or inputs[0].is_dir() or output.is_dir() or not output.suffix
     _check_writable(output, into_folder)
     targets: dict[Path, Path] = {}
@@ -125,7 +125,7 @@ def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
             "its own"
         )
     stacked = [readable[number] for number in found.stacked]
-    # Shapes all stand around the origin.
+    # Shapes overlap without being a survey: all are centred on the origin.
     if any(job.source.suffix.lower() in LAS_EXTENSIONS for job in stacked):
         notes.append(
             f"{stacked[0].source} and {len(stacked) - 1} more lie over each other: each of them is "
@@ -136,14 +136,14 @@ def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
 
 
 def written_name(source: Path) -> str:
-    """Name of an upsampled file in a folder: the same, of a kind that can be written."""
+    """Name of an output file in a folder: the input's, with an extension that can be written."""
     if source.name.lower().endswith(".copc.laz"):
         return source.name[: -len(".copc.laz")] + ".laz"
     return source.stem + ".ply" if source.suffix.lower() == ".obj" else source.name
 
 
 def _find(path: Path, output: Path) -> list[Path]:
-    """The files of an input, without what an earlier run wrote to a folder in it."""
+    """The files of an input, without those in an output folder inside of it."""
     found = find_inputs([path], point_extensions)
     inner = output.resolve()
     if not path.is_dir() or inner == path.resolve() or not output.is_dir():
@@ -154,7 +154,7 @@ def _find(path: Path, output: Path) -> list[Path]:
 def _check_writable(output: Path, into_folder: bool) -> None:
     folder = output if into_folder else output.parent
     if into_folder:
-        # It is made, with the folders that are missing above it.
+        # The output folder is created, with its missing parents.
         while not folder.exists():
             folder = folder.parent
     if not folder.is_dir():

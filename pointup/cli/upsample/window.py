@@ -1,4 +1,4 @@
-"""The part of a large cloud that a picture shows."""
+"""Collects the points of a cloud, or of a part of a large one, for `pointup upsample --picture`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pointup.io.length_unit import UNKNOWN, length_unit
 from pointup.upsampling.store.point_store import Store
 
 MAX_POINTS = 1_000_000
-"""Measured points up to which all of a cloud is shown."""
+"""A cloud of at most this many measured points is shown as a whole."""
 
 _SPACINGS = 400
 _FLAT = 0.25
 
 
 class Window:
-    """Points of a cloud before and after, around its middle where it is large."""
+    """The points of a cloud before and after upsampling; of a large one, those near its middle."""
 
     def __init__(self, store: Store) -> None:
         self._low, self._high = np.full(2, -np.inf), np.full(2, np.inf)
@@ -34,31 +34,30 @@ class Window:
         touched = (store.low[:, :2] + store.anchor[:2] <= self._high) & (
             store.high[:, :2] + store.anchor[:2] >= self._low
         )
-        self._before, self._made = [], list[np.ndarray]()
-        self._num_before, self._num_made = int(store.num_read.sum()), 0
+        self._before, self._new = [], list[np.ndarray]()
+        self._num_before, self._num_new = int(store.num_read.sum()), 0
         for block in np.flatnonzero(touched.all(axis=1)).tolist():
             self._before.append(self._inside(store.read_block(block)["position"] + store.anchor))
 
     def add(self, positions: np.ndarray) -> None:
-        """Take in points that were made."""
-        self._num_made += len(positions)
-        self._made.append(self._inside(positions))
+        """Add new points (N, 3)."""
+        self._num_new += len(positions)
+        self._new.append(self._inside(positions))
 
     def draw(self, source: Path, with_originals: bool, path: Path) -> None:
-        """Write the picture, its captions with the counts of the whole files.
+        """Write the picture, with the numbers of points of the whole files in its captions.
 
-        Points that are copied, not upsampled, are counted, and not shown.
-
-        Raises FileError where it can't be written.
+        Points that are copied without upsampling are counted, but not drawn. Raises FileError if
+        the picture can't be written.
         """
         from pointup.visualization import before_after_picture
 
         before = np.concatenate(self._before)
-        after = np.concatenate([before[: with_originals * len(before)], *self._made])
-        # Surveys stand on the ground; what else is flat and wide is taken for one.
+        after = np.concatenate([before[: with_originals * len(before)], *self._new])
+        # LAS and LAZ files are surveys; so is any other cloud that is flat and wide.
         vertical = self._is_flat or source.suffix.lower() in LAS_EXTENSIONS
         unit = length_unit(source)
-        totals = self._num_before, with_originals * self._num_before + self._num_made
+        totals = self._num_before, with_originals * self._num_before + self._num_new
         name = "" if unit == UNKNOWN else unit.name
         before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
 

@@ -1,1 +1,1 @@
-"""One pass of upsampling: candidates, thinning, relaxation."""
+"""One pass of upsampling: candidates from the model, thinning, relaxation."""

@@ -1,4 +1,4 @@
-"""An order of work on blocks that border on each other."""
+"""Colours blocks such that touching blocks can be processed one after another."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def touching(low: np.ndarray, high: np.ndarray, box: int, margin: float = 0.0) -> np.ndarray:
-    """Indices of the boxes, low and high (B, 3), that touch one of them, itself left out.
+    """Indices of the other boxes that touch box number `box`, or lie within `margin` of it.
 
-    Or come closer to it than `margin`, along every axis.
+    low, high: (B, 3) bounds of the boxes. The margin applies along every axis.
     """
     touched = ((low <= high[box] + margin) & (high >= low[box] - margin)).all(axis=1)
     touched[box] = False
@@ -16,7 +16,7 @@ def touching(low: np.ndarray, high: np.ndarray, box: int, margin: float = 0.0) -
 
 
 def color_boxes(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """A color (B,) int64 for each box such that boxes which touch have different ones."""
+    """A colour (B,) int64 for each box; boxes that touch have different colours."""
     colors = np.full(len(low), -1, dtype=np.int64)
     for box in range(len(low)):
         taken = colors[touching(low, high, box)]

@@ -1,4 +1,4 @@
-"""Candidates for new points: what the model makes of a part of the cloud, as if it saw it whole."""
+"""Runs the model on a part of the cloud; the candidates equal those of a run on the whole cloud."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.single_pass.reach import SLACK
 from pointup.upsampling.store.region import Region
 
-# Passes of a mean over the neighbours that make the spacing of points smooth.
+# How often the spacing is smoothed by a mean over the neighbours.
 _SMOOTHING = 2
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Children of N points, R of them a point, in the order of the points.
+    """M children of N parent points, in the order of their parents.
 
-    A child out of reach, or across a gap, takes its parent's place: a copy is chosen last.
+    A child that is out of reach or across a gap is replaced by a copy of its parent. Copies are
+    selected last.
 
     Attributes:
-        num_slots: (N,) int64, how many children each point has; together they are M.
+        num_slots: (N,) int64, number of children of each parent; the sum is M.
         offset: (M, 3) float32, from the parent to the child.
-        distance: (M,) float32, to the nearest of the parent's neighbours and the parent itself.
-        spacing: (N,) float32, distance between points around each parent.
-        reach: (N,) float32, how far from each parent new points may lie.
-        quota: (N,) float32, logarithm of the part of all new points that each parent is to have,
-            up to a constant of the cloud.
+        distance: (M,) float32, from the child to the nearest of its parent and the parent's
+            neighbours.
+        spacing: (N,) float32, smoothed distance between points around each parent.
+        reach: (N,) float32, largest distance of new points to each parent.
+        quota: (N,) float32, logarithm of the predicted share of each parent in the new points, up
+            to a constant of the cloud.
     """
 
     num_slots: np.ndarray
@@ -50,12 +52,12 @@ class Candidates:
 
     @property
     def slot(self) -> np.ndarray:
-        """(M,) int64, the number of each child among its parent's."""
+        """(M,) int64, the number of each child among the children of its parent."""
         first = np.cumsum(self.num_slots) - self.num_slots
         return np.arange(len(self.offset)) - first[self.parent]
 
     def rows(self, start: int, stop: int) -> Candidates:
-        """The children of some of the points."""
+        """The candidates of the parents `start` to `stop`."""
         ptr = np.append(0, np.cumsum(self.num_slots))
         children = slice(ptr[start], ptr[stop])
         return Candidates(
@@ -68,7 +70,7 @@ class Candidates:
         )
 
     def copies(self, rejected: np.ndarray) -> Candidates:
-        """The same with copies of their parents in place of the rejected (M,) children."""
+        """The candidates with the `rejected` (M,) children replaced by copies of their parents."""
         return replace(
             self,
             offset=np.where(rejected[:, None], np.float32(0), self.offset),
@@ -78,14 +80,14 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """Points with all others that their children depend on.
+    """C core points, and all other points that their children depend on.
 
     Attributes:
-        pos: (N, 3) float32, the points themselves first.
-        index: (N, K) int64 neighbours, each point itself first; -1 where they don't matter.
+        pos: (N, 3) float32, the core points first.
+        index: (N, K) int64 neighbours, each point itself first; -1 where no child depends on them.
         squared: (N, K) float32 squared distances.
-        slot_index: (C, R) int64, what the slots of the first C points are tied to.
-        places: (N,) int64, where the points stand in the region.
+        slot_index: (C, R) int64, the neighbour that each slot of each core point belongs to.
+        places: (N,) int64, indices of the points in `Region.rows`.
     """
 
     pos: np.ndarray
@@ -98,7 +100,7 @@ class Neighborhood:
 def gather_neighborhood(
     region: Region, core: np.ndarray, k: int, num_slots: int, num_hops: int
 ) -> Neighborhood:
-    """Everything within `num_hops` steps from point to neighbour of the points at places `core`."""
+    """All points within `num_hops` steps from point to neighbour of the points at places `core`."""
     of_slots = region.neighbors_of(core, max(k, num_slots))
     frontier, found = core, [(of_slots[0][:, :k], of_slots[1][:, :k])]
     reached, touched = core, of_slots[1]
@@ -107,7 +109,7 @@ def gather_neighborhood(
         reached = np.concatenate([reached, frontier])
         found.append(region.neighbors_of(frontier, k))
         touched = found[-1][1]
-    # Of the last ones, only the positions matter.
+    # Only the positions of the outermost points are needed.
     frontier = np.setdiff1d(touched[touched >= 0], reached)
     reached = np.concatenate([reached, frontier])
 
@@ -120,17 +122,17 @@ def gather_neighborhood(
     index[:num_known] = place[np.concatenate([places for _, places in found])]
     squared[:num_known] = np.square(np.concatenate([distance for distance, _ in found]))
     positions = region.rows["position"][reached]
-    # Centred in float64: neighbours are then exact differences in float32.
+    # Centred in float64, so that differences of neighbours are exact in float32.
     centre = (positions.min(axis=0) + positions.max(axis=0)) / 2
     pos = (positions - centre).astype(np.float32)
     return Neighborhood(pos, index, squared, place[of_slots[1][:, :num_slots]], reached)
 
 
 def num_hops(model: Upsampler) -> int:
-    """Steps from point to neighbour that the children of a point depend on.
+    """Number of neighbour steps from a parent to the farthest point that its children depend on.
 
-    One for the features of their parent's neighbours, one for each layer, one for the neighbours
-    that the first features describe, and one for the spacing there.
+    One for the features of the parent's neighbours, one for each layer, one for the neighbours that
+    the input features describe, and one for the local spacing of those.
     """
     return model.config.num_layers + 3
 
@@ -142,21 +144,21 @@ def make_candidates(
     num_slots: np.ndarray,
     device: torch.device,
     children_per_call: int,
-    turn: AbstractContextManager[object],
+    device_lock: AbstractContextManager[object],
 ) -> Candidates:
-    """Children of the points at places `core` in the region, `num_slots` (C,) of each.
+    """Children of the points at places `core` of the region, `num_slots` (C,) of each.
 
-    The device is used within `turn`. In a later pass the points of the region say by their
-    attribute `SLACK` how far from each of them children may lie; in the first one that is `REACH`
-    times their local spacing. Raises ModelError when the model makes coordinates that are not
-    finite, ConfigError when the device has too little memory.
+    The model runs while `device_lock` is held, with at most `children_per_call` children at a time.
+    The largest distance of children to a point is `REACH` times its local spacing in the first
+    pass, and its attribute `SLACK` in a later pass. Raises ModelError if the output of the model is
+    not finite, ConfigError if the device runs out of memory.
     """
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
         ones = np.ones(len(core), dtype=np.float32)
         reach = _reach(region, core, model.config.k + 1)
         return Candidates(num_slots, nothing, nothing[:, 0], ones, reach, 0 * ones)
-    # Points with the same number of slots one after another.
+    # Parents with the same number of slots are consecutive.
     order = np.argsort(num_slots, kind="stable")
     near = gather_neighborhood(
         region, core[order], model.config.k + 1, int(num_slots.max()), num_hops(model)
@@ -165,7 +167,7 @@ def make_candidates(
     if SLACK in (region.rows["attributes"].dtype.names or ()):
         slack = region.rows["attributes"][SLACK][near.places]
     try:
-        with turn:
+        with device_lock:
             offset, distance, *of_parents = _run(
                 model, near, num_slots[order], slack, device, children_per_call
             )
@@ -174,16 +176,16 @@ def make_candidates(
             f"{device} has too little memory for {len(near.pos)} points at a time; lower "
             "--token-budget"
         ) from error
-    for made in (offset, *of_parents):
-        if not np.isfinite(made).all():
-            raise ModelError("the model makes numbers that are not finite; train it again")
+    for values in (offset, *of_parents):
+        if not np.isfinite(values).all():
+            raise ModelError("the output of the model is not finite; train it again")
     back = np.argsort(np.repeat(order, num_slots[order]), kind="stable")
     place = np.argsort(order)
     return Candidates(num_slots, offset[back], distance[back], *(v[place] for v in of_parents))
 
 
 def _reach(region: Region, core: np.ndarray, k: int) -> np.ndarray:
-    """How far (C,) from each of the points at places `core` new points may lie."""
+    """Largest distance (C,) of new points to each of the points at places `core`."""
     near = gather_neighborhood(region, core, k, 0, num_hops=2)
     pos, index, squared = map(torch.from_numpy, (near.pos, near.index, near.squared))
     geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
@@ -200,7 +202,7 @@ def _run(
     device: torch.device,
     children_per_call: int,
 ) -> tuple[np.ndarray, ...]:
-    """Offset and distance of the children, smooth spacing, reach and quota of their parents."""
+    """Offset and distance of the children; smoothed spacing, reach and quota of their parents."""
     pos, index, squared, slot_index = (
         torch.from_numpy(values).to(device)
         for values in (near.pos, near.index, near.squared, near.slot_index)
@@ -221,7 +223,7 @@ def _run(
         children = model.place_children(pos, rows, index, tables, g, normals, geometry)
         offset = children - pos[rows].unsqueeze(1)
         distance, is_near = _distance_to_points(offset, rows, slot_index, pos, reach, geometry)
-        # NaN is in nobody's reach, and is to be seen.
+        # An offset that is not finite is out of reach. It is kept, so that the caller reports it.
         is_copy = (index < 0) | (~is_near & offset.isfinite().all(-1))
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
@@ -233,7 +235,7 @@ def _run(
 
 
 def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, int]]:
-    """Runs of points with equal numbers of slots, none of them 0, of limited size."""
+    """For each model call: a slice of parents with the same number of slots, and that number."""
     calls = []
     values, starts = np.unique(num_slots, return_index=True)
     for slots, start, stop in zip(
@@ -253,8 +255,8 @@ def _distance_to_points(
     reach: Tensor,
     geometry: LocalGeometry,
 ) -> tuple[Tensor, Tensor]:
-    """Distance (n, R) of children to the nearest point that their parent knows, and whether that is
-    within the reach of the point."""
+    """Distance (n, R) of children to the nearest of their parent and its neighbours, and whether
+    (n, R) it is within the reach of that point."""
     wide = slot_index if slot_index.shape[1] > geometry.index.shape[1] else geometry.index
     own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
     known = torch.where(wide[rows] < 0, own, wide[rows])

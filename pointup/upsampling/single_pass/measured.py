@@ -1,4 +1,4 @@
-"""The measured points as a pass sees them: what its new points must keep to, and take from them."""
+"""Checks the new points of a pass against the measured points, and interpolates attributes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pointup.upsampling.single_pass.reach import Reach
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 
-# Of candidates, which are float32.
+# Relative rounding error of the positions of candidates, which are float32.
 _ROUNDING = 1e-4
 
 
 class Measured:
-    """The measured points of a pass over `store`: the store's own in the first pass, where
-    `measured` is None. Points are given in the coordinates of `store`."""
+    """The measured points of a pass over `store`: the points of `store` in the first pass, where
+    `measured` is None. Positions are in the coordinates of `store`."""
 
     def __init__(self, store: Store, measured: Store | None, options: UpsampleOptions) -> None:
         self._store = measured or store
@@ -27,12 +27,12 @@ class Measured:
         self.reach = Reach(self._store)
 
     def distance(self, region: Region, points: np.ndarray) -> np.ndarray:
-        """Distance (Q,) of points (Q, 3) to the nearest measured one. `region`: part of `store`."""
+        """Distance (Q,) of points (Q, 3) to the nearest measured point; `region` is of `store`."""
         gaps: np.ndarray = self._nearest(region, points, 1)[1][:, 0]
         return gaps
 
     def is_below_ground(self, points: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) lie below the ground; none do where heights have no meaning."""
+        """Whether points (Q, 3) lie below the ground; all False without `above_ground`."""
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
         return _is_below(self._ground(points), points + self._shift)
@@ -40,12 +40,13 @@ class Measured:
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """New points (Q, 3) with all that is told of them; `instead` (Q, 3) take the place of
-        those that are too far from measured points or below the ground, and the nearest measured
-        points that of those that are still too far.
+        """Final positions of new points (Q, 3), with all that is stored of them.
 
-        As `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
-        `num_below`, how many are lower than all returns around them; and `attributes`.
+        A point that is too far from measured points or below the ground is replaced by `instead`
+        (Q, 3), and if that is still too far by its nearest measured point.
+
+        Returns `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
+        `num_below`, the number of points lower than all returns around them; and `attributes`.
         """
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
         slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])

@@ -1,7 +1,7 @@
-"""A pass over what a pass has made, whose points are its candidates in a second choice.
+"""Second-pass candidates: the output of a pass over the output of the first pass.
 
-The first choice is among children of the measured points alone. A child of a child can lie where
-none of these comes to, and knows more of the surface around it.
+The first pass selects among children of measured points only. A child of a new point can fill a
+place that no child of a measured point reaches, and has more points of the surface around it.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ from pointup.upsampling.single_pass.pass_output import PassOutput
 
 
 class OversampledCandidates:
-    """The points of a pass, `made`, and those of a pass over them, block by block of the former.
+    """Candidates from the outputs of two passes, block by block of the first pass's store.
 
-    Of the latter, `finer`, the measured cloud is the former's store, and `PARENT` its rows.
+    The measured cloud of `second` is the store of `first`, and its `PARENT` are rows of that store.
     """
 
-    def __init__(self, made: PassOutput, finer: PassOutput) -> None:
-        self._made, self._finer = made, finer
-        self._ptr = made.store.block_ptr
-        # Of each block of the former, those of the latter that have children of its rows.
-        self._sources: list[list[int]] = [[] for _ in range(made.store.num_blocks)]
-        for number in range(finer.store.num_blocks):
-            parent = finer.store.read_block(number)["attributes"][PARENT]
+    def __init__(self, first: PassOutput, second: PassOutput) -> None:
+        self._first, self._second = first, second
+        self._ptr = first.store.block_ptr
+        # For each block of the first pass: blocks of the second one with children of its rows.
+        self._sources: list[list[int]] = [[] for _ in range(first.store.num_blocks)]
+        for number in range(second.store.num_blocks):
+            parent = second.store.read_block(number)["attributes"][PARENT]
             for block in np.unique(np.searchsorted(self._ptr, parent, side="right") - 1).tolist():
                 self._sources[block].append(number)
 
     def candidates(
         self, block: int, spacing: np.ndarray, reach: np.ndarray, quota: np.ndarray
     ) -> Candidates:
-        """All points that came from the rows of a block.
+        """All points of both passes whose parents are the rows of a block.
 
-        spacing, reach, quota: (N,), those of the rows.
+        spacing, reach, quota: (N,) values of the rows, see `Candidates`.
         """
         start, stop = self._ptr[block], self._ptr[block + 1]
-        with self._made.files.load(block, "points") as saved:
+        with self._first.files.load(block, "points") as saved:
             rows, points, distances = [saved["row"]], [saved["position"]], [saved["distance"]]
         for number in self._sources[block]:
-            with self._finer.files.load(number, "points") as saved:
+            with self._second.files.load(number, "points") as saved:
                 parent, position, distance = (
                     saved[name] for name in ("parent", "position", "distance")
                 )
-            ours = (parent >= start) & (parent < stop)
-            rows.append(parent[ours] - start)
-            points.append(position[ours] + self._finer.store.anchor)
-            distances.append(distance[ours])
+            in_block = (parent >= start) & (parent < stop)
+            rows.append(parent[in_block] - start)
+            points.append(position[in_block] + self._second.store.anchor)
+            distances.append(distance[in_block])
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable")
         row = row[order]
-        of_row = self._made.store.read_block(block)["position"][row]
+        of_row = self._first.store.read_block(block)["position"][row]
         return Candidates(
             np.bincount(row, minlength=stop - start),
             (np.concatenate(points)[order] - of_row).astype(np.float32),

@@ -1,4 +1,4 @@
-"""What a pass has made, block after block: for the output, for a next pass or for a draft."""
+"""The output of a pass, block by block: for the written cloud, a next pass or a second pass."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pointup.upsampling.single_pass.reach import SLACK, Reach
 from pointup.upsampling.store.block_files import BlockFiles
 from pointup.upsampling.store.point_store import Store
 
-TARGET_COUNT = "wanted"
-"""Attribute of points between two passes: how many each of them is still to become."""
+TARGET_COUNT = "target_count"
+"""Attribute of points between two passes: number of output points that each is still to give."""
 
 
 @dataclass(frozen=True)
 class PassOutput:
-    """The new points of a pass over a store, in its block files.
+    """The new points of a pass over a store, read from its block files.
 
-    Of a later pass, `measured` is the cloud that the first one began with, in whose coordinates the
-    store is. With `originals` the points of the store are kept beside the new ones.
+    In a later pass, `measured` is the store of the first pass, and the coordinates of `store` are
+    relative to its anchor. With `originals` the points of the store are kept beside the new ones.
     """
 
     store: Store
@@ -31,9 +31,9 @@ class PassOutput:
     originals: bool
 
     def cloud(self, block: int) -> PointCloud:
-        """The points made in a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
+        """The new points of a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
 
-        `PARENT` is here the row in the measured store of the point that each came from.
+        `PARENT` is the row of the parent point in the measured store.
         """
         anchor = self.store.anchor
         if self.measured is not None:
@@ -46,60 +46,59 @@ class PassOutput:
             return PointCloud(saved["position"] + anchor, attributes)
 
     def delete(self, block: int) -> None:
-        """Delete the files of a block, of which nothing is needed any more."""
+        """Delete the files of a block that are no longer needed."""
         for what in ("picked", "points"):
             self.files.delete(block, what)
 
     def parents(self, block: int) -> np.ndarray:
-        """(M,) int64, `PARENT` of the points made in a block."""
+        """(M,) int64, `PARENT` of the new points of a block."""
         return self._load(block, "parent")
 
     def num_new(self) -> int:
-        """Points made."""
+        """Number of new points."""
         return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
 
     def farthest(self) -> float:
-        """Largest distance of a point made to the nearest measured one."""
+        """Largest distance of a new point to its nearest measured point."""
         blocks = range(self.store.num_blocks)
         return max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
 
     def num_below(self) -> int:
-        """Points lower than every measured one around them; 0 where heights have no meaning."""
+        """Number of new points below all measured points around them; 0 without `above_ground`."""
         return sum(int(self._load(block, "num_below")) for block in range(self.store.num_blocks))
 
     def num_points(self) -> int:
-        """Points there are now."""
+        """Number of points after this pass."""
         return self.num_new() + self.originals * len(self.store)
 
     def largest_target_count(self) -> float:
-        """Largest ratio that is left to reach."""
+        """Largest target count of any point, the ratio that later passes have to reach."""
         return max(
-            float(self._load(block, "wanted").max()) for block in range(self.store.num_blocks)
+            float(self._load(block, "target_count").max()) for block in range(self.store.num_blocks)
         )
 
     def for_next_pass(self) -> Iterator[PointCloud]:
-        """The cloud as it is after this pass, in the coordinates of the measured one's store.
+        """The cloud after this pass, in the coordinates of the measured store, for a next pass.
 
-        With the attributes `PARENT`, `TARGET_COUNT` and `SLACK`.
+        It has the attributes `PARENT`, `TARGET_COUNT` and `SLACK`.
         """
         anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
-            position, row, wanted, slack = self._with_originals(block, rows)
+            position, row, target_count, slack = self._with_originals(block, rows)
             parent = self.store.block_ptr[block] + np.arange(len(rows))
             if self.measured is not None:
                 parent = rows["attributes"][PARENT]
             if len(position):
                 yield PointCloud(
                     position + anchor,
-                    {PARENT: parent[row], TARGET_COUNT: wanted[row], SLACK: slack},
+                    {PARENT: parent[row], TARGET_COUNT: target_count[row], SLACK: slack},
                 )
 
     def for_second_pass(self) -> Iterator[PointCloud]:
-        """The cloud as it is after this pass, in the coordinates of the store.
+        """The cloud after this pass, in the coordinates of the store, for a second pass over it.
 
-        With the attributes `SLACK` and `PARENT`, here the row of the store that each point came
-        from.
+        It has the attributes `SLACK` and `PARENT`; here `PARENT` is the row in the store.
         """
         for block in range(self.store.num_blocks):
             position, row, _, slack = self._with_originals(block, self.store.read_block(block))
@@ -116,11 +115,11 @@ class PassOutput:
     def _with_originals(
         self, block: int, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Positions (M, 3), rows (M,) in the block, what each row is still to become, and how far
-        (M,) float32 from each position further points may lie."""
+        """Positions (M, 3), their parents' rows (M,) in the block, the target count (N,) of each
+        row of the block, and the slack (M,) float32 of each position."""
         with self.files.load(block, "points") as saved:
-            position, row, wanted = saved["position"], saved["row"], saved["wanted"]
-            slack = saved["slack"]
+            position, row, slack = saved["position"], saved["row"], saved["slack"]
+            target_count = saved["target_count"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
             row = np.append(np.arange(len(rows)), row)
@@ -130,4 +129,4 @@ class PassOutput:
                 else rows["attributes"][SLACK]
             )
             slack = np.append(of_rows, slack)
-        return position, row, wanted, slack
+        return position, row, target_count, slack

@@ -1,4 +1,4 @@
-"""How far from measured points new ones may lie: a bound that holds whatever a model says."""
+"""Reach: the largest distance of new points to measured points, for any weights of a model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pointup.upsampling.store.block_files import BlockFiles
 from pointup.upsampling.store.point_store import Store
 
 SLACK = "slack"
-"""Attribute of points between two passes: how far from each of them a point of the next pass may
-lie. By the triangle inequality that point is in reach of the measured one nearest to the former."""
+"""Attribute of points between two passes: the largest distance of a point of the next pass to each
+of them. By the triangle inequality, such a point is within reach of a measured point."""
 
 
 class Reach:
-    """How far from each measured point new ones may lie: `REACH` times its local spacing.
+    """The reach of each measured point: `REACH` times its local spacing.
 
-    The first pass finds it block by block and saves it beside the store of the measured points,
-    where later passes and other processes look it up.
+    The first pass computes it block by block and saves it in the store's directory, where later
+    passes and other processes read it.
     """
 
     def __init__(self, measured: Store) -> None:
@@ -34,9 +34,9 @@ class Reach:
         return reach
 
     def slack(self, rows: np.ndarray, distance: np.ndarray) -> np.ndarray:
-        """How much farther points (Q,) might be from their nearest measured ones; below 0: too far.
+        """Reach minus distance (Q,) of points to their nearest measured points; negative: too far.
 
-        rows: (Q,) rows of the nearest in the measured store, distance: (Q,) to them.
+        rows: (Q,) rows of the nearest points in the measured store, distance: (Q,) to them.
         """
         block = np.searchsorted(self._ptr, rows, side="right") - 1
         slack = -distance.astype(np.float64)

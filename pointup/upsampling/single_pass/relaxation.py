@@ -1,10 +1,10 @@
-"""New points moved along the surface they lie on until they are evenly spread.
+"""Relaxation of new points: moves them along the surface until their spacing is even.
 
-Thinning can only choose among candidates, and those gather near the measured points. Here every
-new point is pushed off by the points around it, as in the relaxation of blue-noise samples, within
-the plane fitted to its neighbours; a quadric fitted to them then says how high above that plane the
-surface is where it has come to (moving least squares, as of Alexa et al., "Computing and rendering
-point set surfaces", 2003).
+Thinning can only select candidates, and candidates cluster near the measured points. Relaxation
+moves each new point away from its neighbours, as for blue-noise samples, within the plane fitted to
+the neighbours. A quadric fitted to the neighbours then gives the height of the surface above that
+plane at the new position (moving least squares, see Alexa et al., "Computing and rendering point
+set surfaces", 2003).
 """
 
 from __future__ import annotations
@@ -13,39 +13,41 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 NUM_NEIGHBORS = 12
-"""Points around one that push it and tell where the surface is."""
+"""Number of neighbours that repel a point and that its surface is fitted to."""
 NUM_ON_SURFACE = 48
-"""Points of a draft around one that tell where the surface is."""
-# Share of the spacing that a coincident neighbour pushes by in one step.
+"""Number of second-pass candidates that the surface around a point is fitted to."""
+# Length of the step away from a coincident neighbour, as a share of the spacing.
 _STEP = 0.4
-# Neighbours that make a point's spacing, the mean distance to them.
+# Number of neighbours whose mean distance is the spacing of a point.
 _NUM_SPACING = 6
-# Fall of the weights of a fit towards the last neighbour, e to the minus this.
+# The weights of a fit decrease to exp(-value) at the last neighbour.
 _PLANE_FALL, _QUADRIC_FALL = 4.0, 5.0
-# Against fits that the neighbours don't determine, in units of the furthest one. Hardly any on the
-# height, which would hold a point where it is; the others don't depend on where x and y point.
+# Ridge terms against underdetermined fits, with the distance of the furthest neighbour as unit. The
+# term of the height is small, since it would keep a point where it is. The others are invariant
+# under rotation of x and y.
 _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
-# Most that a point moves, within its plane and off it, in spacings. Neighbours in trees
-# lie on no surface.
+# Largest moves of a point within its plane and off it, in spacings. Neighbours in trees lie on no
+# surface.
 _MAX_MOVE, _MAX_HEIGHT = 0.5, 0.5
-# Of points that are brought to the surface, in units of the furthest neighbour; and how much more
-# than others exact points count.
+# For `onto_surface`: largest move, as a share of the distance of the furthest neighbour, and weight
+# of a fixed point against a free one.
 _MAX_LIFT, _WEIGHT_FIXED = 0.3, 8.0
-# How far off the mean of its neighbours a point is inside of a cloud and at its border; 1 is the
-# distance of the furthest of them.
+# Distance of a point from the mean of its neighbours, inside a cloud and at its border, as a share
+# of the distance of the furthest neighbour.
 _INSIDE, _BORDER = 0.2, 0.35
-# Where neighbours vary less than this across than along, as on a wire, points are held to its line.
+# If the variance across is less than this share of the variance along, as on a wire, points move
+# along its line only.
 _WIRE = 0.2
-# Rows worked on at once, which keeps what they need in the processor's cache.
+# Rows processed at a time, so that the arrays fit in the cache of the CPU.
 _ROWS = 2048
 
 
 def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray:
-    """Positions (M, 3) float64 of the points `free` (M, 3) once they are spread evenly.
+    """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation.
 
-    Points `fixed` (F, 3) push others and stay where they are. A point moves by less than the
-    spacing of the points around it; points on a plane stay on it. Fewer than four points in all, or
-    points that coincide with all their neighbours, stay.
+    Points `fixed` (F, 3) repel others and do not move. A point moves by less than the spacing of
+    the points around it. Points on a plane stay on it. A point that coincides with all its
+    neighbours does not move, and nothing moves with fewer than four points in all.
     """
     if len(free) + len(fixed) < 4:
         return free
@@ -54,7 +56,8 @@ def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray
     distance, index = (np.asarray(found) for found in cKDTree(start).query(start, k=k + 1))
     near = distance[:, 1 : _NUM_SPACING + 1].mean(axis=1)
     distance, index = distance[: len(free)], index[: len(free)]
-    # That of all neighbours: a point that has just one close neighbour is to leave it.
+    # The mean over all neighbours, so that a point with a single close neighbour moves away from
+    # it.
     spacing = near[index[:, 1:]].mean(axis=1)
     movable = (spacing > 0) & (distance[:, -1] > 0)
     frame, mobility, outward = (
@@ -72,9 +75,9 @@ def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray
         for rows in _parts(movable):
             away = before[rows, None] - before[index[rows, 1:]]
             moved = before[rows] - start[rows]
-            push = _across(_push(away, spacing[rows]), frame[rows], mobility[rows])
-            moved += _held_back(push, outward[rows])
-            now[rows] = start[rows] + _shortened(moved, _MAX_MOVE * spacing[rows])
+            push = _along_axes(_push(away, spacing[rows]), frame[rows], mobility[rows])
+            moved += _without_outward(push, outward[rows])
+            now[rows] = start[rows] + _limit_length(moved, _MAX_MOVE * spacing[rows])
     for rows in _parts(movable):
         around = (start[index[rows]] - now[rows, None]) @ frame[rows]
         height = _height(around, 1.05 * distance[rows, -1])
@@ -84,11 +87,11 @@ def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray
 
 
 def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """Positions (M, 3) float64 of points (M, 3) on the surface that others around them lie on.
+    """Positions (M, 3) float64 of points (M, 3) moved onto the surface fitted to other points.
 
-    These are many, `free` (F, 3), and some that are exact, `fixed` (G, 3), which count more. A
-    point moves along the normal of the plane fitted to the nearest of them, by less than a third of
-    their distance.
+    The surface is fitted to the points `free` (F, 3) and to the exact points `fixed` (G, 3), which
+    have a larger weight. A point moves along the normal of the plane through its nearest points, by
+    less than a third of the distance of the furthest of them.
     """
     around = np.concatenate([free, fixed])
     k = min(NUM_ON_SURFACE, len(around))
@@ -112,10 +115,10 @@ def _parts(mask: np.ndarray) -> list[np.ndarray]:
 
 
 def _frames(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Axes (Q, 3, 3) of points (Q, K, 3) that are `distance` (Q, K) away: normal, narrow and long.
+    """Principal axes (Q, 3, 3) of points (Q, K, 3) at `distance` (Q, K): normal, narrow, long.
 
-    And the share (Q, 3) of a push along each that is followed: nothing along the normal, all along
-    the surface, and along a wire only what goes along it.
+    And the mobility (Q, 3), the share of a step along each axis that a point makes: 0 along the
+    normal, 1 along the surface; on a wire 1 only along the wire.
     """
     weight = np.exp(-_PLANE_FALL * np.square(distance / distance[:, -1:]))
     mean = np.einsum("qk,qki->qi", weight, around) / weight.sum(axis=1, keepdims=True)
@@ -129,52 +132,53 @@ def _frames(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _push(away: np.ndarray, spacing: np.ndarray) -> np.ndarray:
-    """Steps (Q, 3) off neighbours that are closer than the spacing.
+    """Steps (Q, 3) away from neighbours that are closer than the spacing.
 
     away: (Q, K, 3) from the neighbours to the point.
     """
     gap = np.sqrt(np.einsum("qki,qki->qk", away, away))
     strength = (1.0 - gap / spacing[:, None]).clip(min=0.0)
-    # A coincident neighbour has no direction to push to.
+    # A coincident neighbour has no direction.
     strength /= np.maximum(gap, 1e-9 * spacing[:, None])
     return (_STEP * spacing)[:, None] * np.einsum("qk,qki->qi", strength, away)
 
 
-def _across(push: np.ndarray, frame: np.ndarray, mobility: np.ndarray) -> np.ndarray:
-    """The part of pushes (Q, 3) that the axes let through."""
+def _along_axes(push: np.ndarray, frame: np.ndarray, mobility: np.ndarray) -> np.ndarray:
+    """Steps (Q, 3) with their components along the axes multiplied by the mobility (Q, 3)."""
     along = mobility * np.einsum("qi,qij->qj", push, frame)
     return np.einsum("qj,qij->qi", along, frame)
 
 
 def _outward(off: np.ndarray, radius: np.ndarray) -> np.ndarray:
-    """The way out of the cloud (Q, 3) at its border, 0 inside.
+    """Direction (Q, 3) out of the cloud for points at its border, of length 0 to 1; 0 inside.
 
-    off: (Q, 3) from the mean of a point's neighbours, which lie within `radius` (Q,), to the point:
-    by chance a seventh of the radius, at a straight border 0.42 of it, which gives a length of 1.
+    off: (Q, 3) from the mean of the neighbours, which lie within `radius` (Q,), to the point. Its
+    length is a seventh of the radius by chance, and 0.42 of it at a straight border, where the
+    result has length 1.
     """
     length = np.linalg.norm(off, axis=1)
     share = ((length / radius - _INSIDE) / (_BORDER - _INSIDE)).clip(0.0, 1.0)
     return off * (share / np.maximum(length, 1e-9 * radius))[:, None]
 
 
-def _held_back(push: np.ndarray, outward: np.ndarray) -> np.ndarray:
-    """Pushes (Q, 3) that don't drive the border of a cloud outwards."""
+def _without_outward(push: np.ndarray, outward: np.ndarray) -> np.ndarray:
+    """Steps (Q, 3) without their outward component, so that the border of a cloud does not grow."""
     length = np.einsum("qi,qi->q", push, outward).clip(min=0.0)
     return push - length[:, None] * outward
 
 
-def _shortened(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Vectors (Q, 3) that are at most so long."""
+def _limit_length(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Vectors (Q, 3), shortened to at most `most` (Q,)."""
     length = np.linalg.norm(moved, axis=1)
     return moved * (most / np.maximum(length, most))[:, None]
 
 
 def _height(around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0) -> np.ndarray:
-    """Height (Q,) of the surface at the origin, from points `around` (Q, K, 3) that lie on it.
+    """Height (Q,) at the origin of the surface through the points `around` (Q, K, 3).
 
-    That of z = a + bx + cy + dxx + exy + fyy, fitted to the points by weighted least squares. Their
-    first coordinate is the height. scale: (Q,), about the distance of the furthest of them.
-    factor: (Q, K), by how much each counts more.
+    The surface is z = a + bx + cy + dxx + exy + fyy, fitted by weighted least squares. The first
+    coordinate of the points is the height. scale: (Q,), about the distance of the furthest point.
+    factor: (Q, K), additional weight of each point.
     """
     z, y, x = np.moveaxis(around / scale[:, None, None], 2, 0)
     weight = factor * np.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))

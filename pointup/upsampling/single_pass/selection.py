@@ -1,8 +1,9 @@
-"""Thinning that is local and even: maximal sets of ever smaller distance, up to a quota a cell.
+"""Thins candidates evenly and locally, by Poisson-disk sampling with a shrinking radius.
 
-Farthest-point sampling looks at all of the cloud before each pick. Here, all points that are
-farther than a radius from what is kept are picked at once, as many as their mutual distances allow;
-then the radius shrinks. What is kept in a place depends on its surroundings alone.
+Farthest-point sampling looks at the whole cloud before each pick. Here each level picks a maximal
+set of points that are farther than a radius from each other and from all points picked before; then
+the radius shrinks. Every cell stops at its quota. So the picked points of a place depend on its
+surroundings only.
 """
 
 from __future__ import annotations
@@ -11,23 +12,23 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 NUM_WITHIN = 8
-"""Candidates around one, in the median, within the radius that thinning begins with."""
+"""Median number of candidates within the first radius around a candidate."""
 _NUM_SAMPLED = 512
 _SHRINK = 0.87
 _NUM_LEVELS = 24
-# Points closer than this share of the first radius exclude each other on every level.
+# Of points closer together than this share of the first radius only one is picked on any level.
 _SAME_PLACE = 0.1
 
 
 def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WITHIN) -> float:
-    """Radius in units of `scale` to begin with: too large to keep as many points as are wanted.
+    """First radius of thinning, in units of `scale`; too large to reach the quotas on that level.
 
     points: (M, 3), scale: (M,).
     """
     sample = slice(None, None, max(1, len(points) // _NUM_SAMPLED))
     rank = min(num_within + 1, len(points))
     distance = np.asarray(cKDTree(points).query(points[sample], k=[rank])[0])[:, 0]
-    # Not of duplicates, however many there are.
+    # Duplicates are left out.
     apart = distance > 0
     return float(np.median((distance / scale[sample])[apart])) if apart.any() else 1.0
 
@@ -43,12 +44,11 @@ def select_evenly(
 ) -> np.ndarray:
     """Indices, ascending, of an even subset of points (M, 3) with `quota` (C,) points in each cell.
 
-    Distances count in units of `scale` (M,), the local spacing, so that dense places stay as much
-    denser as they were. `distance` (M,) is, in these units, that to the nearest point which is kept
-    already: inf for none, negative for a point that must not be picked. `cell` (M,) numbers the
-    cells; one with fewer points than its quota gives all that it has. Of points as good as each
-    other, the one with the higher `priority` (M,), all different, is picked. `radius` is where to
-    begin.
+    Distances are in units of `scale` (M,), the local spacing, so that relative densities are kept.
+    `distance` (M,), in these units, is the distance to the nearest point that is picked already:
+    inf for none, negative for a point that must not be picked. `cell` (M,) is the number of each
+    point's cell; a cell with fewer points than its quota gives all of them. `priority` (M,), all
+    different, breaks ties: the higher one is picked. `radius` is the radius of the first level.
     """
     distance, left = distance.copy(), quota.copy()
     is_open = (distance >= 0) & (left > 0)[cell]
@@ -57,13 +57,13 @@ def select_evenly(
     one, other, gap = _close_pairs(points, scale, distinct, radius)
     is_distinct = np.zeros(len(points), dtype=bool)
     is_distinct[distinct] = True
-    # The one of higher priority first.
+    # `first` has the higher priority.
     swap = priority[one] < priority[other]
     first, second = np.where(swap, other, one), np.where(swap, one, other)
     picked = np.zeros(len(points), dtype=bool)
 
     def pick(chosen: np.ndarray) -> None:
-        """Pick the farthest of the chosen ones in each cell until its quota is reached."""
+        """Pick the `chosen` points farthest from picked ones, in each cell up to its quota."""
         nonlocal is_open
         chosen = chosen[np.lexsort((-priority[chosen], -distance[chosen], cell[chosen]))]
         cells = cell[chosen]
@@ -87,14 +87,14 @@ def select_evenly(
         both = is_open[first] & is_open[second]
         first, second, gap = first[both], second[both], gap[both]
         radius *= _SHRINK
-    # What is left fills up cells that have too few good candidates.
+    # Cells with too few distinct candidates are filled up with the others.
     distance[~is_distinct] = np.minimum(distance[~is_distinct], 0.0)
     pick(np.flatnonzero(is_open))
     return np.flatnonzero(picked)
 
 
 def _independent(eligible: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """A maximal set of eligible points without both of any pair, the first taking precedence."""
+    """A maximal set of eligible points without both of any pair; `first` has precedence."""
     chosen = np.zeros(len(eligible), dtype=bool)
     undecided = eligible.copy()
     while True:
@@ -117,7 +117,7 @@ def _distinct_places(
     radius: float,
     priority: np.ndarray,
 ) -> np.ndarray:
-    """One of the points in each small cube, so that a mass of duplicates makes no mass of pairs."""
+    """One point in each small cube, so that many duplicates do not give a huge number of pairs."""
     classes = np.floor(np.log2(scale[index]))
     cubes = np.floor(points[index] / (_SAME_PLACE * radius * 2**classes)[:, None])
     key = classes.astype(np.int64).astype(np.uint64)
@@ -131,12 +131,12 @@ def _distinct_places(
 def _close_pairs(
     points: np.ndarray, scale: np.ndarray, index: np.ndarray, radius: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All pairs among `index` that are close, and how far apart they are.
+    """All pairs of points of `index` closer than `radius`, and their distances.
 
-    Closer than `radius`, in units of the smaller scale of the two.
+    Distances are in units of the smaller scale of the two.
     """
-    # A search of one radius a class of scales: a single one for all would drown in pairs where the
-    # points are dense.
+    # One search for each class of scales: a single radius for all would give far too many pairs
+    # where the points are dense.
     classes = np.floor(2 * np.log2(scale)).astype(np.int64)
     found = []
     for number in np.unique(classes[index]).tolist():
@@ -158,8 +158,8 @@ def _close_pairs(
 
 
 def shuffled(seed: int, row: np.ndarray, slot: np.ndarray) -> np.ndarray:
-    """Random numbers (M,) int64, all different, for each child of each row of the store."""
-    # The finalizer of MurmurHash3, which maps different numbers to different ones.
+    """Pseudo-random priorities (M,) int64, all different, for child `slot` (M,) of `row` (M,)."""
+    # The finalizer of MurmurHash3, a bijection.
     mixed = (row.astype(np.uint64) << np.uint64(16)) + slot.astype(np.uint64)
     mixed += np.uint64(seed % 2**32) << np.uint64(32)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):

@@ -1,8 +1,9 @@
-"""One pass over a stored cloud, part by part: candidates by the model, thinning, evening out.
+"""One pass over a stored cloud: candidates by the model, thinning, relaxation.
 
-The parts are nested boxes, made by halving. A cell has a quota of new points; a block is thinned at
-once; a batch goes through the model at once; a tile is read at once and worked on by one thread.
-Only the first three touch the result, and they depend on the cloud and not on tiles.
+The cloud is divided into nested boxes by bisection. A cell has a quota of new points. A block is
+thinned at a time. A batch goes through the model at a time. A tile is read at a time and processed
+by one thread. Cells, blocks and batches depend on the cloud only; the result does not depend on
+tiles.
 """
 
 from __future__ import annotations
@@ -38,29 +39,30 @@ from pointup.upsampling.store.region import Region
 from pointup.upsampling.store.tiling import Tile, cut_into_tiles
 
 CELL_SIZE = 32
-"""Most points of a cell, in which the number of new points is exact."""
+"""Largest number of points of a cell, the box in which the number of new points is exact."""
 _CHILDREN_PER_CALL = 16_384
-# How far around a block points are looked at to even it out, in spacings of its source.
+# Width of the margin around a block whose points take part in its relaxation, in spacings.
 _MARGIN = 3.0
-# Points near measured ones are the surest: in the choice from a draft they count as farther away.
+# Candidates of two passes near measured points are the most accurate: their distance to measured
+# points is multiplied by this, so that more of them are selected.
 _NEAR_MEASURED = 1.5
 
 
 class UpsamplingPass:
-    """One cloud being upsampled: `make_candidates` of every tile, `thin` and then `even_out` every
-    block.
+    """One pass of upsampling over a store.
 
-    Results of each go to files in the store's directory, where the other processes find them.
+    Call `make_candidates` for every tile, then `colors`, then `thin` and `relax_block` for every
+    block. Results are block files in the store's directory, for all processes; `output` reads them.
 
-    `ratio` is that of this pass; None takes what the density asks for, place by place. A later pass
-    is given the `measured` cloud, in whose coordinates its store is; the store has the attributes
-    `PARENT`, the row in the measured store of the point that each came from, and `TARGET_COUNT`,
-    the ratio that is left to reach.
+    `ratio` is the ratio of this pass; None computes it from the target density, point by point. A
+    later pass needs `measured`, the store of the first pass. Its own store is in the coordinates of
+    `measured` and has the attributes `PARENT`, the row of each point's parent in `measured`, and
+    `TARGET_COUNT`, the ratio that is left to reach.
 
-    With `oversampling` above 1 a second pass supplies so many candidates for each point to keep,
-    and the points are chosen again: `take_second_pass`, `candidates_from_second_pass` of every
-    block, and all from `colors` on. `num_steps` is the number of relaxation
-    steps; by default the model's.
+    With `oversampling` above 1, a second pass supplies that many candidates for each point that is
+    kept, and the points are selected again: call `take_second_pass`, `candidates_from_second_pass`
+    for every block, and then all steps from `colors` on. `num_steps` is the number of relaxation
+    steps; by default that of the model's configuration.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class UpsamplingPass:
         self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
         self.num_steps = model.config.relaxation_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
-        self.made = PassOutput(store, self._files, measured, options.originals)
+        self.output = PassOutput(store, self._files, measured, options.originals)
         self._measured = Measured(store, measured, options)
         self._target_counts = TargetCounts(
             store, options, model.config, ratio, is_first=measured is None
@@ -88,25 +90,25 @@ class UpsamplingPass:
         self._second_pass: OversampledCandidates | None = None
         on_cpu = device.type == "cpu"
         budget = token_budget or (BLOCK_SIZE if on_cpu else 16 * BLOCK_SIZE)
-        # Small enough for a CPU's cache.
+        # On a CPU, small enough for its cache.
         self._children_per_call = _CHILDREN_PER_CALL if on_cpu else 4 * budget
         self._batches = split_boxes(
             store.block_keys,
             lambda starts, stops: store.block_ptr[stops] - store.block_ptr[starts] <= budget,
         )
-        # One batch at a time on an accelerator; neighbours of others are looked up meanwhile.
-        self._device_turn: Any = nullcontext() if on_cpu else threading.Lock()
+        # One batch at a time on an accelerator; other threads search neighbours meanwhile.
+        self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
-        """Tiles of at most so many points, or with sides of at most `side`."""
+        """Tiles of at most `num_points` points, or with sides of at most `side` if it is given."""
         return cut_into_tiles(self.store, self._batches, num_points, side)
 
     def make_candidates(self, tile: Tile) -> None:
-        """Let the model make more points than wanted of every point of a tile."""
+        """Run the model on the points of a tile; it makes more candidates than the target count."""
         region = Region(self.store, tile.start, tile.stop)
         for start, stop in zip(tile.batches, [*tile.batches[1:], tile.stop], strict=True):
             blocks = range(start, stop)
-            ratios, later = zip(
+            ratios, target_counts = zip(
                 *(self._target_counts.ratios(block) for block in blocks), strict=True
             )
             core = np.concatenate([region.places(block) for block in blocks])
@@ -117,32 +119,35 @@ class UpsamplingPass:
                 self._target_counts.num_slots(np.concatenate(ratios)),
                 self.device,
                 self._children_per_call,
-                self._device_turn,
+                self._device_lock,
             )
             row = 0
-            for block, ratio, wanted in zip(blocks, ratios, later, strict=True):
+            for block, ratio, target_count in zip(blocks, ratios, target_counts, strict=True):
                 rows = slice(row, row + len(ratio))
                 row += len(ratio)
                 part = candidates.rows(rows.start, rows.stop)
                 if self.measured is None:
                     self._measured.reach.save(block, part.reach)
-                self._save_candidates(block, part, ratio, wanted)
+                self._save_candidates(block, part, ratio, target_count)
 
-    def take_second_pass(self, draft: UpsamplingPass) -> None:
-        """The points are to be chosen once more: from those made so far and from those of a draft,
-        a pass over `made.for_second_pass` of which this pass's store is the measured cloud."""
-        self._second_pass = OversampledCandidates(self.made, draft.made)
+    def take_second_pass(self, second_pass: UpsamplingPass) -> None:
+        """Take the candidates from the outputs of this pass and of a second pass from now on.
+
+        The second pass is one over `output.for_second_pass`, with this pass's store as `measured`.
+        """
+        self._second_pass = OversampledCandidates(self.output, second_pass.output)
 
     def candidates_from_second_pass(self, block: int) -> None:
-        """Let the points of the draft take the place of the model's candidates."""
+        """Replace the candidates of a block by the points of this pass and the second pass."""
         assert self._second_pass is not None
         with self._files.load(block, "candidates") as saved:
             of_rows = [saved[name] for name in ("spacing", "reach", "quota")]
-            ratio, wanted = saved["ratio"], saved["wanted"]
-        self._save_candidates(block, self._second_pass.candidates(block, *of_rows), ratio, wanted)
+            ratio, target_count = saved["ratio"], saved["target_count"]
+        found = self._second_pass.candidates(block, *of_rows)
+        self._save_candidates(block, found, ratio, target_count)
 
     def colors(self) -> list[list[int]]:
-        """Blocks in an order to thin them: those of one list don't touch each other."""
+        """Lists of blocks to thin one list after another; blocks of one list do not touch."""
         bounds, spacing = [], []
         for block in range(len(self)):
             with self._files.load(block, "candidates") as saved:
@@ -158,11 +163,11 @@ class UpsamplingPass:
         ]
 
     def thin(self, block: int) -> None:
-        """Keep as many of a block's candidates as wanted, far from what its neighbours keep."""
+        """Select candidates of a block up to its quotas, away from those of blocks done before."""
         with self._files.load(block, "candidates") as saved:
             found = Candidates(*(saved[name] for name in Candidates.__dataclass_fields__))
             cell, radius = saved["cell"], float(saved["radius"])
-            wanted = saved["wanted"]
+            target_count = saved["target_count"]
         if self.oversampling == 1:
             self._files.delete(block, "candidates")
         region = Region(self.store, block, block + 1)
@@ -201,19 +206,19 @@ class UpsamplingPass:
             "picked",
             position=points,
             row=row,
-            wanted=wanted,
+            target_count=target_count,
             parent=start + row if self.measured is None else attributes[PARENT][row],
         )
 
     def relax_block(self, block: int) -> None:
-        """Move a block's new points along the surface until they are evenly spread."""
+        """Relax the selected points of a block, and compute what `Measured.settle` returns."""
         with self._files.load(block, "picked") as saved:
             picked = {name: saved[name] for name in saved.files}
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
         free, fixed = self._around(block, "candidates" if self._second_pass else "picked")
         if self._second_pass:
-            # Even already, they are only brought to the surface that the draft shows.
+            # They are relaxed already, and only moved onto the surface through all candidates.
             points = onto_surface(selected, free, fixed)
         else:
             points = relax(np.concatenate([selected, free]), fixed, self.num_steps)
@@ -222,8 +227,12 @@ class UpsamplingPass:
         self._files.save(block, "points", **picked | settled)
 
     def _around(self, block: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """Points that a block's new ones are evened out among: of all `candidates`, or of those
-        `picked` in other blocks; and measured ones."""
+        """Points around a block for its relaxation: new points (F, 3) and points of the store (G,
+        3).
+
+        New points are all `candidates` of the blocks, or those `picked` in other blocks. Points of
+        the store are there if the output keeps them.
+        """
         margin = _MARGIN * self._spacing[block]
         low, high = self._low[block] - margin, self._high[block] + margin
         new, old = [np.empty((0, 3))], [np.empty((0, 3))]
@@ -244,11 +253,11 @@ class UpsamplingPass:
         )
         return free[is_near], fixed[is_fixed]
 
-    def has_more_to_make(self) -> bool:
-        """Whether there are points that a further pass makes more of."""
-        if self.made.num_points() < 2:
+    def needs_next_pass(self) -> bool:
+        """Whether a next pass has points to add."""
+        if self.output.num_points() < 2:
             return False
-        return self.ratio is not None or self.made.largest_target_count() > 1
+        return self.ratio is not None or self.output.largest_target_count() > 1
 
     def __len__(self) -> int:
         return self.store.num_blocks
@@ -258,7 +267,7 @@ class UpsamplingPass:
         block: int,
         found: Candidates,
         ratio: np.ndarray,
-        wanted: np.ndarray,
+        target_count: np.ndarray,
     ) -> None:
         rows = self.store.read_block(block)
         found = found.copies(
@@ -276,14 +285,14 @@ class UpsamplingPass:
             "candidates",
             **vars(found),
             cell=cell,
-            wanted=wanted,
+            target_count=target_count,
             ratio=ratio,
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
         )
 
     def _num_within(self) -> int:
-        """Candidates around one that are to lie within the first radius of thinning."""
+        """Median number of candidates within the first radius of thinning."""
         return (
             round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling))
             if self._second_pass

@@ -1,1 +1,1 @@
-"""The points of a cloud on disk, in spatial order, and searches in parts of it."""
+"""A cloud on disk in spatial order, and exact neighbour searches in parts of it."""

@@ -1,9 +1,8 @@
-"""Boxes made by halving: an order of points in space, and its parts of limited size.
+"""Bisection order: sorts points in space, and splits them into boxes (k-d blocks) of limited size.
 
-The box around a cloud is halved across its longest side, again and again. Where a point lies in
-the halves is its key, and a box is a run of points in the order of their keys. Boxes depend on the
-cloud alone, never on how it is cut up for processing, which is what makes results independent of
-tiles and processes.
+The bounding box of a cloud is halved across its longest side, recursively. The halves that a point
+lies in are the bits of its key. A box is a run of points in the order of their keys. Boxes depend
+on the cloud only, and not on tiles or processes; so do results that are computed box by box.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ KEY_BITS = 62
 
 
 class BisectionOrder:
-    """The order of halving of a box from the origin to `extent`, (3,) and not negative.
+    """The bisection of a box from the origin to `extent`, (3,) and not negative.
 
-    Sides are powers of two in the unit of the coordinates, so that halves are exact.
+    Side lengths are rounded up to powers of two in the unit of the coordinates, so that halves are
+    exact.
     """
 
     def __init__(self, extent: np.ndarray) -> None:
-        # A side of 2**exponent holds its extent and is open above.
+        # The side of length 2**exponent contains its extent; its upper end is open.
         exponents = [np.floor(np.log2(side)) + 1 if side > 0 else -np.inf for side in extent]
         steps: list[tuple[int, int]] = []
         exponent = int(max(exponents)) - 1 if np.isfinite(max(exponents)) else 0
@@ -32,7 +32,7 @@ class BisectionOrder:
         self._steps = steps[:KEY_BITS]
 
     def keys(self, positions: np.ndarray) -> np.ndarray:
-        """(N,) int64 for positions (N, 3): one bit for each halving, the first one highest."""
+        """Keys (N,) int64 of positions (N, 3): one bit for each bisection, highest bit first."""
         keys = np.zeros(len(positions), dtype=np.int64)
         if not self._steps:
             return keys
@@ -46,10 +46,10 @@ class BisectionOrder:
 def split_boxes(
     keys: np.ndarray, fits: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Cut items into the largest boxes that fit, (B,) int64 indices of their first items.
+    """Split items into the largest boxes that fit; (B,) int64 indices of the boxes' first items.
 
-    keys: (N,) int64, ascending. `fits` gets the first items of boxes and the ends and says which of
-    them are left whole; boxes of equal keys stay whole.
+    keys: (N,) int64, ascending. `fits` takes the first items of boxes and the ends, and returns
+    which boxes need no further bisection. A box of equal keys is never split.
     """
     starts, stops = np.zeros(1, dtype=np.int64), np.array([len(keys)])
     whole = []

@@ -1,4 +1,4 @@
-"""Files between the phases of a pass, one for each block and phase."""
+"""Intermediate files of a pass: arrays of one block and one phase in each file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pointup.io.cloud import os_errors
 
 @dataclass(frozen=True)
 class BlockFiles:
-    """Arrays by name, for each block and for what they are."""
+    """Saves and loads named arrays of a block; `what` is the kind of file, such as "candidates"."""
 
     directory: Path
 
@@ -23,7 +23,7 @@ class BlockFiles:
             np.savez(path, **arrays)  # type: ignore[arg-type]
 
     def load(self, block: int, what: str) -> Any:
-        """What was saved, to be opened with `with`; each array is read when it is asked for."""
+        """The arrays of a block, for a `with` statement; an array is read when it is indexed."""
         path = self._path(block, what)
         with os_errors(path, "read"):
             return np.load(path)

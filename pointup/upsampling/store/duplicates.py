@@ -1,23 +1,23 @@
-"""Points that coincide: their order, and those that stand in several files of a survey."""
+"""Orders coincident points, and drops points that are in several files of a survey."""
 
 from __future__ import annotations
 
 import numpy as np
 
 FILE_BITS = 40
-"""The `index` of a row has the number of its file from this bit on."""
+"""Bits of a row's `index` below the number of its file."""
 
 
 def order_by_key(rows: np.ndarray) -> np.ndarray:
-    """Rows of a store by key, those of equal keys as they come."""
+    """Rows of a store sorted by key; rows of equal keys keep their order."""
     return rows[np.argsort(rows["key"], kind="stable")]
 
 
 def order_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows of a store by key; of equal keys by position, attributes and then `index`.
+    """Rows of a store sorted by key, then position, attributes and `index`.
 
-    So the order does not depend on how a survey is cut into files, nor on the order of its points,
-    unless they agree in everything.
+    So the order depends neither on the files of a survey nor on the order of its points, except for
+    points that are equal in everything.
     """
     rows = order_by_key(rows)
     same = rows["key"][1:] == rows["key"][:-1]
@@ -31,11 +31,11 @@ def order_rows(rows: np.ndarray) -> np.ndarray:
 
 
 def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Ordered rows without those that another file has, too; and where these were.
+    """Sorted rows without the points that an earlier file has, too; and which points were dropped.
 
-    The latter is (D, 2) int64, ascending: the place of a row that was kept, and the `index` of the
-    same point in another file. What the first file has several times stays so, and each time stands
-    for one in each of the others.
+    The latter is (D, 2) int64, ascending: the row that was kept, and the `index` of the same point
+    in another file. Duplicates within the first file are kept, and each of them is matched with one
+    duplicate in each other file.
     """
     file = rows["index"] >> FILE_BITS
     nothing = np.empty((0, 2), np.int64)
@@ -50,27 +50,27 @@ def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     content = np.full(len(rows), -1)
     content[tied] = _content(rows[tied])
     same &= content[1:] == content[:-1]
-    # Runs of points that agree in everything; in each, the files ascend.
+    # Runs of points that are equal in everything; in each run, the file numbers ascend.
     run_starts = np.append(True, ~same)
     file_starts = run_starts | np.append(False, file[1:] != file[:-1])
     place = np.arange(len(rows))
     run = place[run_starts][np.cumsum(run_starts) - 1]
-    time = place - place[file_starts][np.cumsum(file_starts) - 1]
+    number_in_file = place - place[file_starts][np.cumsum(file_starts) - 1]
     is_repeated = file != file[run]
-    stands_for = run + time
-    told = is_repeated & (file[stands_for] == file[run])
+    kept = run + number_in_file
+    is_matched = is_repeated & (file[kept] == file[run])
     new_place = np.cumsum(~is_repeated) - 1
-    repeated = np.column_stack([new_place[stands_for[told]], rows["index"][told]])
+    repeated = np.column_stack([new_place[kept[is_matched]], rows["index"][is_matched]])
     return rows[~is_repeated], repeated[np.lexsort((repeated[:, 1], repeated[:, 0]))]
 
 
 def _content(rows: np.ndarray) -> np.ndarray:
-    """Numbers (N,) int64 that order rows by the bytes of their attributes."""
+    """Ranks (N,) int64 of rows by the bytes of their attributes; equal attributes, equal rank."""
     number = np.zeros(len(rows), np.int64)
     for name in rows["attributes"].dtype.names or ():
         values = np.ascontiguousarray(rows["attributes"][name]).reshape(len(rows), -1)
         values = values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))
         ranks = np.unique(values.ravel(), return_inverse=True)[1]
-        # Renumbered, so that the product stays small.
+        # Renumbered, so that the product does not overflow.
         number = np.unique(number * (ranks.max() + 1) + ranks, return_inverse=True)[1]
     return number

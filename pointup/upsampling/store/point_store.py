@@ -1,8 +1,8 @@
-"""The points of a cloud of any size in the order of space, on disk.
+"""`Store`: the points of a cloud of any size on disk, in spatial order.
 
-The cloud is read once, in chunks. Its points are then dealt out to parts of the space that fit in
-memory, and sorted there; what is held at a time does not grow with the cloud. A survey in several
-files is one cloud: the order of its points does not depend on how it was cut.
+The cloud is read once, in chunks. Its points are distributed to parts of space that fit in memory,
+and each part is sorted. Memory use does not grow with the cloud. A survey of several files is one
+cloud: the order of its points does not depend on the files.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from pointup.upsampling.store.resolution import grid_resolution
 from pointup.upsampling.store.spooling import spool_points
 
 BLOCK_SIZE = 8192
-"""Most points of a block, the part of the cloud that is thinned at a time."""
+"""Largest number of points of a block, the part of the cloud that is thinned at a time."""
 CHUNK_SIZE = 250_000
-"""Points read, or sorted in memory, at a time."""
+"""Number of points read, or sorted in memory, at a time."""
 
 _HISTOGRAM_BITS = 20
 
 
 class Store:
-    """A cloud in a directory, cut into blocks: boxes made by halving, in the order of their keys.
+    """A cloud in a directory, split into blocks: boxes in bisection order.
 
     Attributes:
         anchor: (3,) float64, the lowest coordinates of the cloud. Positions are relative to it, so
-            that a cloud gives the same results wherever it lies.
+            that results do not depend on the origin of the coordinates.
         block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
         block_keys: (B,) int64, the key of the first point of each block.
-        low, high: (B, 3) float64, the tight bounds of the points of each block.
-        num_read: (F,) int64, points in each of the files that the cloud came in.
-        num_taken: (F,) int64, how many of them take part; those in several files count in each.
-        dtype: of a row: `position` (3,) float64; `index`, its place in its file, and from bit
-            `FILE_BITS` on the number of the file; `key`; and the `attributes`.
+        low, high: (B, 3) float64, the bounding boxes of the points of each block.
+        num_read: (F,) int64, number of points in each input file.
+        num_taken: (F,) int64, how many of them are selected for upsampling; a point in several
+            files counts in each.
+        dtype: of a row: `position` (3,) float64; `index`, the index of the point in its file, with
+            the number of the file from bit `FILE_BITS` on; `key`; and the `attributes`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -71,7 +72,7 @@ class Store:
         return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
 
     def places_in_file(self, rows: np.ndarray, file: int) -> np.ndarray:
-        """(N,) int64, places in a file of the points of rows (N,) of the store; -1 if absent."""
+        """Indices (N,) int64 in a file of the points of rows (N,) of the store; -1 if absent."""
         place = np.full(len(rows), -1)
         of_row = np.searchsorted(self.block_ptr, rows, side="right") - 1
         for block in np.unique(of_row).tolist():
@@ -88,11 +89,11 @@ class Store:
         return place
 
     def files_of(self, block: int) -> np.ndarray:
-        """(F,) int64, the numbers of the files that have points of a block, ascending."""
+        """Numbers (F,) int64, ascending, of the files that contain points of a block."""
         return self._files[self._files_ptr[block] : self._files_ptr[block + 1]]
 
     def _read_repeated(self, block: int) -> np.ndarray:
-        """(D, 2) int64, rows of a block and their `index` in another file that has them, too."""
+        """(D, 2) int64: rows of a block that are in another file, too, and their `index` there."""
         start, stop = self._repeated_ptr[block : block + 2].tolist()
         path = self.directory / "repeated"
         if start == stop:
@@ -105,9 +106,9 @@ class Store:
 def build_store(
     chunks: Iterable[PointCloud], directory: Path, block_size: int = BLOCK_SIZE
 ) -> Store:
-    """Sort a cloud, given in chunks with the same attributes, into an existing empty directory.
+    """Build the store of a cloud, given in chunks with the same attributes.
 
-    As `build_survey_store`, but duplicates stay in the order of the cloud.
+    As `build_survey_store`, but coincident points keep their order in the cloud.
     """
     return _build([chunks], directory, block_size, None, order_by_key)
 
@@ -118,14 +119,14 @@ def build_survey_store(
     block_size: int = BLOCK_SIZE,
     takes_part: Callable[[PointCloud], np.ndarray] | None = None,
 ) -> Store:
-    """Sort a survey, given file by file in chunks with the same attributes, into a directory.
+    """Build the store of a survey, given file by file in chunks with the same attributes.
 
-    The directory exists and is empty. Blocks have at most `block_size` points. The order of points
-    is that of their keys, positions and attributes. Of a point that stands in several files one row
-    is kept. Only points of which `takes_part` says so, (n,) bool for a chunk, are stored.
+    The directory exists and is empty. Blocks have at most `block_size` points. Points are sorted by
+    key, position and attributes. A point that is in several files gets one row. Only points that
+    `takes_part` selects, (n,) bool for a chunk, are stored; None selects all.
 
-    Raises DataError for a survey of less than two different points, and FileError when the
-    directory can't be written.
+    Raises DataError for fewer than two distinct points, and FileError if the directory can't be
+    written.
     """
     return _build(files, directory, block_size, takes_part, order_rows)
 
@@ -149,13 +150,13 @@ def _build(
             lambda: (chunk["position"] for chunk in spooled()), low, extent
         )
         # Rounding may move a point beyond the extent.
-        halving = BisectionOrder(extent + 2 * resolution)
+        order = BisectionOrder(extent + 2 * resolution)
 
         def rows() -> Iterator[np.ndarray]:
             for chunk in spooled():
                 relative = (chunk["position"] - low) / resolution
                 chunk["position"] = np.rint(relative) * resolution
-                chunk["key"] = halving.keys(chunk["position"])
+                chunk["key"] = order.keys(chunk["position"])
                 yield chunk
 
         shift = KEY_BITS - _HISTOGRAM_BITS
@@ -182,7 +183,7 @@ def _build(
 def _deal_out(
     chunks: Iterator[np.ndarray], part_keys: np.ndarray, cursors: np.ndarray, stream: BinaryIO
 ) -> None:
-    """Write every row to its part of the file; in a part they keep their order."""
+    """Write every row to its part of the file; rows of a part keep their order."""
     for chunk in chunks:
         part = np.searchsorted(part_keys, chunk["key"], side="right") - 1
         order = np.argsort(part, kind="stable")
@@ -213,7 +214,7 @@ def _sort_parts(
             stream.seek(end * dtype.itemsize)
             stream.write(rows.data)
             first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
-            # Boxes that halving can't split, of points nearly in one place.
+            # Boxes that bisection can't split, of nearly coincident points.
             first = np.concatenate(
                 [
                     np.arange(begin, stop, block_size)

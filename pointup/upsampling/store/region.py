@@ -1,4 +1,4 @@
-"""Nearest neighbours in a part of the cloud, the same as in the whole of it."""
+"""Exact neighbour search in a part of a stored cloud: neighbours are those in the whole cloud."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from scipy.spatial import cKDTree
 
 from pointup.upsampling.store.point_store import Store
 
-# Further neighbours that are looked at, to see where equal distances end.
+# Number of further neighbours in a search, to find where equal distances end.
 _LOOK_AHEAD = 3
 
 
 class Region:
-    """Some blocks of a store, and as many around them as their points' neighbours are found in.
+    """Some blocks of a store, and the blocks around them that contain neighbours of their points.
 
-    Neighbours are exact in the whole cloud: where a sphere around a query reaches into a block that
-    isn't there, the block is loaded. They are in the order of their distance, and equally distant
-    ones in that of the store, so that they don't depend on the blocks a region began with.
+    Neighbours are exact in the whole cloud: if the sphere around a query touches a block that is
+    not loaded, the block is loaded. Neighbours are sorted by distance, and at equal distances in
+    the order of the store, so that they do not depend on the first blocks of a region.
 
     `rows` are the points loaded so far; they keep their places when more are loaded. With `dims` 2,
     distances are horizontal.
@@ -33,7 +33,7 @@ class Region:
 
     @classmethod
     def around(cls, store: Store, positions: np.ndarray) -> Region:
-        """A region that begins with the block nearest to the middle of positions (Q, 3), Q > 0."""
+        """A region that starts with the block nearest to the middle of positions (Q, 3), Q > 0."""
         middle = (positions.min(axis=0) + positions.max(axis=0)) / 2
         gaps = np.maximum(store.low - middle, middle - store.high).clip(min=0)
         nearest = int(np.square(gaps).sum(axis=1).argmin())
@@ -44,7 +44,7 @@ class Region:
 
     @property
     def num_points(self) -> int:
-        """Points of the whole cloud."""
+        """Number of points of the whole cloud."""
         return len(self._store)
 
     def places(self, block: int) -> np.ndarray:
@@ -53,14 +53,14 @@ class Region:
         return self._place[block] + np.arange(size)
 
     def numbers(self, places: np.ndarray) -> np.ndarray:
-        """Numbers of the rows at places in `rows` among all rows of the store; -1 for -1."""
+        """Row numbers in the store of the points at places in `rows`; -1 for -1."""
         return np.where(places < 0, -1, self._ids[places])
 
     def neighbors(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest points of the cloud, for queries (Q, 3) in the coordinates of the store.
 
-        Distances (Q, k) float64, ascending, and places (Q, k) int64 in `rows`; where the cloud has
-        fewer than k points the rest is inf and -1.
+        Returns distances (Q, k) float64, ascending, and places (Q, k) int64 in `rows`. If the cloud
+        has fewer than k points, the rest is inf and -1.
         """
         self._load_nearest(k)
         query = query[:, : self._dims]
@@ -77,9 +77,10 @@ class Region:
         return distance, place
 
     def neighbors_of(self, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest points of points in `rows`, each of them its own first neighbour."""
+        """The k nearest points of those at `places` of `rows`; each is its own first neighbour."""
         distance, found = self.neighbors(self.rows["position"][places], k)
-        # A point missing from its own row has k duplicates there, and takes the place of the last.
+        # A point that is not among its own neighbours has k duplicates there, and replaces the
+        # last.
         itself = found == places[:, None]
         itself[~itself.any(axis=1), -1] = True
         order = np.argsort(~itself, axis=1, kind="stable")
@@ -104,7 +105,7 @@ class Region:
         self._tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
 
     def _load_nearest(self, k: int) -> None:
-        """Blocks near the first ones, until there are k points to measure a reach with."""
+        """Load blocks near the first ones until k neighbours can be found."""
         if len(self.rows) >= k + _LOOK_AHEAD:
             return
         gaps = np.maximum(self._low - self._bounds[1], self._bounds[0] - self._high)
@@ -118,7 +119,8 @@ class Region:
         touched = np.zeros((len(query), len(absent)), dtype=bool)
         if not len(absent):
             return touched
-        # Few blocks lie within the longest reach of all queries; only those are looked at closely.
+        # Few blocks lie within the longest reach of all queries; only those are tested for each
+        # query.
         low, high = query.min(axis=0) - reach.max(), query.max(axis=0) + reach.max()
         near = ((self._low[absent] <= high) & (self._high[absent] >= low)).all(axis=1)
         for i in np.flatnonzero(near).tolist():
@@ -128,7 +130,7 @@ class Region:
         return touched
 
     def _search(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k nearest of the points loaded; of equally distant ones, those first in the store."""
+        """The k nearest loaded points; of equally distant ones, those first in the store."""
         num_seen = min(k + _LOOK_AHEAD, len(self.rows))
         ranks = np.arange(1, num_seen + 1)
         seen, place = (np.asarray(found) for found in self._tree.query(query, k=ranks))
@@ -143,9 +145,9 @@ class Region:
         return distance, np.pad(place[:, :k], ((0, 0), (0, missing)), constant_values=-1)
 
     def _break_ties(self, query: np.ndarray, seen: np.ndarray, place: np.ndarray, k: int) -> None:
-        """Mends the rows of `_search` whose last distance may occur more often than was seen."""
+        """Fix the rows of `_search` whose last distance may occur more often than was seen."""
         rows = np.flatnonzero(seen[:, k - 1] == seen[:, -1])
-        # Duplicates share their neighbours; a mass of them is looked at once.
+        # Duplicates share their neighbours, so that each distinct query is searched once.
         distinct, of_row = np.unique(query[rows], axis=0, return_inverse=True)
         for i, position in enumerate(distinct):
             same = rows[of_row.ravel() == i]

@@ -1,4 +1,4 @@
-"""The grid that the positions of a cloud are rounded to, the same in whatever order they come."""
+"""Chooses the grid that positions are rounded to; it does not depend on the order of points."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 _NUM_SEEDS, _NUM_AROUND = 8, 512
-# Steps in the extent that positions are hashed in, coarse against errors of their coordinates.
+# Grid steps per extent that positions are hashed on, coarse compared to errors of coordinates.
 _HASHED_STEPS = 2.0**20
 
 
 def grid_resolution(
     chunks: Callable[[], Iterator[np.ndarray]], low: np.ndarray, extent: np.ndarray
 ) -> float:
-    """A power of two, thousands of times finer than the points are apart.
+    """Step of the grid: a power of two, thousands of times smaller than the spacing of the points.
 
-    On this grid differences of positions are exact: equal distances are seen to be equal, and the
-    noise in coordinates of a cloud that was shifted far off is gone.
+    On this grid differences of positions are exact: equal distances compare equal, and rounding
+    errors in the coordinates of a cloud far from the origin vanish.
 
-    `chunks` gives the positions (n, 3) of the cloud, again and again; low, extent: (3,). What is
-    measured are the nearest points of a few seeds, chosen by a hash of their place. So the result
-    depends neither on the order of the points nor on how they are cut into files.
+    `chunks` returns a new iterator over the positions (n, 3) of the cloud at each call; low,
+    extent: (3,). The spacing is measured among the nearest points of a few seeds, which are chosen
+    by a hash of their position. So the result depends neither on the order of the points nor on
+    the files.
     """
     (seeds,) = _first(chunks(), [partial(_hashed, low=low, extent=extent)], _NUM_SEEDS)
     distances = []
@@ -34,7 +35,7 @@ def grid_resolution(
     spacing = float(np.median(apart)) if len(apart) else float(extent.max())
     # Distances hold 2**26 steps exactly.
     finest = np.log2(extent.max()) - 40
-    # Spacings that are a power of two are not to fall on either side of it.
+    # The 1e-6 makes spacings that are powers of two up to rounding give the same result.
     return float(2.0 ** max(np.floor(np.log2(spacing) + 1e-6) - 14, np.ceil(finest)))
 
 
@@ -44,7 +45,7 @@ def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
 
 
 def _hashed(points: np.ndarray, low: np.ndarray, extent: np.ndarray) -> np.ndarray:
-    """Numbers (n,) that look random and depend on the place of a point alone."""
+    """Hashes (n,) uint64 of the positions of points."""
     key = np.zeros(len(points), np.uint64)
     for axis in range(3):
         steps = np.rint((points[:, axis] - low[axis]) * (_HASHED_STEPS / extent.max()))
@@ -58,9 +59,9 @@ def _first(
     keys: Sequence[Callable[[np.ndarray], np.ndarray]],
     number: int,
 ) -> list[np.ndarray]:
-    """For each of the keys (n,) the different points that come first by it, `number` at most.
+    """For each key function, the `number` distinct points with the smallest keys, or fewer.
 
-    Among points with equal keys, those first by their coordinates.
+    Points with equal keys are ordered by their coordinates.
     """
     found = [np.empty((0, 3)) for _ in keys]
     for points in chunks:
@@ -77,7 +78,7 @@ def _first(
 
 
 def _different(points: np.ndarray, keys: np.ndarray, number: int) -> np.ndarray:
-    """The first `number` different points by their keys (n,), and among equal ones by place."""
+    """The first `number` distinct points by their keys (n,), ties ordered by coordinates."""
     looked_at = 2 * number
     while True:
         may_be = np.ones(len(keys), bool)
@@ -89,5 +90,5 @@ def _different(points: np.ndarray, keys: np.ndarray, number: int) -> np.ndarray:
         different = ordered[is_new][:number]
         if len(different) == number or may_be.all():
             return different
-        # Many are in one place.
+        # Many points coincide.
         looked_at *= 8

@@ -1,4 +1,4 @@
-"""Points of a survey's files written to one file, before they are sorted."""
+"""Copies the points of all files of a survey to one unsorted file, the first step of a store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pointup.upsampling.store.duplicates import FILE_BITS
 
 
 class Spooled(NamedTuple):
-    """Lowest coordinates, extent, dtype of a row, points read and taken of each file."""
+    """Lowest coordinates, extent, dtype of a row, number of points read and taken of each file."""
 
     low: np.ndarray
     extent: np.ndarray
@@ -28,7 +28,7 @@ def spool_points(
     path: Path,
     takes_part: Callable[[PointCloud], np.ndarray] | None,
 ) -> Spooled:
-    """Write the points of a survey's files to a file, as they come; see `build_survey_store`."""
+    """Write the points of a survey's files to a file, in input order; see `build_survey_store`."""
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
     dtype = np.dtype([])
     num_read: list[int] = []
@@ -61,7 +61,7 @@ def spool_points(
     if num_points < sum(num_read):
         what = f"of {sum(num_read):,} points in the classes to upsample"
     if num_points < 2:
-        raise DataError(f"has {num_points} {what}; there is nothing to fill in, leave it out")
+        raise DataError(f"has {num_points} {what}; at least 2 are needed, leave it out")
     if not (high > low).any():
         raise DataError(f"all {num_points} points are in one place; leave it out")
     return Spooled(low, high - low, dtype, np.array(num_read), np.array(num_taken))

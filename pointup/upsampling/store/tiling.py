@@ -1,4 +1,4 @@
-"""Parts of a cloud that are read at once and worked on by one thread."""
+"""Tiles: parts of a cloud that are read at a time and processed by one thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pointup.upsampling.store.point_store import Store
 
 @dataclass(frozen=True)
 class Tile:
-    """Blocks from `start` to `stop`, in batches of which each begins with one of `batches`."""
+    """Blocks from `start` to `stop`; `batches` are the first blocks of its batches."""
 
     start: int
     stop: int
@@ -22,7 +22,7 @@ class Tile:
 def cut_into_tiles(
     store: Store, batches: np.ndarray, num_points: int, side: float | None
 ) -> list[Tile]:
-    """Cut a cloud into tiles of at most so many points, or with sides of at most `side`.
+    """Split a cloud into tiles of at most `num_points` points, or with sides of at most `side`.
 
     A tile is at least one batch. batches: (B,) the first blocks of the batches.
     """
