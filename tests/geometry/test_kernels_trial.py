@@ -132,7 +132,7 @@ def test_a_kernel_broken_on_purpose_is_found_out_and_answers_stay_right(name: st
     bad = broken(getattr(module, kernel), RESULTS[name])
     with mock.patch.object(module, kernel, bad):
         with pytest.warns(
-            UserWarning, match=rf"kernel {file} gives wrong answers.*many times slower"
+            UserWarning, match=rf"kernel {file} gives wrong results.*many times slower"
         ):
             assert not kernels.is_available(HERE)
         # Said once, and the broken kernel is never asked again.

@@ -403,7 +403,7 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
 
 
 def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither a model that is shipped .*a directory"):
+    with pytest.raises(ModelError, match=r"neither a shipped model .*a model directory"):
         Upsampler.from_pretrained(tmp_path)
     as_if_trained().save_pretrained(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

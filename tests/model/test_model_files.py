@@ -93,7 +93,7 @@ def test_an_argument_that_nobody_knows_is_an_error(model_directory: Path) -> Non
     [
         ("lidr", "lidr: no such model or directory; did you mean lidar[?]"),
         ("Shapes", "did you mean shapes[?]"),
-        ("elephant", r"elephant: neither a model that is shipped \(shapes, lidar\), a directory"),
+        ("elephant", r"elephant: neither a shipped model \(shapes, lidar\), a model directory"),
     ],
 )
 def test_a_name_without_a_slash_is_never_looked_for_on_the_hub(
