@@ -20,7 +20,7 @@ from conftest import ROOT, metrics_of
 from emulated_device import DEVICE, memory, memory_limit, recorded
 from emulated_training import as_if_trained, batch_of, waits_of
 
-from pointup.benchmark.optimizer_steps import Alone
+from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.benchmark.sections import ALL
 from pointup.benchmark.timing import Effort
 from pointup.datasets.batch import move
@@ -106,7 +106,7 @@ def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
 ) -> None:
     batch = batch_of(tmp_path, [60, 50, 70, 40])
     model = as_if_trained().to(where)
-    reduction = StepReduction(Alone(DEVICE), model.parameters())
+    reduction = StepReduction(SingleProcess(DEVICE), model.parameters())
 
     def propagate(piece: Any) -> torch.Tensor:
         piece = move(piece, where)

@@ -142,7 +142,7 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
 
 
 def _check_hub_name(name: str) -> None:
-    """Raise ModelError for a name without OWNER/: no Hub repository has one, so none is requested."""
+    """Raise ModelError for a name without OWNER/, before a request: no Hub repository has one."""
     if "/" in name:
         return
     near = get_close_matches(name.lower(), SHIPPED, n=1)
