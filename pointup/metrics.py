@@ -118,8 +118,9 @@ def spacing_cv(pos: Tensor, ptr: Tensor) -> Tensor:
     """Spacing CV: coefficient of variation of nearest-neighbour distances.
 
     Standard deviation over mean, without unit; lower is more even: 0 for a regular grid, 0.52 for
-    independent points on a surface. It measures clustering, not gaps. 0 for fewer than two distinct
-    points. Gunzburger and Burkardt 2004, Uniformity Measures for Point Samples in Hypercubes.
+    independent points on a surface. It responds to uneven spacing, neither to gaps nor to equally
+    close pairs. 0 for fewer than two distinct points. Gunzburger and Burkardt 2004, Uniformity
+    Measures for Point Samples in Hypercubes.
     """
     squared, index = knn(pos, ptr, 2)
     distance = squared[:, 1].sqrt().masked_fill(index[:, 1] < 0, 0.0).to(widest_float(pos.device))
