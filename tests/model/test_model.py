@@ -97,7 +97,7 @@ def test_clouds_with_different_ratios_are_upsampled_as_if_alone(
         )
         for ours, theirs in expected:
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-        # Rounding may change which children are kept, but each is a child of its parent in the cloud.
+        # Rounding may change which children are kept, but not whose children they are.
         of_parent = children.reshape(max(size, 1), -1, 3)[output.parent[made] - points.start]
         assert (of_parent == output.pos[made].unsqueeze(1)).all(2).any(1).all()
 
