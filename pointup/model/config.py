@@ -56,8 +56,8 @@ class ModelConfig:
     oversampling: float = 1.0
     """Candidates per output point that `pointup upsample` computes in a second pass, over the
     output of a first one; 1 means one pass. The second pass fills holes beyond the neighbours of
-    measured points; the time grows in proportion. No weight depends on it: it can be changed in
-    the config.json of a trained model."""
+    measured points; 4 takes five to six times as long as 1. No weight depends on it: it can be
+    changed in the config.json of a trained model."""
     relaxation_steps: int = 5
     """Steps in which `pointup upsample` pushes new points apart along the surface. More steps give
     a more even spacing and slightly larger distances to the surface. No weight depends on it."""
