@@ -156,7 +156,7 @@ def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
     assert 0 < budgets[0] < budgets[1]
 
 
-def test_a_cloud_is_made_denser_as_on_the_cpu() -> None:
+def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
     model = as_if_trained()
@@ -179,10 +179,10 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
     patches = [
         mock.patch(f"pointup.benchmark.{name}", value)
         for name, value in (
-            ("steps.QUICK_SIZES", (60,)),
-            ("steps.token_budget", lambda device: 1200),
-            ("searches.QUICK_POINTS", 200),
-            ("reference.QUICK_SIZES", (60,)),
+            ("training_speed.QUICK_SIZES", (60,)),
+            ("training_speed.token_budget", lambda device: 1200),
+            ("neighbor_search.QUICK_POINTS", 200),
+            ("reference_training.QUICK_SIZES", (60,)),
             ("reference.token_budget", lambda device: 1200),
             ("upsampled.QUICK_SIZES", (300,)),
             ("steps.MOST_ROUNDS", 1),

@@ -23,7 +23,7 @@ INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def scrambled(number: tl.tensor) -> tl.tensor:
-    """Another number for each, in no order."""
+    """A bijective hash of int32 numbers, which breaks ties."""
     return number * -1640531535
 
 
