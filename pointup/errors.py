@@ -9,6 +9,10 @@ class FileError(PointupError):
     """A file can't be read or written."""
 
 
+class NoPointsError(FileError):
+    """A file is sound and has no points."""
+
+
 class DataError(PointupError):
     """The content of a cloud or of a dataset can't be used."""
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,12 @@ MOST_PROCESSES = 8
 """Each holds some 0.5 GB, and launches others."""
 
 ROOT = Path(__file__).parent.parent
-Run = subprocess.CompletedProcess[str]
+
+
+class Run(subprocess.CompletedProcess[str]):
+    """A command that has ended, and the pids of all processes that it was seen to have."""
+
+    pids: frozenset[int] = frozenset()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -116,23 +121,20 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that disturbed ones are compared with; beside it, how many seconds it took.
+    """The run that disturbed ones are compared with: of one process, which does the same.
 
     Made once, for all processes that run tests.
     """
-    from disturbed import ends
+    from disturbed import continues
 
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     run = folder / "undisturbed" / "run"
     with FileLock(folder / "undisturbed.lock"):
-        seconds = run.with_name("seconds")
-        if not seconds.exists():
+        if not run.exists():
             run.parent.mkdir(exist_ok=True)
-            began = time.monotonic()
-            ends(pair_directory, run)
-            seconds.write_text(str(time.monotonic() - began))
+            continues(pair_directory, run)
     return run
 
 
@@ -161,13 +163,25 @@ def launch() -> Callable[..., Run]:
             "--num_processes", num_processes, "--main_process_port", free_port(),
             "--mixed_precision", mixed_precision, script, *arguments,
         ]  # fmt: skip
-        return subprocess.run(
-            [str(word) for word in command],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
+        words = [str(word) for word in command]
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "ACCELERATE_DEBUG_MODE": "true", **environment},
-        )
+        )  # fmt: skip
+        pids: set[int] = set()
+        deadline = time.monotonic() + timeout
+        while True:
+            pids |= pids_of(process.pid)
+            try:
+                stdout, stderr = process.communicate(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > deadline:
+                    process.kill()
+                    raise
+        ended = Run(words, process.returncode, stdout, stderr)
+        ended.pids = frozenset(pids)
+        return ended
 
     return run
 
@@ -251,16 +265,18 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def shared_memory() -> set[str]:
-    """What lies in shared memory, without that of other living processes, as other tests have."""
-    found = set()
-    for path in Path("/dev/shm").iterdir():
-        owner = re.match(r"torch_(\d+)_", path.name)
-        is_of_another = owner and int(owner[1]) != os.getpid() and psutil.pid_exists(int(owner[1]))
-        # Semaphores have a name for the moment in which they are made.
-        if not is_of_another and not path.name.startswith("sem."):
-            found.add(path.name)
-    return found
+def pids_of(pid: int) -> set[int]:
+    """A process and all that descend from it, as far as they still run."""
+    try:
+        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def shared_memory_of(pids: Collection[int]) -> set[str]:
+    """What these processes have left in shared memory, whose names tell who made them."""
+    names = [path.name for path in Path("/dev/shm").iterdir()]
+    return {name for name in names if set(map(int, re.findall(r"\d+", name))) & set(pids)}
 
 
 def metrics_of(run_directory: Path) -> list[dict[str, Any]]:

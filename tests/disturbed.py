@@ -77,7 +77,7 @@ def ends(data: Path, run: Path, *options: object, **settings: int) -> None:
 
 
 def continues(data: Path, run: Path, *options: object) -> None:
-    """Start a stopped run of two slots again, in this very process, and see it to its end."""
+    """Start a run of two slots, or a stopped one again, in this process, and see it to its end."""
     slots = ("--accumulation-steps", 2, "--num-workers", 0)
     config = tyro.cli(TrainConfig, args=arguments(data, run, *slots, *options))
     accelerator = make_accelerator(config.output_dir, config.log_with)

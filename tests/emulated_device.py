@@ -565,11 +565,17 @@ def emulated() -> Iterator[None]:
     def search_one(query: Any, query_ptr: Any, pos: Any, ptr: Any) -> Tensor:
         return neighbors._search_trees(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
 
-    def search_both(pos: Any, ptr: Any, target: Any, target_ptr: Any) -> tuple[Tensor, Tensor]:
-        return (
-            search_one(pos, ptr, target, target_ptr),
-            search_one(target, target_ptr, pos, ptr),
-        )
+    def search_both(points: Any, num_pos: int, ptr: Any, target_ptr: Any) -> Tensor:
+        pos, target = points[:num_pos], points[num_pos:]
+        to_target = search_one(pos, ptr, target, target_ptr)
+        to_target = torch.where(to_target < 0, to_target, to_target + num_pos)
+        return torch.cat([to_target, search_one(target, target_ptr, pos, ptr)])
+
+    def search_own_first(*arguments: Any) -> tuple[Tensor, Tensor]:
+        squared, index = neighbors._search_trees(*arguments)
+        if arguments[0] is arguments[2]:
+            neighbors.put_own_first(index)
+        return squared, index
 
     def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
         return thinning._sample_buckets(pos, bounds, counts)
@@ -587,7 +593,7 @@ def emulated() -> Iterator[None]:
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
         (optimizer, "FUSED", {"gpu"}),
         (kernels, "take", take),
-        (knn, "knn_search", _answered(knn.knn_search, neighbors._search_trees)),
+        (knn, "knn_search", _answered(knn.knn_search, search_own_first)),
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),

@@ -34,6 +34,7 @@ from pointup.upsampling import upsample
 
 sys.path.insert(0, str(ROOT))
 SMALL = ModelConfig(feature_dim=16, num_layers=1)
+SLOW = [pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def options(data: Path, run: Path, **more: Any) -> TrainConfig:
     return TrainConfig(**(given | more))
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.slow), "fp16"])
 def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
     precision: str, pair_directory: Path, tmp_path: Path, make: Callable[..., Any]
 ) -> None:
@@ -171,8 +172,11 @@ def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
 # Planning and reading are the processor's; scaling forms processes that have no emulated device.
 @pytest.mark.parametrize(
     "section",
-    [section for section in ALL if section.name in ("knn", "step", "reference", "upsampling")],
-    ids=lambda section: section.name,
+    [
+        pytest.param(section, id=section.name, marks=[] if section.name == "step" else SLOW)
+        for section in ALL
+        if section.name in ("knn", "step", "reference", "upsampling")
+    ],
 )
 def test_every_section_of_the_bench_runs(section: Any) -> None:
     effort = Effort(quick=True, device=torch.device("gpu"), seconds=1000.0)

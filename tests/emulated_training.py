@@ -28,7 +28,7 @@ from pointup.training.distributed.reduction import StepReduction
 from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 
-MOST_OPERATIONS = 1420
+MOST_OPERATIONS = 1200
 """Of a step of the default model in bf16, ratios mixed, with normals: one process launches some
 100,000 to 200,000 a second on a GPU."""
 
@@ -112,9 +112,17 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.chamfer)
+WAYS = [(True, None, True), (False, 2.5, True), (None, None, False)]
+
+
 @pytest.mark.parametrize(
-    ("recompute", "ratio", "normals"), [(True, None, True), (False, 2.5, True), (None, None, False)]
+    ("loss", "recompute", "ratio", "normals"),
+    [
+        # Each loss and each way once; the other pairs of them are slow.
+        pytest.param(loss, *way, marks=[] if place == number else pytest.mark.slow)
+        for place, loss in enumerate(LOSSES)
+        for number, way in enumerate(WAYS)
+    ],
 )
 def test_losses_and_gradients_are_those_of_the_cpu(
     loss: LossConfig, recompute: bool | None, ratio: float | None, normals: bool, tmp_path: Path
@@ -134,8 +142,15 @@ def test_losses_and_gradients_are_those_of_the_cpu(
         torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "mixed"),
+    [
+        (torch.bfloat16, True),
+        (torch.float16, False),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
+        pytest.param(torch.float16, True, marks=pytest.mark.slow),
+    ],
+)
 def test_steps_in_16_bits_are_near_those_of_float32(
     dtype: torch.dtype, mixed: bool, tmp_path: Path
 ) -> None:
@@ -157,7 +172,9 @@ def test_steps_in_16_bits_are_near_those_of_float32(
     assert torch.nn.functional.cosine_similarity(ahead, wanted, dim=0) > 0.95
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(None, marks=pytest.mark.slow), torch.bfloat16], ids=str
+)
 def test_dropout_computed_again_drops_the_same(dtype: torch.dtype | None, tmp_path: Path) -> None:
     batch = batch_of(tmp_path, [50, 30])
     gradients = []
@@ -193,7 +210,13 @@ def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
 
 
 @pytest.mark.parametrize(
-    ("precision", "mixed"), [("fp32", False), ("bf16", False), ("bf16", True), ("fp16", True)]
+    ("precision", "mixed"),
+    [
+        ("bf16", True),
+        ("fp32", False),
+        pytest.param("bf16", False, marks=pytest.mark.slow),
+        pytest.param("fp16", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     precision: str, mixed: bool, tmp_path: Path

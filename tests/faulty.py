@@ -33,7 +33,7 @@ from pointup.training.run_directory.checkpointing import Saver
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (train, "open_training_data"),
     "worker": (PairDataset, "__getitem__"),  # In a data worker only.
-    "forward": (train, "micro_batch_losses"),
+    "forward": (train, "losses_of_model"),
     "backward": (Accelerator, "backward"),
     "window": (StepReduction, "add"),
     "reduction": (StepReduction, "finish"),

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
     "terminal",
+    "shipped",
     "geometry",
     "io",
     "losses",
@@ -126,9 +127,11 @@ def test_help_answers_at_once() -> None:
     assert min(seconds) < 0.7, seconds
 
 
-def test_upsampling_loads_nothing_that_only_training_needs() -> None:
+def test_upsampling_loads_nothing_that_only_training_needs_and_training_no_pictures() -> None:
     code = (
         "import sys, pointup.cli.upsample.files, pointup.training.next_commands\n"
-        "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)"
+        "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)\n"
+        "import pointup.training.evaluation\n"
+        "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

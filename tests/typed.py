@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,11 @@ def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.nd
     las.height = rng.integers(0, 100, num_points) / 10
     las.write(path)
     return np.asarray(las.points.array)
+
+
+def digest(path: Path) -> str:
+    """Of a file that is compared as a whole: pytest would print how long bytes differ."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def left_in(folder: Path) -> list[str]:

@@ -18,10 +18,12 @@ import pointup
 from pointup.errors import PointupError
 
 COMMANDS = {
+    "train": "pointup.cli.train:Train",
     "prepare": "pointup.cli.prepare.command:Prepare",
     "inspect": "pointup.cli.inspect:Inspect",
     "upsample": "pointup.cli.upsample.command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
+    "config": "pointup.cli.config:Config",
     "doctor": "pointup.cli.doctor.command:Doctor",
     "bench": "pointup.cli.bench:Bench",
 }
@@ -87,6 +89,11 @@ def _run(args: Sequence[str]) -> int:
     if args == ["--version"]:
         print(f"pointup {pointup.__version__}")
         return 0
+    if args[:1] == ["train"]:
+        # train.py parses its own options, which are too heavy to import for any other command.
+        from pointup.cli.train import run_train
+
+        return run_train(args[1:])
     return int(parse(args or ["--help"]).run())
 
 

@@ -1,1 +1,1 @@
-"""From files to packed batches; knows nothing of the model."""
+"""Pair datasets: making them from surveys and meshes, reading them, packing them into batches."""

@@ -1,4 +1,4 @@
-"""Random crops, similarity transforms and sensor noise for pairs, all drawn from one generator."""
+"""Random crops, similarity transforms and sensor noise for training pairs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ NUM_PROBES = 8
 def crop_pair(
     clouds: dict[str, np.ndarray], max_tokens: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """The `max_tokens` points of source and target nearest to a random point of the source.
+    """Crop a pair to the `max_tokens` source and target points nearest to a random source point.
 
-    All clouds of the pair lose what is outside that ball; a pair that is small enough stays whole.
+    If the source is empty, the centre is a random target point. `target_normals` are cropped with
+    the target, and `resample` to the ball of the kept points. A pair within the budget is returned
+    unchanged.
     """
     source, target = clouds["source"], clouds["target"]
     if len(source) + len(target) <= max_tokens:
@@ -38,10 +40,11 @@ def crop_pair(
 def augment_pair(
     clouds: dict[str, np.ndarray], vertical: bool, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """Rotates, mirrors and scales a pair about the mean of its source, and jitters the source.
+    """Rotate, mirror and scale a pair about the mean of its source, and jitter the source.
 
-    `clouds` maps `source`, `target` and what else there is to (N, 3) float32; `target_normals` are
-    directions and only turn. The jitter is Gaussian, of 0.01 of the source's own point spacing.
+    `clouds` maps `source`, `target` and optional columns to (N, 3) float32. `target_normals` are
+    directions: they are rotated and mirrored only. The jitter is Gaussian noise with a standard
+    deviation of 0.01 of the source's point spacing.
     """
     rotation = random_rotation(rng, vertical)
     scale = rng.uniform(*SCALES)
@@ -60,16 +63,16 @@ def augment_pair(
 
 
 def random_rotation(rng: np.random.Generator, vertical: bool) -> np.ndarray:
-    """An orthogonal (3, 3) matrix, drawn uniformly, a mirror image half of the time.
+    """A uniformly random orthogonal matrix (3, 3), with a reflection in half of the draws.
 
-    With `vertical` the z axis stays where it is: what is up in a survey stays up.
+    With `vertical` the z axis is not changed, so that up stays up in surveys.
     """
     if vertical:
         angle = rng.uniform(0, 2 * np.pi)
         cos, sin = np.cos(angle), np.sin(angle)
         rotation = np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
     else:
-        # The QR decomposition of a Gaussian matrix is uniform once R has a positive diagonal.
+        # Q of the QR decomposition of a Gaussian matrix is uniform if R has a positive diagonal.
         q, r = np.linalg.qr(rng.standard_normal((3, 3)))
         rotation = q * np.sign(np.diag(r))
         rotation[:, 0] *= np.sign(np.linalg.det(rotation))
@@ -79,7 +82,7 @@ def random_rotation(rng: np.random.Generator, vertical: bool) -> np.ndarray:
 
 
 def estimate_spacing(points: np.ndarray, rng: np.random.Generator) -> float:
-    """Median distance of a few random points to their nearest other; 0 for fewer than two."""
+    """Median nearest-neighbour distance of `NUM_PROBES` random points; 0 for fewer than two."""
     if len(points) < 2:
         return 0.0
     axes = np.ascontiguousarray(points.T)

@@ -1,4 +1,4 @@
-"""Packs samples into one PyG batch; the loader whose workers do it ahead of the training loop."""
+"""Collates samples into a PyG batch, and builds the DataLoader whose workers do so."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes, to_device
 CPU = torch.device("cpu")
 PINNED_FOR = ("cuda", "xpu")
 MAX_OPEN_FILES = 65536
-SECONDS_TO_END = 5.0
-UNHEARD = tuple(
+SECONDS_TO_EXIT = 5.0
+IGNORED_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 
 def collate(samples: Sequence[Data]) -> Batch:
-    """Samples of a `PairDataset` as one batch, points copied one cloud after another.
+    """Collate samples of a `PairDataset` into one packed batch.
 
-    The batch has `pos` (N, 3), `batch` (N,), `ptr` (B + 1,), likewise `target`, `target_batch`,
-    `target_ptr`, and `name` (list of B), `index` (B,) int64. `target_normals` (M, 3) and
-    `resample` (K, 3) with `resample_ptr` are there when any sample has them: a sample without has
-    zeros for normals and no points of `resample`, so that what becomes of a cloud does not depend
-    on the others in its batch. No samples make an empty batch. `seconds` tells how long each stage
-    took that made the batch.
+    The batch has `pos` (N, 3), `batch` (N,), `ptr` (B + 1,), the same for the target as `target`
+    (M, 3), `target_batch`, `target_ptr`, and `name` (list of B) and `index` (B,) int64. It has
+    `target_normals` (M, 3), and `resample` (K, 3) with `resample_ptr`, if any sample has them. A
+    sample without them gets zero normals and no points of `resample`, so that a cloud is treated
+    the same in every batch. An empty list gives an empty batch. `seconds` maps each stage of the
+    data loading to its duration.
     """
     began = time.perf_counter()
     pos, ptr = _pack([sample.pos for sample in samples])
     target, target_ptr = _pack([sample.target for sample in samples])
-    # Built without `Batch.from_data_list`: PyG would shift every attribute named like an index.
+    # `Batch.from_data_list` is not used: it would add offsets to attributes whose names contain
+    # "index".
     batch = Batch(
         pos=pos,
         batch=batch_from_ptr(ptr, len(pos)),
@@ -61,9 +62,9 @@ def collate(samples: Sequence[Data]) -> Batch:
             ]
         )
     if any("resample" in sample for sample in samples):
-        nothing = torch.empty((0, 3))
+        empty = torch.empty((0, 3))
         batch.resample, batch.resample_ptr = _pack(
-            [sample.resample if "resample" in sample else nothing for sample in samples]
+            [sample.resample if "resample" in sample else empty for sample in samples]
         )
     seconds = sum((Counter(sample.get("seconds", {})) for sample in samples), Counter())
     batch.seconds = {**seconds, "packing": time.perf_counter() - began}
@@ -71,7 +72,7 @@ def collate(samples: Sequence[Data]) -> Batch:
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device, with the bounds of its clouds known on the host as well."""
+    """The batch on the device. The values of its `ptr` tensors stay known on the host."""
     bounds = {name: batch[name] for name in ("ptr", "target_ptr", "resample_ptr") if name in batch}
     batch = batch.to(device, non_blocking=True)
     for name, ptr in bounds.items():
@@ -91,16 +92,17 @@ def make_loader(
     timeout: float = 300.0,
     device: torch.device = CPU,
 ) -> DataLoader[Data]:
-    """A loader of collated batches, in the order of the batch sampler.
+    """Build a loader of collated batches, in the order of the batch sampler.
 
-    Workers persist over the epochs, and are deaf to Ctrl-C, SIGTERM and SIGHUP, which come to
-    the whole process group: the training process decides when they end. `timeout` is how many
-    seconds a batch may take before the loader raises RuntimeError; it counts with workers only.
-    Batches for a GPU come in pinned memory, from where they are copied without a wait.
+    Workers persist across epochs. They ignore Ctrl-C, SIGTERM and SIGHUP, which the whole process
+    group receives: the training process ends them. If a batch of a worker takes longer than
+    `timeout` seconds, the loader raises RuntimeError; without workers there is no timeout. For
+    CUDA and XPU devices, batches are in pinned memory, so that the copy to the device does not
+    block.
     """
     if num_workers:
         _raise_open_files_limit()
-        # Registering twice would run it twice.
+        # A function that is registered twice runs twice.
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
     return _Loader(
@@ -116,12 +118,12 @@ def make_loader(
 
 
 class _Loader(DataLoader[Data]):
-    """Starts workers with the signals held back that would end one before it is deaf to them."""
+    """Blocks signals while workers start: a worker does not yet ignore them then."""
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         if not hasattr(signal, "pthread_sigmask"):  # Windows
             return super().__iter__()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, UNHEARD)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             return super().__iter__()
         finally:
@@ -129,37 +131,39 @@ class _Loader(DataLoader[Data]):
 
 
 def _start_worker(worker_id: int) -> None:
-    for number in UNHEARD:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, UNHEARD)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     if hasattr(signal, "SIGUSR2"):
-        # Ends between two bytecodes, never while a shared-memory file is being made.
+        # A handler runs between two bytecodes, so never during the creation of a shared-memory
+        # file.
         signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     torch.set_num_threads(1)
 
 
 def _end_workers() -> None:
-    """Ends this process's workers at its exit, where multiprocessing would wait for ever.
+    """End the workers of this process at its exit.
 
-    Its own last call is SIGTERM, which workers ignore, and then a join without a timeout.
+    multiprocessing alone would hang: it sends SIGTERM, which workers ignore, and then joins them
+    without a timeout.
     """
     workers = [child for child in multiprocessing.active_children() if child.daemon]
     for worker in workers:
         if hasattr(signal, "SIGUSR2") and worker.pid:
             os.kill(worker.pid, signal.SIGUSR2)
     for worker in workers:
-        worker.join(SECONDS_TO_END)
+        worker.join(SECONDS_TO_EXIT)
         worker.kill()
 
 
 def _raise_open_files_limit() -> None:
-    # Every tensor on its way from a worker holds a file open.
+    # Every tensor that a worker sends holds a file descriptor open.
     try:
         import resource
     except ImportError:  # Windows
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,4 +1,4 @@
-"""Finds the samples of a pair dataset that can't be trained on, without looping over points."""
+"""Finds the samples of a pair dataset that can't be trained on, for training and `inspect`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pointup.datasets.columns import POINT_COLUMNS, unpack_points
 from pointup.datasets.pair import surface_path
 from pointup.errors import DataError
 
-SMALLEST_EXTENT = 1e-6
-LARGEST_EXTENT = 1e5
+MIN_EXTENT = 1e-6
+MAX_EXTENT = 1e5
 
 
 @dataclass(frozen=True)
 class BadSample:
-    """One sample that should be left out; `index` is its row in the dataset, `reason` says why."""
+    """A sample that must be left out: its row in the dataset, its name, and the reason."""
 
     index: int
     name: str
@@ -30,14 +30,18 @@ class BadSample:
 def find_bad_samples(
     dataset: Dataset, min_points: int, folder: str | Path | None = None
 ) -> list[BadSample]:
-    """The samples that can't be used, in the order of the dataset, each with one reason.
+    """Find the samples that can't be used, in the order of the dataset, each with one reason.
 
-    A source or target is bad when it is empty, has fewer than `min_points` points, holds a
-    coordinate that is not finite, has all its points in one place, or an extent (longest side of
-    its bounding box) beyond 1e-6 to 1e5 units; when an entry is missing, or `num_source` or
-    `num_target` is not what the columns hold. Normals must be as many as the target's points, and
-    they and `resample` finite. With the `folder` of the dataset, the surface file that a sample
-    names must be in its `surfaces`.
+    A source or target is bad if
+
+    - it is empty, has fewer than `min_points` points, or one of its points is missing;
+    - its number of points differs from `num_source` or `num_target`;
+    - a coordinate is not finite, or all its points coincide;
+    - its extent (the longest side of its bounding box) is outside 1e-6 to 1e5 units.
+
+    Normals must be finite and match the target in number; `resample` must be finite. If `folder`,
+    the directory of the dataset, is given, the surface file of each sample must exist in
+    `folder/surfaces` and be undamaged.
     """
     bad: dict[int, BadSample] = {}
     start = 0
@@ -58,7 +62,7 @@ def find_bad_samples(
             if column == "target":
                 num_target = np.diff(ptr)
             if column == "target_normals":
-                found += _miscounted(np.diff(ptr), num_target)
+                found += _wrong_counts(np.diff(ptr), num_target)
             for i, reason in found:
                 reasons[i] = reasons[i] or reason
         if folder is not None and "surface" in table.column_names:
@@ -72,11 +76,11 @@ def find_bad_samples(
 
 
 Reasons = list[tuple[int, str]]
-"""Row and reason of bad samples."""
+"""Rows of bad samples with the reasons."""
 
 
 def _unpack_each(column: pa.Array) -> tuple[np.ndarray, np.ndarray, Reasons]:
-    """`unpack_points`, with what can't be unpacked taken as empty, and the reason for each."""
+    """`unpack_points` that replaces invalid rows by empty clouds and returns their reasons."""
     try:
         return *unpack_points(column), []
     except ValueError:
@@ -99,20 +103,20 @@ def _not_finite(values: np.ndarray, ptr: np.ndarray, column: str) -> Reasons:
     ]
 
 
-def _miscounted(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
+def _wrong_counts(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
     wrong = np.flatnonzero((num_normals > 0) & (num_normals != num_target)).tolist()
     return [(i, f"{num_normals[i]} normals for {num_target[i]} points") for i in wrong]
 
 
 def _bad_surface(folder: Path, file: str) -> str:
-    """What is wrong with the surface that a sample names; empty where nothing is."""
+    """The reason why the surface file of a sample can't be used; "" if it can."""
     try:
         path = surface_path(folder, file)
     except DataError:
         return f"surface {file!r} lies outside the dataset's {folder / 'surfaces'}"
     if not path.is_file():
         return f"surface {path} is missing"
-    # The directory of an archive stands at its end: this sees what was cut off.
+    # The directory of a zip archive is at its end, so this detects a truncated file.
     return "" if is_zipfile(path) else f"surface {path} is damaged"
 
 
@@ -121,7 +125,7 @@ def _bad_clouds(
 ) -> Reasons:
     sizes = np.diff(ptr)
     filled = np.flatnonzero(sizes)
-    # Minimum and maximum see a NaN as well as an infinity, so one pass finds every bad coordinate.
+    # Minimum and maximum propagate NaN and infinity, so one pass finds every bad coordinate.
     low = np.zeros((len(sizes), 3))
     high = np.zeros((len(sizes), 3))
     if len(filled):
@@ -142,10 +146,9 @@ def _bad_clouds(
             reason = f"{column} has {size} points, fewer than {min_points}"
         elif extent[i] == 0 and size > 1:
             reason = f"{column} has all its {size} points in one place"
-        elif size > 1 and not SMALLEST_EXTENT <= extent[i] <= LARGEST_EXTENT:
+        elif size > 1 and not MIN_EXTENT <= extent[i] <= MAX_EXTENT:
             reason = (
-                f"{column} is {extent[i]:.3g} units wide, beyond "
-                f"{SMALLEST_EXTENT:g} to {LARGEST_EXTENT:g}"
+                f"{column} is {extent[i]:.3g} units wide, outside {MIN_EXTENT:g} to {MAX_EXTENT:g}"
             )
         else:
             continue

@@ -1,4 +1,4 @@
-"""The Arrow columns of a pair dataset: what they are, how numpy arrays go in and come out."""
+"""The Arrow columns of a pair dataset: their types, and their conversion from and to NumPy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POINT_COLUMNS = ("source", "target", "target_normals", "resample")
 
 
 def pack_points(clouds: Sequence[np.ndarray]) -> pa.ListArray:
-    """Clouds of shape (N_i, 3) as one Arrow list of float32 triples a cloud."""
+    """Pack clouds (N_i, 3) into an Arrow array with a list of float32 triples per cloud."""
     sizes = np.array([len(cloud) for cloud in clouds], dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     values = np.concatenate([np.empty((0, 3), np.float32), *clouds], dtype=np.float32)
@@ -39,27 +39,27 @@ def pack_points(clouds: Sequence[np.ndarray]) -> pa.ListArray:
 
 
 def unpack_points(column: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates (N, 3) of all clouds of a column, a read-only view where possible, and ptr.
+    """Coordinates (N, 3) of all clouds of a column, and their bounds `ptr` (clouds + 1,).
 
-    A missing cloud counts as an empty one, a missing coordinate as NaN.
-    Raises ValueError when an entry has not three coordinates.
+    The coordinates are a read-only view if possible. A missing cloud counts as empty, a missing
+    coordinate as NaN. Raises ValueError if a point is missing or does not have three coordinates.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     rows = column.flatten()
     if rows.null_count:
-        raise ValueError("an entry is missing")
+        raise ValueError("a point is missing")
     if not pa.types.is_fixed_size_list(rows.type) or rows.type.list_size != 3:
         lengths = rows.value_lengths().to_numpy(zero_copy_only=False)
         if np.any(lengths != 3):
-            raise ValueError(f"an entry has {int(lengths[lengths != 3][0])} coordinates")
+            raise ValueError(f"a point has {int(lengths[lengths != 3][0])} coordinates")
     values = rows.flatten().to_numpy(zero_copy_only=False).reshape(-1, 3)
     sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
 def first_points(column: pa.ChunkedArray) -> np.ndarray:
-    """Coordinates (N, 3) float32 of the first cloud of a column, a read-only view."""
+    """The coordinates (N, 3) float32 of the first cloud of a column, as a read-only view."""
     triples = column[0].values
     if triples is None:
         return np.empty((0, 3), np.float32)
@@ -67,18 +67,18 @@ def first_points(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def is_points(feature: object) -> bool:
-    """Whether a column is stored just as pointup reads it."""
+    """Whether a column has the type in which pointup stores points."""
     return bool(feature == POINTS)
 
 
 def standardize(dataset: Dataset, label: str) -> Dataset:
-    """The dataset with pointup's columns and types; other columns are left out.
+    """Convert a dataset to pointup's columns and types; other columns are dropped.
 
-    `source` and `target` must be there, as lists or arrays of three floating-point coordinates.
-    Where they are not float32 they are converted once, relative to the rounded mean of the source,
-    so that survey coordinates keep their digits; the result is cached. Names, origins and sizes are
-    added where such a column is missing. Raises DataError naming the column and the expected type,
-    also where single values of one are missing.
+    `source` and `target` are required, as lists or arrays of three floating-point coordinates. If a
+    column of points has another type than float32 lists, all are converted once to float32 relative
+    to the rounded mean of the source, so that map coordinates keep their digits; `datasets` caches
+    the result. Missing columns of names, origins and sizes are added. Raises DataError that names
+    the column and the expected type, also if single values of a column are missing.
     """
     for column in ("source", "target"):
         if column not in dataset.column_names:
@@ -110,7 +110,7 @@ def standardize(dataset: Dataset, label: str) -> Dataset:
 
 
 def _refuse_missing(dataset: Dataset, label: str) -> None:
-    """Raise DataError for a column of one value a sample, or of its origin, that lacks some."""
+    """Raise DataError if values of the name, the origin or a size are missing."""
     table = dataset.with_format("arrow")
     for column in ("name", "origin", "num_source", "num_target"):
         if column not in dataset.column_names:
@@ -126,7 +126,7 @@ def _refuse_missing(dataset: Dataset, label: str) -> None:
 
 
 def _num_without_three(origins: pa.Array) -> int:
-    """Rows of lists of coordinates that are not three, or have a missing one among them."""
+    """The number of rows that are not lists of three coordinates, all present."""
     rows = origins.to_pylist()
     return sum(not isinstance(row, list) or len(row) != 3 or None in row for row in rows)
 

@@ -1,4 +1,4 @@
-"""The field's patch files (PU-Net, PU-GAN, PU1K): HDF5 with an array of patches a density."""
+"""Reads the HDF5 patches of PU-Net, PU-GAN and PU1K: one array of patches per point density."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from pointup.geometry.array_files import check_expansion
 if TYPE_CHECKING:
     import h5py
 
-# Source and target of the files in use: PU-GAN and PU1K; PU-Net.
+# Keys of source and target in the published files: first PU-GAN and PU1K, then PU-Net.
 KNOWN_KEYS = (("poisson_256", "poisson_1024"), ("montecarlo_1024", "poisson_4096"))
-# A multiple of the 200 patches a shape of PU-GAN, of the 50 and 150 of PU1K, of the 100 of PU-Net.
+# A multiple of the patches per shape: 200 in PU-GAN, 50 and 150 in PU1K, 100 in PU-Net.
 PATCHES_PER_BLOCK = 600
 PATCHES_PER_READ = 256
 
 
 @dataclass(frozen=True)
 class PatchFile:
-    """Where the pairs of a patch file are.
+    """The arrays of a patch file that hold its pairs.
 
-    `place` (P,) int64 numbers the shape each patch was cut from, or, where the file does not name
-    shapes, its block of neighbouring patches: patches of one place belong on one side of a split.
+    `place` (P,) int64 is the index of the shape that each patch was cut from. If the file does not
+    name shapes, it is the index of a block of consecutive patches. Patches of one place must be in
+    the same split.
     """
 
     path: Path
@@ -47,11 +48,12 @@ class PatchFile:
 def open_patches(
     path: Path, source_key: str | None = None, target_key: str | None = None
 ) -> PatchFile:
-    """Find the two arrays of patches, (P, N, 3) and (P, M, 3), or with normals 6 columns wide.
+    """Find the source and target patches of a file: arrays (P, N, 3) and (P, M, 3).
 
-    Without keys the names of the published files are tried, then the only two arrays there are,
-    the smaller as the source. Raises FileError when the file is no HDF5 or its arrays don't match,
-    ConfigError listing what is there when the choice is open.
+    The arrays have 6 columns if they include normals. Without keys, the keys of the published files
+    are tried. If none match and the file has exactly two arrays of patches, the one with fewer
+    points is the source. Raises FileError if the file is not HDF5 or its arrays do not match,
+    ConfigError that lists the arrays if the choice is ambiguous.
     """
     with _open(path) as file, _hdf5_errors(path):
         arrays = _patch_arrays(file)
@@ -59,7 +61,8 @@ def open_patches(
         source, target = file[source_key], file[target_key]
         if len(source) != len(target):
             raise FileError(
-                f"{path}: {source_key} holds {len(source)} patches and {target_key} {len(target)}"
+                f"{path}: {source_key} holds {len(source)} patches, {target_key} {len(target)}; "
+                "choose two arrays of equal length with --source-key and --target-key"
             )
         if not len(source):
             raise FileError(f"{path}: {source_key} holds no patches")
@@ -75,10 +78,10 @@ def open_patches(
 def patch_pairs(
     patches: PatchFile, chosen: np.ndarray, report: Callable[[str], None]
 ) -> Iterator[Pair]:
-    """The pairs of the patches where `chosen` (P,) bool, in the file's order, read piece by piece.
+    """Yield the pairs of the patches where `chosen` (P,) bool is True, in the order of the file.
 
-    Each is centred on the mean of its source; its scale is the file's. A patch with a non-finite
-    coordinate is left out and reported.
+    The file is read in blocks. Each pair is centred on the mean of its source and keeps the scale
+    of the file. A patch with a coordinate that is not finite is left out and passed to `report`.
     """
     with _open(patches.path) as file:
         for start in range(0, patches.num_patches, PATCHES_PER_READ):
@@ -131,15 +134,14 @@ def _hdf5_errors(path: Path, where: str = "") -> Iterator[None]:
         yield
     except PointupError:
         raise
-    # h5py has no errors of its own: what a damaged file leads to is a RuntimeError, KeyError, ...
+    # h5py has no error class of its own: a damaged file raises RuntimeError, KeyError and others.
     except Exception as error:
-        raise FileError(
-            f"{path}: can't be read{where} ({str(error).splitlines()[0]}); copy it again"
-        ) from error
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise FileError(f"{path}: can't be read{where} ({reason}); copy it again") from error
 
 
 def _patch_arrays(file: h5py.File) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of everything that could be patches, groups included."""
+    """Names and shapes of all arrays that could be patches, including those in groups."""
     import h5py
 
     arrays: dict[str, tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""What a pair dataset really holds out: its share, and how near it comes to what is trained on."""
+"""Measures the validation split of a pair dataset: its share, and its distance to training data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pointup.datasets.columns import first_points, unpack_points
 
 BATCH_SIZE = 256
 ROUNDING = 1e-4
-"""How much less than the strip a gap may be: points are stored as float32."""
+"""Relative tolerance of a gap that should equal the strip, because points are stored as float32."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is validated on, beside what is trained on.
+    """The size of the validation split, and its distance to the training split.
 
     Attributes:
-        num_pairs: pairs to validate on.
-        share_of_pairs, share_of_points, share_of_area: their share of all pairs; the area is that
-            of the pairs' bounding rectangles in x and y.
-        gap: smallest horizontal distance between a point of training and one of validation, in the
-            unit of the files; None where the pairs have no common coordinates.
+        num_pairs: number of validation pairs.
+        share_of_pairs, share_of_points, share_of_area: fraction of both splits. Areas are those of
+            the pairs' bounding rectangles in x and y.
+        gap: smallest horizontal distance between a training and a validation point, in the unit of
+            the files; None if the pairs have no common coordinates.
     """
 
     num_pairs: int
@@ -34,7 +34,7 @@ class HeldOut:
     gap: float | None
 
     def describe(self, strip: float | None) -> list[str]:
-        """Lines to print; `strip` is the width of what was left out around the held-out pairs."""
+        """Lines to print; `strip` is the width of the strip left out around the held-out tiles."""
         pairs = f"{self.num_pairs:,} pair{'s' * (self.num_pairs != 1)}"
         lines = [
             f"held out to validate on: {pairs} ({self.share_of_pairs:.1%}), "
@@ -43,17 +43,15 @@ class HeldOut:
         if self.gap is None:
             return lines
         left_out = f"; a strip of {strip:g} was left out" if strip else ""
-        lines.append(f"  at least {self.gap:.6g} from every point of training{left_out}")
+        lines.append(f"  at least {self.gap:.6g} from every training point{left_out}")
         if not strip or self.gap < strip * (1 - ROUNDING):
-            lines.append(
-                "  touches training ground: scores look better than they are; prepare again"
-            )
+            lines.append("  touches training ground, so that scores are too good; prepare it again")
         return lines
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Where the pairs of a split lie: rectangles low (n, 2) to high (n, 2), and names."""
+class _Rectangles:
+    """The pairs of a split: bounding rectangles `low` (n, 2) to `high` (n, 2), sizes, names."""
 
     low: np.ndarray
     high: np.ndarray
@@ -65,43 +63,44 @@ class _Places:
         return float(np.nansum((self.high - self.low).prod(axis=1)))
 
     def distances(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """(n,) from each rectangle to that of `low` (2,) to `high`; NaN where it has no points."""
+        """Distances (n,) to the rectangle `low` (2,) to `high` (2,); NaN without points."""
         beside = np.maximum(self.low - high, low - self.high).clip(min=0)
         return np.hypot(beside[:, 0], beside[:, 1])
 
 
 def measure_held_out(train: Dataset, validation: Dataset, info: dict[str, Any]) -> HeldOut:
-    """Measure both splits of `open_pairs`; `info` is what pointup.json says about them.
+    """Measure both splits of `open_pairs`; `info` is the content of the dataset's pointup.json.
 
-    Points are read a pair at a time. Pairs of surveys have coordinates in common, but for those of
-    `--separate`, which have them with the other pairs of their file only.
+    Points are read one pair at a time. Pairs of surveys have common coordinates. Pairs made with
+    `--separate` have common coordinates with the pairs of the same file only.
     """
-    ours, others = _places(validation), _places(train)
-    num_points = int(ours.num_points.sum())
-    area = ours.area
+    held_out, trained = _rectangles(validation), _rectangles(train)
+    num_points = int(held_out.num_points.sum())
+    area = held_out.area
     return HeldOut(
         num_pairs=len(validation),
         share_of_pairs=len(validation) / max(len(validation) + len(train), 1),
-        share_of_points=num_points / max(num_points + int(others.num_points.sum()), 1),
-        share_of_area=area / max(area + others.area, 1e-300),
-        gap=_smallest_gap(train, validation, others, ours, bool(info.get("separate")))
+        share_of_points=num_points / max(num_points + int(trained.num_points.sum()), 1),
+        share_of_area=area / max(area + trained.area, 1e-300),
+        gap=_smallest_gap(train, validation, trained, held_out, bool(info.get("separate")))
         if str(info.get("made_by", "")).endswith(("prepare pairs", "prepare thin"))
         else None,
     )
 
 
 def rows_near(train: Dataset, validation: Dataset, distance: float) -> np.ndarray:
-    """(n,) ascending rows of `train` with a point nearer than `distance` to one of `validation`.
+    """Rows (n,) of `train` with a point nearer than `distance` to a point of `validation`.
 
-    Horizontally; both are datasets of `open_pairs`, in the same coordinates. With a distance of 0
-    those rows whose rectangle overlaps one of `validation`.
+    The rows ascend. Distances are horizontal. Both are datasets of `open_pairs` in the same
+    coordinates. A distance of 0 gives the rows whose rectangle overlaps or touches one of
+    `validation`.
     """
     from scipy.spatial import cKDTree
 
-    others, ours = _places(train), _places(validation)
+    trained, held_out = _rectangles(train), _rectangles(validation)
     near = np.zeros(len(train), dtype=bool)
     for row in range(len(validation)):
-        between = others.distances(ours.low[row], ours.high[row])
+        between = trained.distances(held_out.low[row], held_out.high[row])
         if not distance:
             near |= between == 0
         candidates = np.flatnonzero((between < distance) & ~near)
@@ -114,20 +113,24 @@ def rows_near(train: Dataset, validation: Dataset, distance: float) -> np.ndarra
 
 
 def _smallest_gap(
-    train: Dataset, validation: Dataset, others: _Places, ours: _Places, are_separate: bool
+    train: Dataset,
+    validation: Dataset,
+    trained: _Rectangles,
+    held_out: _Rectangles,
+    are_separate: bool,
 ) -> float | None:
     from scipy.spatial import cKDTree
 
-    # Names of tiles end in their two numbers.
-    files, own_files = (
-        np.array([name.rsplit("_", 2)[0] if are_separate else "" for name in places.names])
-        for places in (others, ours)
+    # The names of tiles end in their two indices.
+    train_files, held_out_files = (
+        np.array([name.rsplit("_", 2)[0] if are_separate else "" for name in rectangles.names])
+        for rectangles in (trained, held_out)
     )
     smallest = np.inf
     for row in range(len(validation)):
-        between = others.distances(ours.low[row], ours.high[row])
-        # False for rectangles that are not numbers, too.
-        candidates = np.flatnonzero((between < smallest) & (files == own_files[row]))
+        between = trained.distances(held_out.low[row], held_out.high[row])
+        # The comparison is also False for a distance of NaN.
+        candidates = np.flatnonzero((between < smallest) & (train_files == held_out_files[row]))
         if not len(candidates):
             continue
         tree = cKDTree(_points(validation, row))
@@ -140,14 +143,14 @@ def _smallest_gap(
 
 
 def _points(dataset: Dataset, row: int) -> np.ndarray:
-    """(N, 2) float64, x and y of all points of a pair, in the coordinates of its file."""
+    """x and y (N, 2) float64 of all finite points of a pair, in the coordinates of its file."""
     table = dataset.with_format("arrow")[row]
     clouds = [first_points(table[column])[:, :2] for column in ("source", "target")]
     points = np.concatenate(clouds).astype(np.float64) + table["origin"][0].as_py()[:2]
     return points[np.isfinite(points).all(axis=1)]
 
 
-def _places(dataset: Dataset) -> _Places:
+def _rectangles(dataset: Dataset) -> _Rectangles:
     low, high, num_points = [np.empty((0, 2))], [np.empty((0, 2))], [np.empty(0, np.int64)]
     names: list[str] = []
     for table in dataset.with_format("arrow").iter(batch_size=BATCH_SIZE):
@@ -169,4 +172,4 @@ def _places(dataset: Dataset) -> _Places:
         high.append(np.where(is_finite, highs + origins, np.nan))
         num_points.append(sizes)
         names += table["name"].to_pylist()
-    return _Places(np.concatenate(low), np.concatenate(high), np.concatenate(num_points), names)
+    return _Rectangles(np.concatenate(low), np.concatenate(high), np.concatenate(num_points), names)

@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: answered as Ctrl-C is, so that nothing half-made is left."""
+"""Handles SIGTERM and SIGHUP like Ctrl-C, so that stopped commands remove unfinished files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import NoReturn
 STOP_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Ctrl-C, `kill` and batch systems, and a terminal that is closed."""
+"""Ctrl-C; `kill` and batch systems; a closed terminal. Windows has no SIGHUP."""
 
 
 @contextmanager
 def stopping_as_interrupts() -> Iterator[None]:
-    """The first of STOP_SIGNALS raises KeyboardInterrupt; further ones don't disturb the clean-up.
+    """Raise KeyboardInterrupt at the first of STOP_SIGNALS; ignore further ones during clean-up.
 
-    Signals that are ignored, as SIGHUP under nohup, stay so. Off the main thread nothing changes.
+    Signals that were ignored before, such as SIGHUP under nohup, stay ignored. Does nothing outside
+    the main thread.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -39,7 +40,10 @@ def stopping_as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """STOP_SIGNALS are answered at the end, as they were to be before."""
+    """Defer STOP_SIGNALS to the end of the block, where the previous handler gets the first one.
+
+    Does nothing outside the main thread.
+    """
     received: list[int] = []
     handlers = {} if current_thread() is not main_thread() else _handlers()
     try:
@@ -58,6 +62,6 @@ def _handlers() -> dict[int, signal._HANDLER]:
     return {
         number: handler
         for number, handler in handlers.items()
-        # None where something other than Python handles it.
+        # None if the handler was not installed from Python.
         if handler not in (signal.SIG_IGN, None)
     }

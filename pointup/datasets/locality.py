@@ -1,13 +1,14 @@
-"""Large clouds in an order in which points that are near in space are near in memory."""
+"""Sorts large clouds along a Morton curve, so that neighbours in space are near in memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
 SORTED_FROM = 16_384
-"""Points of a cloud from which on their order matters: smaller ones fit into a cache."""
+"""Smallest cloud that is sorted. Smaller clouds fit into a cache, so that their order does not
+matter."""
 
-# Bits of each coordinate, and how they move apart to make room for those of the other two.
+# Bits per coordinate, and the shifts and masks that spread them to every third bit.
 _BITS = 16
 _STEPS = (
     (32, 0x001F00000000FFFF),
@@ -19,23 +20,23 @@ _STEPS = (
 
 
 def in_spatial_order(clouds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The clouds of a pair, each of which that is large put in the order of `spatial_order`.
+    """Sort each cloud of a pair that has at least `SORTED_FROM` points by `spatial_order`.
 
-    `target_normals` follow `target`.
+    `target_normals` get the order of `target`.
     """
     ordered = {}
     for name, points in clouds.items():
-        places = clouds["target"] if name == "target_normals" else points
-        is_large = len(places) >= SORTED_FROM
-        ordered[name] = points[spatial_order(places)] if is_large else points
+        positions = clouds["target"] if name == "target_normals" else points
+        is_large = len(positions) >= SORTED_FROM
+        ordered[name] = points[spatial_order(positions)] if is_large else points
     return ordered
 
 
 def spatial_order(points: np.ndarray) -> np.ndarray:
-    """Indices (N,) that put points (N, 3) in the order of a Morton curve through their cube.
+    """Indices (N,) that sort points (N, 3) along a Morton curve through their bounding cube.
 
-    Morton 1966, "A computer oriented geodetic data base". Points of one of its 2**48 cells keep
-    their order, and so do all where one is not finite.
+    Morton 1966, "A computer oriented geodetic data base". The curve has 2**48 cells; points of one
+    cell keep their order. If any coordinate is not finite, all points keep their order.
     """
     if not np.isfinite(points).all():
         return np.arange(len(points))

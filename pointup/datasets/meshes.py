@@ -1,4 +1,4 @@
-"""Pairs from meshes: source and target are drawn from the same surface, independently."""
+"""Pairs from meshes: source and target are independent samplings of one surface."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from pointup.geometry.surfaces import Surface
 from pointup.io.files import read_mesh
 
 MESH_PATTERNS = ("mixed", *PATTERNS)
-# Points drawn for each one that a scan line keeps.
+# Number of points drawn for each point that scan-line thinning keeps.
 SCANLINE_OVERSAMPLING = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a surface becomes pairs.
+    """The options of sampling a surface.
 
     The source has `num_source` points by `pattern`: "poisson", "random", "scanline", or "mixed",
-    one after another of these. The target has round(ratio * num_source) points by Poisson-disk
-    sampling, with normals. With patches, each pair is what lies in a ball around a random source
-    point that holds `patch_size` source points, on all sides the same ball.
+    which takes these in turn. The target has round(ratio * num_source) points by Poisson-disk
+    sampling, with normals. With `num_patches` > 0, each pair is a patch: the points of source,
+    target and second sampling in one ball around a random source point, which holds `patch_size`
+    source points.
 
-    Raises ConfigError for what can't be had.
+    Raises ConfigError for impossible values.
     """
 
     num_source: int
@@ -63,10 +64,10 @@ class Sampling:
 def mesh_file_pairs(
     path: Path, name: str, sampling: Sampling, num_samples: int, truth: bool, seed: int
 ) -> tuple[list[Pair], Surface]:
-    """Pairs of a mesh file normalised to a furthest distance of 1, and that surface.
+    """Pairs of a mesh file, and its surface, normalised to a largest distance of 1 from the centre.
 
-    With `truth` the pairs get a second sampling and name the surface's file, for metrics that
-    compare with the truth. Raises FileError for an unreadable mesh.
+    With `truth` the pairs get a second sampling and the file name of the surface, for metrics that
+    compare with the true surface. Raises FileError for an unreadable mesh.
     """
     surface = read_mesh(path).normalized()
     pairs = surface_pairs(surface, name, sampling, num_samples, truth, seed)
@@ -77,22 +78,24 @@ def mesh_file_pairs(
 
 
 def surface_file(name: str) -> str:
-    """File name, below `surfaces/` of a dataset, of the surface that a mesh of this name has."""
+    """The file name in `surfaces/` of a dataset for the surface of the mesh `name`."""
     return name.replace("/", "_") + ".npz"
 
 
 def surface_pairs(
     surface: Surface, name: str, sampling: Sampling, num_samples: int, resample: bool, seed: int
 ) -> list[Pair]:
-    """Samplings of one surface as pairs, named NAME/SAMPLE-PATTERN or NAME/SAMPLE-PATTERN/PATCH.
+    """Sample one surface `num_samples` times; returns the pairs or their patches.
 
-    With `resample` a second sampling shows how near to the target another sampling of the truth can
-    come. Coordinates are the surface's; the result depends on the arguments alone.
+    They are named NAME/SAMPLE-PATTERN and NAME/SAMPLE-PATTERN/PATCH. With `resample`, pairs get a
+    second sampling of the surface, the resampled ground truth of evaluations. Coordinates are those
+    of the surface. The result depends only on the arguments.
     """
     pairs = []
     first_pattern = crc32(name.encode())
     for sample in range(num_samples):
-        # Another start for every name, so that a mix is one even with a sample a mesh.
+        # The first pattern depends on the name, so that the patterns are mixed even if each mesh
+        # has one sample.
         kind = PATTERNS[(first_pattern + sample) % len(PATTERNS)]
         kind = kind if sampling.pattern == "mixed" else sampling.pattern
         rng = np.random.default_rng([seed, crc32(name.encode()), sample])
@@ -117,7 +120,7 @@ def surface_pairs(
 def draw_source(
     surface: Surface, num_points: int, pattern: str, rng: np.random.Generator
 ) -> np.ndarray:
-    """(num_points, 3) float64 of the surface; scan lines run in a random plane."""
+    """Draw points (num_points, 3) float64 from the surface; scan lines get a random orientation."""
     if pattern == "poisson":
         return surface.poisson_disk(num_points, rng)[0]
     if pattern == "random":

@@ -1,9 +1,11 @@
-"""Packs clouds of known sizes into batches: pure functions of sizes and of one random generator.
+"""Packs clouds of known sizes into batches, for `TokenBudgetBatchSampler`.
 
-A bin is what one slot of an optimizer step holds. Windows of shuffled samples are packed
-best-fit-decreasing; the fullest bins are dealt, neighbours in load to a step, so that no slot waits
-for another, and the rest goes on to the next window. Uneven windows, and the last one, are packed
-anew longest-first (Graham 1969, *Bounds on multiprocessing timing anomalies*).
+All functions are pure functions of the sizes and one random generator. A bin is the batch of one
+slot of an optimizer step. Windows of shuffled samples are packed best-fit-decreasing. The fullest
+bins are assigned to steps in the order of their loads, so that the slots of a step have similar
+loads and none waits for another; the samples of the other bins go to the next window. Unbalanced
+windows, and the last one, are packed again longest-first (Graham 1969, *Bounds on multiprocessing
+timing anomalies*).
 """
 
 from __future__ import annotations
@@ -16,23 +18,25 @@ import numpy as np
 
 BINS_PER_WINDOW = 512
 STEPS_PER_WINDOW = 16
-# A window takes in so many times what it deals: bins that pack badly get another chance.
+# A window fills this many times the bins that it assigns; badly packed bins are packed again.
 SURPLUS = 1.25
-# Sizes are multiplied by 1 +- this before sorting. Without it, a dataset of one window would be cut
-# into the same batches every epoch: 98 % of the pairs in a batch met again, now as by chance.
-BLUR = 0.2
+# Sizes are multiplied by a random factor of 1 +- SIZE_JITTER before sorting. Without it, a dataset
+# of one window has nearly the same batches every epoch: 98 % of the sample pairs that share a batch
+# share one again. With it, they meet again as rarely as by chance.
+SIZE_JITTER = 0.2
+# Share of idle slot time up to which bins are not packed again.
 ACCEPTED_IDLE = 5e-4
-MOST_PEELS = 16
+MAX_PEELED_STEPS = 16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Batches of an epoch; batch b = step * slots + slot holds samples[ptr[b]:ptr[b + 1]].
+    """The batches of an epoch; batch b = step * slots + slot holds samples[ptr[b]:ptr[b + 1]].
 
     Attributes:
-        samples: (n,) int64 indices, every one once.
-        ptr: (num_steps * slots + 1,) int64.
-        slots: batches of one optimizer step.
+        samples: (n,) int64 indices, each once.
+        ptr: (num_steps * slots + 1,) int64 bounds of the batches.
+        slots: number of batches per optimizer step.
     """
 
     samples: np.ndarray
@@ -49,7 +53,7 @@ class Plan:
         return samples
 
     def loads(self, sizes: np.ndarray) -> np.ndarray:
-        """Tokens of every batch, (num_steps, slots)."""
+        """Tokens of each batch, (num_steps, slots)."""
         ends = np.concatenate([[0], np.cumsum(sizes[self.samples], dtype=np.int64)])
         return np.diff(ends[self.ptr]).reshape(-1, self.slots)
 
@@ -62,17 +66,17 @@ def plan_epoch(
     max_clouds: int | None,
     rng: np.random.Generator | None,
 ) -> Plan:
-    """Deals samples to as few full and even steps of `slots` batches as it can.
+    """Assign samples to as few full and balanced steps of `slots` batches as possible.
 
-    `samples` (n,) are indices into `sizes`, which must be within the budget. No batch exceeds the
-    budget or `max_clouds`. Batches are empty only where there are fewer samples than batches.
-    Without `rng` nothing is random.
+    `samples` (n,) are indices into `sizes`, which must not exceed the budget. No batch exceeds the
+    budget or `max_clouds`. A batch is empty only if there are fewer samples than batches. Without
+    `rng` the plan is deterministic.
     """
     limit = max_clouds or len(samples) + 1
     samples = samples if rng is None else rng.permutation(samples)
     ends = np.concatenate([[0], np.cumsum(sizes[samples], dtype=np.int64)])
-    bins_to_deal = slots * max(STEPS_PER_WINDOW, BINS_PER_WINDOW // slots)
-    bins_to_fill = int(SURPLUS * bins_to_deal)
+    bins_to_assign = slots * max(STEPS_PER_WINDOW, BINS_PER_WINDOW // slots)
+    bins_to_fill = int(SURPLUS * bins_to_assign)
     pieces = [samples[:0]]
     counts = [np.zeros(0, np.int64)]
     carried = samples[:0]
@@ -82,52 +86,53 @@ def plan_epoch(
         stop = int(np.searchsorted(ends, ends[start] + tokens, side="right")) - 1
         stop = max(min(stop, start + bins_to_fill * limit - len(carried)), start + 1)
         window = np.concatenate([carried, samples[start:stop]])
-        blur = 1.0 if rng is None else rng.uniform(1 - BLUR, 1 + BLUR, len(window))
-        window = window[np.argsort(-blur * sizes[window], kind="stable")]
+        low, high = 1 - SIZE_JITTER, 1 + SIZE_JITTER
+        jitter = 1.0 if rng is None else rng.uniform(low, high, len(window))
+        window = window[np.argsort(-jitter * sizes[window], kind="stable")]
         start, last = stop, stop >= len(samples)
         bins = _best_fit_decreasing(sizes[window].tolist(), token_budget, limit)
         num_bins = int(bins.max()) + 1
         if last:
-            num_dealt = -(-num_bins // slots) * slots
+            num_assigned = -(-num_bins // slots) * slots
         else:
-            num_dealt = min(num_bins // slots * slots, bins_to_deal)
-        bins = _by_load(bins, sizes[window], max(num_bins, num_dealt))
-        carried = window[bins >= num_dealt]
-        window, bins = window[bins < num_dealt], bins[bins < num_dealt]
-        peels = MOST_PEELS if last else 0
-        bins = _even_out(bins, sizes[window], num_dealt, token_budget, slots, limit, peels)
+            num_assigned = min(num_bins // slots * slots, bins_to_assign)
+        bins = _by_load(bins, sizes[window], max(num_bins, num_assigned))
+        carried = window[bins >= num_assigned]
+        window, bins = window[bins < num_assigned], bins[bins < num_assigned]
+        max_peeled = MAX_PEELED_STEPS if last else 0
+        bins = _balance(bins, sizes[window], num_assigned, token_budget, slots, limit, max_peeled)
         pieces.append(window[np.argsort(bins, kind="stable")])
-        counts.append(np.bincount(bins, minlength=num_dealt))
+        counts.append(np.bincount(bins, minlength=num_assigned))
     plan = Plan(np.concatenate(pieces), _ptr(np.concatenate(counts)), slots)
     return plan if rng is None else _shuffled(plan, rng)
 
 
 def idle_share(loads: np.ndarray) -> float:
-    """Share of slot time spent waiting for the largest of a step, for loads (num_steps, slots)."""
+    """Share of slot time spent waiting for the largest batch of a step, from (num_steps, slots)."""
     longest = loads.max(axis=1).sum() * loads.shape[1]
     return float(1 - loads.sum() / longest) if longest else 0.0
 
 
 def _best_fit_decreasing(
-    sizes: list[int], capacity: int, limit: int, most_bins: int | None = None
+    sizes: list[int], capacity: int, limit: int, max_bins: int | None = None
 ) -> np.ndarray:
-    """The bin of every size, in the order given, each going where least room is left.
+    """The bin of each size: sizes go, in their order, to the fullest bin that has room for them.
 
-    With `most_bins`, what does not fit into so many gets bin -1.
+    With `max_bins`, sizes that do not fit into that many bins get bin -1.
     """
-    # Room and number of a bin share one integer, which sorts by room first.
+    # The free room and the index of a bin are packed into one integer, which sorts by room first.
     rooms: list[int] = []
     counts: list[int] = []
     bins: list[int] = []
-    wanted = [size << 32 for size in sizes]
-    smallest = min(wanted)
-    for want in wanted:
-        at = bisect_left(rooms, want)
+    shifted_sizes = [size << 32 for size in sizes]
+    smallest = min(shifted_sizes)
+    for shifted_size in shifted_sizes:
+        at = bisect_left(rooms, shifted_size)
         if at < len(rooms):
             room = rooms.pop(at)
             b = room & 0xFFFFFFFF
             counts[b] += 1
-        elif len(counts) == most_bins:
+        elif len(counts) == max_bins:
             bins.append(-1)
             continue
         else:
@@ -135,14 +140,14 @@ def _best_fit_decreasing(
             room = (capacity << 32) + b
             counts.append(1)
         bins.append(b)
-        room -= want
+        room -= shifted_size
         if room >= smallest and counts[b] < limit:
             insort(rooms, room)
     return np.array(bins)
 
 
 def _longest_first(sizes: list[int], num_bins: int, capacity: int, limit: int) -> np.ndarray | None:
-    """The bin of every size, each going to the emptiest; None where one would not fit."""
+    """The bin of each size: each goes to the emptiest bin. None if one does not fit."""
     loads = [(0, b) for b in range(num_bins)]
     counts = [0] * num_bins
     bins: list[int] = []
@@ -159,37 +164,38 @@ def _longest_first(sizes: list[int], num_bins: int, capacity: int, limit: int) -
     return np.array(bins)
 
 
-def _even_out(
+def _balance(
     bins: np.ndarray,
     sizes: np.ndarray,
     num_bins: int,
     capacity: int,
     slots: int,
     limit: int,
-    peels: int,
+    max_peeled: int,
 ) -> np.ndarray:
-    """Bins in the order of their loads, packed anew where the steps they make are uneven.
+    """Bins in the order of their loads, packed again if the steps are unbalanced.
 
-    Longest-first is even unless single clouds are larger than the mean load. Then up to `peels`
-    steps are peeled off, largest clouds first, each filled to the height of its largest cloud.
+    Longest-first packing balances the loads unless single clouds exceed the mean load. Then up to
+    `max_peeled` steps are packed separately, with the largest clouds first. Each such step is
+    filled up to the size of its largest cloud.
     """
     best = _by_load(_fill_empty(bins, num_bins), sizes, num_bins)
     idle = _idle(best, sizes, num_bins, slots)
     peeled = np.empty_like(best)
     rest = np.arange(len(sizes))
-    for done in range(0, min(num_bins, (peels + 1) * slots), slots):
+    for done in range(0, min(num_bins, (max_peeled + 1) * slots), slots):
         left = num_bins - done
         if done:
             items = sizes[rest].tolist()
             height = min(capacity, max(max(items), -(-sum(items) // (left + slots))))
-            step = _best_fit_decreasing(items, height, limit, most_bins=slots)
+            step = _best_fit_decreasing(items, height, limit, max_bins=slots)
             peeled[rest] = step + done - slots
             rest = rest[step < 0]
         if idle <= ACCEPTED_IDLE or len(rest) < left:
             break
-        even = _longest_first(sizes[rest].tolist(), left, capacity, limit)
-        if even is not None:
-            peeled[rest] = even + done
+        balanced = _longest_first(sizes[rest].tolist(), left, capacity, limit)
+        if balanced is not None:
+            peeled[rest] = balanced + done
             candidate = _by_load(peeled, sizes, num_bins)
             if _idle(candidate, sizes, num_bins, slots) < idle:
                 best, idle = candidate, _idle(candidate, sizes, num_bins, slots)
@@ -197,7 +203,7 @@ def _even_out(
 
 
 def _fill_empty(bins: np.ndarray, num_bins: int) -> np.ndarray:
-    """Gives every bin a cloud where there are enough: half of those in the bin with the most."""
+    """Fill each empty bin with half of the clouds of the bin with the most, if that has several."""
     counts = np.bincount(bins, minlength=num_bins)
     for b in np.flatnonzero(counts == 0):
         fullest = int(counts.argmax())
@@ -211,7 +217,7 @@ def _fill_empty(bins: np.ndarray, num_bins: int) -> np.ndarray:
 
 
 def _by_load(bins: np.ndarray, sizes: np.ndarray, num_bins: int) -> np.ndarray:
-    """The same bins numbered from the fullest to the emptiest."""
+    """The same bins, renumbered from the fullest to the emptiest."""
     loads = np.bincount(bins, sizes, minlength=num_bins)
     rank = np.empty(num_bins, np.int64)
     rank[np.argsort(-loads, kind="stable")] = np.arange(num_bins)
@@ -223,7 +229,7 @@ def _idle(bins: np.ndarray, sizes: np.ndarray, num_bins: int, slots: int) -> flo
 
 
 def _shuffled(plan: Plan, rng: np.random.Generator) -> Plan:
-    """Steps in random order, and the batches of a step among its slots."""
+    """The plan with its steps in random order, and the batches of each step in random slots."""
     steps = rng.permutation(plan.num_steps)
     slots = rng.random((plan.num_steps, plan.slots)).argsort(axis=1)
     batches = (steps[:, None] * plan.slots + slots).reshape(-1)

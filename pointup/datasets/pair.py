@@ -1,4 +1,4 @@
-"""A pair: a sparse cloud and the dense cloud that it should become."""
+"""A training pair: a sparse source cloud and a dense target cloud."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pointup.errors import DataError
 
 @dataclass
 class Pair:
-    """A sparse cloud and the dense cloud that it should become, relative to a common origin.
+    """A sparse source and a dense target cloud, relative to a common origin.
 
-    The points need not correspond, and their numbers are free.
+    The points need not correspond, and the number of points of each cloud is arbitrary.
 
     Attributes:
         name: unique in its dataset; messages name samples by it.
         source, target: (N, 3) and (M, 3) float32, relative to `origin`.
-        origin: (3,) float64, what to add for the coordinates of the file the pair came from.
+        origin: (3,) float64; origin + points are the coordinates of the input file.
         target_normals: (M, 3) unit normals of the target.
-        resample: (K, 3) a second, independent sampling of the true surface: every metric's floor.
-        vertical: z is up, so that augmentation turns the pair about the vertical only.
-        surface: file name of the true surface below `surfaces/` of the dataset.
+        resample: (K, 3) a second, independent sampling of the true surface. Evaluations compare it
+            with the target as the "resampled ground truth".
+        vertical: True if z is up; augmentation then rotates the pair about z only.
+        surface: file name of the true surface in `surfaces/` of the dataset; "" without one.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Pair:
     surface: str = ""
 
     def clouds(self) -> dict[str, np.ndarray]:
-        """Its points by column, (0, 3) for what it does not have; DataError for a wrong shape."""
+        """The points by column, (0, 3) for missing ones. Raises DataError for a wrong shape."""
         clouds = {}
         for column in POINT_COLUMNS:
             value = getattr(self, column)
@@ -54,16 +55,16 @@ class Pair:
 
 
 def surface_path(dataset: str | Path, name: str) -> Path:
-    """File of a true surface, which a pair names below `surfaces/` of its dataset.
+    """The path of the surface file `name` in `surfaces/` of a dataset.
 
-    Raises DataError for a name that leads out of that folder: by "..", from the root, or by a
-    symbolic link.
+    Raises DataError for a name that leads out of that folder: through "..", as an absolute path, or
+    through a symbolic link.
     """
     root = Path(dataset)
     path = root / "surfaces" / name
     try:
         inside = path.resolve().is_relative_to(root.resolve() / "surfaces")
-    # A null byte, and what Python 3.11 and 3.12 raise for links that lead to each other.
+    # ValueError for a null byte; RuntimeError in Python 3.11 and 3.12 for a loop of links.
     except (OSError, ValueError, RuntimeError):
         inside = False
     if not inside:

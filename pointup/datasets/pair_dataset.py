@@ -1,4 +1,4 @@
-"""Pair datasets on disk: opening them, and reading one (epoch, index) at a time."""
+"""Opens pair datasets, and reads their samples for training by (epoch, index)."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ __all__ = [
     "write_pairs",
 ]
 
-HELD_OUT = 0.1
+HELD_OUT_FRACTION = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
-    """One split of a pair dataset, memory-mapped, with pointup's columns.
+    """Open one split of a pair dataset, memory-mapped, with pointup's columns.
 
-    Takes a directory of `write_pairs` or `save_to_disk` (one dataset there counts as `train`), or
-    whatever `datasets.load_dataset` takes: a Hub id, a directory of Parquet files. Where there
-    is no `validation`, a tenth of the train samples (at least one), the same at every call, is held
-    out of `train` for it, and a log message says so. Raises DataError when there is nothing to
-    open, the split is unknown, or a column is missing or of a wrong type.
+    Accepts a directory written by `write_pairs` or `save_to_disk` (a single dataset counts as
+    `train`), and everything that `datasets.load_dataset` accepts, such as a Hub id or a directory
+    of Parquet files. Without a split `validation`, a tenth of the train samples (at least one), the
+    same in every call, is held out of `train`; opening `validation` then logs a warning. Raises
+    DataError if the dataset can't be opened, the split is unknown, or a column is missing or of a
+    wrong type.
     """
     splits = _load(path_or_hub_id)
     if split not in splits and not (split == "validation" and "train" in splits):
@@ -58,8 +59,8 @@ def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
         raise DataError(f"{path_or_hub_id}: one sample can't be split; add a validation split")
     if split == "validation":
         logger.warning(
-            "%s has no validation split: %d of its %d train samples are held out for it, by "
-            "chance and not by place",
+            "%s has no validation split: %d of its %d train samples are held out for it, at random "
+            "and not by place",
             path_or_hub_id,
             len(held_out),
             len(dataset),
@@ -70,7 +71,7 @@ def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
 
 
 def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
-    """One pair of a dataset of `open_pairs`, as it was written."""
+    """Read one pair of a dataset of `open_pairs`, as it was written."""
     table = dataset.with_format("arrow")[row]
     clouds = {column: first_points(table[column]) for column in POINT_COLUMNS}
     origin, vertical, surface = (
@@ -91,7 +92,7 @@ def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
 def _held_out(num_samples: int) -> np.ndarray:
     if num_samples < 2:
         return np.empty(0, np.int64)
-    number = max(1, round(HELD_OUT * num_samples))
+    number = max(1, round(HELD_OUT_FRACTION * num_samples))
     return np.sort(np.random.default_rng(0).permutation(num_samples)[:number])
 
 
@@ -109,11 +110,11 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         else:
             loaded = datasets.load_dataset(str(path_or_hub_id))
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
-        # Offsets beyond a damaged file would end the process when they are read. The points
-        # themselves aren't looked at, only where they begin and end.
+        # Reading through offsets beyond the end of a damaged file would crash the process. The
+        # check reads the offsets of the clouds, not the points.
         for split in splits.values():
             split.data.validate(full=True)
-    # Loading runs readers of many kinds, which raise errors of many kinds.
+    # `datasets` calls many readers, which raise errors of many classes.
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"
@@ -124,22 +125,23 @@ def _load(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
 
 
 class PairDataset(torch.utils.data.Dataset[Data]):
-    """Samples of a pair dataset by key (epoch, index), or by index alone for epoch 0.
+    """The samples of a pair dataset, by key (epoch, index), or by index for epoch 0.
 
-    Indices count the kept samples: `keep` lists the rows of `dataset` in use. A sample is a PyG
-    `Data` with `pos` (N, 3), `target` (M, 3) float32, `name`, `index`, `vertical`, and
-    `target_normals` and `resample` where the sample has them; its tensors may be written to. Points
-    of large clouds come in the order of space, which is quicker to work on. `seconds` tells how
-    long reading and augmenting took.
-    With `max_tokens`, a larger pair is cropped to so many points about a random one of its source.
-    What cropping and augmentation draw depends on (seed, epoch, index) alone: not on the worker,
-    the process or a resume.
+    `keep` lists the rows of `dataset` that are used; indices refer to this list. A sample is a PyG
+    `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
+    `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
+    large clouds are in spatial order, which makes neighbour searches faster. `seconds` holds the
+    durations of reading and augmenting.
+
+    With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
+    point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
+    on the worker, the process or a resume.
 
     Attributes:
-        sizes: (n,) int64, tokens of each sample, source and target points together, after cropping.
-        full_sizes: (n,) int64, the same before cropping.
-        num_source: (n,) int64, source points of each sample, before cropping.
-        names: (n,) names.
+        sizes: (n,) int64, tokens of each sample after cropping: source and target points together.
+        full_sizes: (n,) int64, tokens of each sample before cropping.
+        num_source: (n,) int64, source points of each sample before cropping.
+        names: (n,) names of the samples.
     """
 
     def __init__(
@@ -193,7 +195,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             if self.augment:
                 clouds = augment_pair(clouds, vertical, rng)
         clouds = in_spatial_order(clouds)
-        # Arrow's memory map is read-only: writing to a view of it would kill the process.
+        # Arrow's memory map is read-only: writing to a view of it would crash the process.
         clouds = {
             name: points if points.flags.writeable else points.copy()
             for name, points in clouds.items()

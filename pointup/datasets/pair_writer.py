@@ -1,4 +1,4 @@
-"""Writes pair datasets, from pairs that come one by one."""
+"""Writes pair datasets from iterators of pairs."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def write_pairs(
     info: dict[str, Any],
     surfaces: Mapping[str, Surface] | None = None,
 ) -> None:
-    """Writes a pair dataset that `open_pairs` and `datasets.load_from_disk` read.
+    """Write a pair dataset that `open_pairs` and `datasets.load_from_disk` can read.
 
-    Pairs are consumed one by one, so a generator larger than memory will do. `info` says how the
-    pairs were made and becomes `pointup.json`, together with `contents`, a digest of each split, by
-    which a run knows its data again; `surfaces` are written to `surfaces/NAME`. Without
-    validation pairs there is no such split. All is written to DIRECTORY.tmp and renamed at the end.
-    Raises FileError when the directory is there already, DataError for a pair of a wrong shape.
+    Pairs are consumed one by one, so that the dataset may be larger than memory. `info` describes
+    how the pairs were made. It is written to `pointup.json`, together with `contents`, a digest of
+    each split, by which a resumed run recognizes its data. `surfaces` are written to
+    `surfaces/NAME`. Without validation pairs there is no validation split. Everything is written to
+    DIRECTORY.tmp, which is renamed at the end. Raises FileError if the directory exists and is not
+    empty, DataError for a pair of a wrong shape or if there are no training pairs.
     """
     directory = Path(directory)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -70,7 +71,7 @@ def write_pairs(
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Two bars a split for what takes a moment would push the caller's own off the screen."""
+    """Hide the progress bars of `datasets`: two per split would displace the caller's own bar."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
@@ -81,7 +82,7 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 def _write_stream(pairs: Iterable[Pair], path: Path) -> str:
-    """Writes pairs to an Arrow stream and returns the digest of all; "" where there are none."""
+    """Write pairs to an Arrow stream and return their digest; "" and no file without pairs."""
     schema = FEATURES.arrow_schema
     digest, num_pairs = hashlib.blake2b(digest_size=16), 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:

@@ -1,4 +1,8 @@
-"""A batch sampler for clouds of any size: full batches, even steps, every sample once an epoch."""
+"""A batch sampler for clouds of any size: full batches, balanced steps, each sample once per epoch.
+
+Own code, because PyTorch and Accelerate have no sampler that packs by size, and the
+`DynamicBatchSampler` of PyG has neither balanced loads across processes nor a state to resume from.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ class PlanStatistics:
     """How well the batches of an epoch use the processes.
 
     Attributes:
-        fill: tokens per batch, as a share of the budget.
+        fill: mean tokens of a batch as a share of the token budget.
         idle: share of slot time spent waiting for the largest batch of the step.
-        num_empty: batches without a cloud.
+        num_empty: number of batches without a cloud.
     """
 
     fill: float
@@ -29,30 +33,32 @@ class PlanStatistics:
 
 
 class TokenBudgetBatchSampler:
-    """Yields lists of (epoch, index) of at most `token_budget` tokens; index counts `sizes`.
+    """Yields batches: lists of (epoch, index) with at most `token_budget` tokens in total.
 
-    An optimizer step has `num_processes * accumulation_steps` slots, and its micro-batch a of
-    process p is slot a * num_processes + p. The plan depends on (seed, epoch, sizes, token_budget,
-    max_clouds) and the number of slots alone: a step is the same clouds as 1x8, 2x4 or 8x1. Every
-    sample comes once an epoch, every process gets `len(self)` batches, and where there are fewer
-    samples than slots some are empty lists. Without `shuffle` all epochs are alike.
+    `index` is an index into `sizes`. An optimizer step has num_processes * accumulation_steps
+    slots; micro-batch a of process p is slot a * num_processes + p. The plan of an epoch depends
+    only on (seed, epoch, sizes, token_budget, max_clouds) and the number of slots, so that a step
+    has the same clouds as 1x8, 2x4 or 8x1. Each sample occurs once per epoch, and each process gets
+    `len(self)` batches. With fewer samples than slots some batches are empty lists. Without
+    `shuffle` all epochs have the same batches.
 
-    Iterating does not move the position, since a loader reads ahead of the training: call
-    `advance` after every optimizer step. Iteration and `len` start from the position.
-    `state_dict` is a few numbers that resume on any number of processes, with any budget.
+    Iteration does not change the position, because a loader reads ahead of the training: call
+    `advance` after each optimizer step. Iteration and `len` start at the position. `state_dict`
+    holds a few numbers; it can be loaded with any number of processes and any budget.
 
-    For `accelerator.prepare`, build it with num_processes=1 and accumulation_steps = slots:
-    batch i then goes to process i modulo their number, as above. Set epochs on the prepared
-    loader, after a resume too (`loader.set_epoch(sampler.epoch)`), which would start at 0 again.
+    For `accelerator.prepare`, construct the sampler with num_processes=1 and accumulation_steps =
+    slots: batch i then goes to process i modulo the number of processes, as above. Set epochs on
+    the prepared loader, also after a resume (`loader.set_epoch(sampler.epoch)`): the loader would
+    otherwise start at epoch 0.
 
     Args:
-        sizes: (n,) tokens of every sample.
-        token_budget: the most tokens of a batch.
-        max_clouds: the most samples of a batch.
+        sizes: (n,) tokens of each sample.
+        token_budget: largest number of tokens in a batch.
+        max_clouds: largest number of samples in a batch.
         names: (n,) names of the samples, for messages.
-        crop: sizes above the budget count as the budget, for a dataset that crops to it.
+        crop: count sizes above the budget as the budget, for a dataset that crops its samples.
 
-    Raises ConfigError when a sample is larger than the budget, ValueError for impossible arguments.
+    Raises ConfigError if a sample exceeds the budget, ValueError for impossible arguments.
     """
 
     def __init__(
@@ -94,44 +100,44 @@ class TokenBudgetBatchSampler:
         self.crop = crop
         self.epoch = 0
         self._step = 0
-        # Parts of this epoch that were run with other slots, budgets or limits.
+        # Earlier parts of this epoch, which ran with other slots, budgets or limits.
         self._past: list[list[int | None]] = []
         self._plan: Plan | None = None
 
     @property
     def slots(self) -> int:
-        """Batches of one optimizer step over all processes."""
+        """Number of batches of an optimizer step, over all processes."""
         return self.num_processes * self.accumulation_steps
 
     @property
     def sampler(self) -> TokenBudgetBatchSampler:
-        """Itself: where Accelerate's loaders look for `set_epoch` of a wrapped batch sampler."""
+        """The sampler itself: Accelerate's loaders call `set_epoch` on this attribute."""
         return self
 
     @property
     def plan(self) -> Plan:
-        """The batches of the epoch, without those of parts that ran before a change of slots."""
+        """The batches of the current part of the epoch, without the parts with other settings."""
         if self._plan is None:
             self._plan = self._replay()
         return self._plan
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole epoch, those done among them."""
+        """Number of optimizer steps of the whole epoch, including those done."""
         return self._steps_past() + self.plan.num_steps
 
     @property
     def steps_done(self) -> int:
-        """The position: optimizer steps of this epoch that `advance` has counted."""
+        """The position: number of optimizer steps of this epoch that are done."""
         return self._steps_past() + self._step
 
     @property
     def num_left(self) -> int:
-        """Samples of this epoch that are in no optimizer step done."""
+        """Number of samples in the remaining optimizer steps of this epoch."""
         return len(self.plan.samples) - int(self.plan.ptr[self._step * self.slots])
 
     def __len__(self) -> int:
-        """Batches that this process has still to get in this epoch."""
+        """Number of batches that remain for this process in this epoch."""
         return (self.plan.num_steps - self._step) * self.accumulation_steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
@@ -141,7 +147,7 @@ class TokenBudgetBatchSampler:
                 yield [(epoch, index) for index in plan.batch(step, slot)]
 
     def advance(self, num_steps: int = 1) -> None:
-        """Counts optimizer steps as done; raises ValueError past the end of the epoch."""
+        """Advance the position by optimizer steps; ValueError beyond the end of the epoch."""
         if not 0 <= num_steps <= self.plan.num_steps - self._step:
             raise ValueError(
                 f"can't advance by {num_steps} from step {self.steps_done} of {self.num_steps}"
@@ -149,7 +155,7 @@ class TokenBudgetBatchSampler:
         self._step += num_steps
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch; the present epoch keeps its position."""
+        """Move to the start of another epoch; does nothing for the current epoch."""
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; it must be at least 0")
         if epoch != self.epoch:
@@ -160,9 +166,9 @@ class TokenBudgetBatchSampler:
             self._past = []
 
     def change_budget(self, token_budget: int) -> None:
-        """Goes on from the position with another budget; what is left of the epoch is planned anew.
+        """Change the budget; the remaining samples of the epoch are planned again.
 
-        Raises ConfigError when a sample is larger.
+        Raises ConfigError if a sample exceeds the new budget.
         """
         if not self.crop:
             _check_budget(self.sizes, token_budget, None)
@@ -171,10 +177,10 @@ class TokenBudgetBatchSampler:
         self.load_state_dict(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the epoch, as JSON takes it; the same on every process.
+        """The position in the epoch as JSON values; the same on each process.
 
         `segments` lists [slots, token_budget, max_clouds, optimizer steps] for each part of the
-        epoch that ran with other settings.
+        epoch that ran with its own settings.
         """
         return {
             "seed": self.seed,
@@ -184,11 +190,11 @@ class TokenBudgetBatchSampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken, with its seed.
+        """Restore the position and the seed of `state`.
 
-        With the same slots, budget and limit the epoch goes on batch for batch; otherwise the
-        samples that are left are planned anew. Raises ConfigError when the sizes are others,
-        ValueError for a state that no sampler was in.
+        With the same slots, budget and limit, the epoch continues with the same batches. Otherwise
+        the remaining samples are planned again. Raises ConfigError if the sizes differ, ValueError
+        for an invalid state.
         """
         if state["checksum"] != zlib.crc32(self.sizes.tobytes()):
             raise ConfigError(
@@ -204,10 +210,12 @@ class TokenBudgetBatchSampler:
         if self._past and self._past[-1][:3] == self._segment()[:3]:
             self._step = self._past.pop()[3] or 0
         if self._step > self.plan.num_steps:
-            raise ValueError(f"step {self.steps_done} of an epoch of {self.num_steps}")
+            raise ValueError(
+                f"sampler state: step {self.steps_done} of an epoch of {self.num_steps} steps"
+            )
 
     def statistics(self) -> PlanStatistics:
-        """Fill and idle share of `plan`."""
+        """The fill, the idle share and the number of empty batches of `plan`."""
         loads = self.plan.loads(np.minimum(self.sizes, self.token_budget))
         return PlanStatistics(
             fill=float(loads.sum() / max(1, loads.size * self.token_budget)),
@@ -237,7 +245,9 @@ class TokenBudgetBatchSampler:
                 np.random.default_rng(key) if self.shuffle else None,
             )
             if num_steps > plan.num_steps:
-                raise ValueError(f"step {num_steps} of a part of an epoch of {plan.num_steps}")
+                raise ValueError(
+                    f"sampler state: segment {number} ends at step {num_steps} of {plan.num_steps}"
+                )
             samples = np.sort(plan.samples[plan.ptr[num_steps * slots] :])
         return plan
 
@@ -245,19 +255,19 @@ class TokenBudgetBatchSampler:
 def _check_position(state: dict[str, Any]) -> None:
     for name in ("seed", "epoch"):
         if type(state[name]) is not int or state[name] < 0:
-            raise ValueError(f"{name} is {state[name]!r}")
+            raise ValueError(f"sampler state: {name} is {state[name]!r}")
     for segment in state["segments"]:
         slots, budget, max_clouds, num_steps = segment
         least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
         if not all(type(value) is int and value >= low for value, low in least):
-            raise ValueError(f"a part of the epoch is {segment}")
+            raise ValueError(f"sampler state: invalid segment {segment}")
 
 
 def _checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
     array = np.asarray(sizes)
     if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
         raise ValueError(
-            f"sizes must be a list of whole numbers, one a sample; got {array.dtype} {array.shape}"
+            f"sizes must be a list of integers, one per sample; got {array.dtype} {array.shape}"
         )
     array = array.astype(np.int64)
     if array.min() < 0:

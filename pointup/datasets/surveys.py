@@ -1,8 +1,8 @@
-"""Surveys of any size cut into pairs: points are sorted by place on disk first, then tile by tile.
+"""Makes pairs from surveys of any size, for `pointup prepare pairs` and `pointup prepare thin`.
 
-Survey files overlap, cut through tiles and may be larger than memory together. So each file is read
-once, in pieces, and its points are appended to one file a block of tiles; pairs are made a block
-at a time. Scratch space is 24 bytes a point.
+Survey files overlap, their borders cut through tiles, and together they may be larger than memory.
+So each file is read once, in chunks, and its points are appended to one scratch file per block of
+tiles. Pairs are then made block by block. The scratch files take 24 bytes per point.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pointup.io.files import iter_points
 
 @dataclass(frozen=True)
 class SortedFile:
-    """The points of a survey file, sorted by block below `folder`.
+    """The points of a survey file, sorted by block into files of `folder`.
 
-    `tile_xy` (T, 2) int64 are the tiles that hold points, `num_points` (T,) int64 how many; `low`
-    and `high` (3,) float64 the bounding box.
+    `tile_xy` (T, 2) int64 are the tiles that hold points and `num_points` (T,) int64 their numbers
+    of points; a tile occurs once for each chunk that has points in it. `low` and `high` (3,)
+    float64 are the bounding box.
     """
 
     folder: Path
@@ -38,16 +39,16 @@ class SortedFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Ground with one system of coordinates: a survey, or a sparse and a dense one on two sides.
+    """Ground in one coordinate system, with one side (a survey to thin) or two (sparse and dense).
 
-    `stem` begins the names of its pairs.
+    The names of its pairs begin with `stem`.
     """
 
     stem: str
     sides: tuple[list[SortedFile], ...]
 
     def tiles_with(self, fewest_points: int) -> np.ndarray:
-        """(T, 2) int64, the tiles in which every side has so many points, ascending."""
+        """The tiles (T, 2) int64 in which each side has at least `fewest_points`, ascending."""
         common: np.ndarray | None = None
         for files in self.sides:
             xy, counts = _count_tiles(files)
@@ -60,27 +61,27 @@ class Place:
         return common
 
     def num_points(self, tile_xy: np.ndarray) -> np.ndarray:
-        """(T,) int64, points of all sides together in each of these tiles (T, 2)."""
+        """Numbers of points (T,) int64 of all sides together in each of these tiles (T, 2)."""
         files = [file for side in self.sides for file in side]
         xy, counts = (array.tolist() for array in _count_tiles(files))
         number_of = {(x, y): number for (x, y), number in zip(xy, counts, strict=True)}
         return np.array([number_of.get((x, y), 0) for x, y in tile_xy.tolist()], dtype=np.int64)
 
     def folders(self, side: int) -> list[Path]:
-        """Where the points of a side are, for `two_survey_pairs` and `thinned_pairs`."""
+        """The folders of a side's points, for `two_survey_pairs` and `thinned_pairs`."""
         return [file.folder for file in self.sides[side]]
 
     def describe(self, side: int) -> str:
-        """The extent of a side, as in "x 12.5 to 80, y 3 to 9.25"."""
+        """The extent of a side as text: "x 12.5 to 80, y 3 to 9.25"."""
         low = np.min([file.low for file in self.sides[side]], axis=0)
         high = np.max([file.high for file in self.sides[side]], axis=0)
         return f"x {low[0]:.10g} to {high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
 
 
 def sort_file(path: Path, folder: Path, tile: float, block: int) -> SortedFile:
-    """Sort a file's points into blocks of `block` x `block` tiles, in an empty folder of its own.
+    """Sort the points of a file into blocks of `block` x `block` tiles, in the new folder `folder`.
 
-    Raises what reading the file does; the folder is then of no use.
+    Raises the errors of `iter_points`; the folder is then incomplete.
     """
     folder.mkdir(parents=True)
     tile_xy, num_points = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
@@ -103,11 +104,11 @@ def sort_file(path: Path, folder: Path, tile: float, block: int) -> SortedFile:
 
 @dataclass(frozen=True)
 class HeldOutTiles:
-    """Tiles of a place to validate on, and the strip around them that nothing is trained on in.
+    """The validation tiles of a place, and the strip around them that is left out of training.
 
     Attributes:
-        tile: length of a tile's side.
-        xy: (T, 2) int64, numbers of the tiles.
+        tile: side length of a tile.
+        xy: (T, 2) int64, indices of the tiles.
         strip: width of the strip.
     """
 
@@ -116,14 +117,14 @@ class HeldOutTiles:
     strip: float
 
     def near_block(self, block_xy: tuple[int, int], block: int) -> HeldOutTiles:
-        """Those whose strip may reach into a block of `block` x `block` tiles."""
+        """The tiles whose strip may reach into a block of `block` x `block` tiles."""
         first = np.array(block_xy) * block
         reach = math.ceil(self.strip / self.tile)
         near = ((self.xy >= first - reach) & (self.xy < first + block + reach)).all(axis=1)
         return replace(self, xy=self.xy[near])
 
     def without_strip(self, positions: np.ndarray) -> np.ndarray:
-        """The points of (N, 3) that lie neither in the tiles nor in the strip around them."""
+        """The points (N, 3) that lie neither in the tiles nor in the strip around them."""
         return positions[away_from(positions[:, :2], self.tile, self.xy, self.strip)]
 
 
@@ -134,14 +135,15 @@ def hold_out(
     block: int,
     weights: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """For each place's tiles (T, 2) which to validate on, (T,) bool; see `split_blocks`.
+    """Masks (T,) bool of the validation tiles, for the tiles (T, 2) of each place.
 
-    Where there are too few blocks to hold out about the fraction, they shrink. Once they are single
-    tiles, a survey with `weights`, (T,) for each place, is split by `split_few`.
+    `split_blocks` splits the tiles. Blocks are halved while there are too few of them to hold out
+    about `fraction`. If that ends at single tiles or there are too few tiles, `split_few` splits
+    the tiles instead, by `weights` (T,) for each place, if these are given.
     """
     if not fraction or not tile_xy:
         return [np.zeros(len(xy), bool) for xy in tile_xy]
-    # Places are laid out beside each other, whole blocks apart.
+    # The places are shifted side by side, at distances of whole blocks.
     shifted, right = [], 0
     for xy in tile_xy:
         local = xy - xy.min(axis=0, initial=np.iinfo(np.int64).max) // block * block
@@ -160,7 +162,7 @@ def hold_out(
 
 
 def read_block(folders: Sequence[Path], block_xy: tuple[int, int]) -> np.ndarray:
-    """(N, 3) float64 points of a block, those of the first file first."""
+    """The points (N, 3) float64 of a block, in the order of the files."""
     paths = [_block_file(folder, block_xy) for folder in folders]
     points = [np.fromfile(path).reshape(-1, 3) for path in paths if path.exists()]
     return np.concatenate([np.empty((0, 3)), *points])
@@ -177,10 +179,10 @@ def two_survey_pairs(
     stem: str,
     held_out: HeldOutTiles | None = None,
 ) -> list[Pair]:
-    """The pairs of a block's tiles that are among `names` (STEM_X_Y).
+    """Make pairs of two surveys: one for each tile of a block whose name STEM_X_Y is in `names`.
 
-    Without the points in `held_out` and its strip; a tile is left out where fewer than `min_points`
-    remain on a side.
+    Points in the tiles of `held_out` and their strip are removed first. A tile is left out if fewer
+    than `min_points` remain on a side.
     """
     clouds = [read_block(side, block_xy) for side in (source, target)]
     if held_out is not None:
@@ -206,13 +208,13 @@ def thinned_pairs(
     min_points: int = 1,
     held_out: HeldOutTiles | None = None,
 ) -> list[Pair]:
-    """The pairs of a block's tiles that are among `names`, each from one dense cloud.
+    """Make pairs by thinning: one for each tile of a block whose name STEM_X_Y is in `names`.
 
-    The source is a subset by `pattern` (`pointup.datasets.thinning_patterns.thin`; "mixed": the
-    pattern changes from tile to tile). The target is `ratio` times as large: the other points if
-    `disjoint`, all points if not. A tile's thinning depends on its points, its name and the seed
-    alone. Without the points in `held_out` and its strip; a tile is left out where too few remain
-    for `min_points` on either side.
+    The source is a subset by `pattern` (see `pointup.datasets.thinning_patterns.thin`; "mixed"
+    draws a pattern for each tile). The target is `ratio` times as large as the source: the other
+    points if `disjoint`, otherwise all points. The subset depends only on the tile's points, its
+    name and the seed. Points in the tiles of `held_out` and their strip are removed first. A tile
+    is left out if too few points remain for `min_points` on each side.
     """
     points = read_block(folders, block_xy)
     if held_out is not None:
@@ -245,12 +247,12 @@ def thinned_pairs(
 
 
 def thinning_ratio(ratio: float, disjoint: bool) -> float:
-    """How much to thin so that the target, the rest or all, is `ratio` times the source."""
+    """The thinning ratio for a target of `ratio` times the source: the other points, or all."""
     return ratio + 1 if disjoint else ratio
 
 
 def fewest_dense_points(min_points: int, ratio: float, disjoint: bool) -> int:
-    """The points a tile needs so that source and target get `min_points` each."""
+    """The smallest number of points of a tile that gives both sides at least `min_points`."""
     return math.ceil(max(min_points, 1) * thinning_ratio(ratio, disjoint))
 
 

@@ -1,4 +1,4 @@
-"""Thinning dense clouds to sparse ones, by the patterns that sparse clouds come in."""
+"""Thins dense clouds to sparse ones, in the sampling patterns of real sparse clouds."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pointup.errors import ConfigError
 
 PATTERNS = ("random", "poisson", "scanline")
 
-# Spacing of the scan lines in units of the spacing along a line.
+# Spacing of the scan lines, in units of the point spacing along a line.
 LINE_SPACING = (2.0, 4.0)
-# How far a return strays from its place in the sampling grid, in units of the spacing along a line.
+# Standard deviation of a return's distance from its sampling grid point, in the same units.
 JITTER = 0.2
 GOLDEN_RATIO = (1 + np.sqrt(5)) / 2
 HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Generator) -> np.ndarray:
-    """Keep one point in `ratio`: ascending indices of round(N / ratio) of the (N, 3) positions.
+    """Thin a cloud (N, 3): returns ascending indices of round(N / ratio) points.
 
-    Patterns: "random", each point alike; "poisson", evenly spaced; "scanline", in parallel lines of
-    a random heading over the xy plane, two to four times as far apart as the points along them, as
-    a scanner sees ground, walls and shapes. Raises ConfigError for another pattern or ratio < 1.
+    Patterns: "random" draws points uniformly; "poisson" draws evenly spaced points; "scanline"
+    keeps points on parallel lines in the xy plane with a random heading, as a scanner records
+    ground, walls and shapes. The lines are two to four times as far apart as the points along them.
+    Raises ConfigError for another pattern or a ratio below 1.
     """
     if not (np.isfinite(ratio) and ratio >= 1):
         raise ConfigError(f"thinning ratio {ratio}: must be at least 1")
@@ -29,7 +30,7 @@ def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Gener
     if pattern == "random":
         return np.sort(rng.choice(len(positions), num_kept, replace=False))
     if pattern == "poisson":
-        # Here, because thinning needs torch and the other patterns don't.
+        # Imported here, because it needs torch and the other patterns don't.
         from pointup.geometry.thinning import poisson_disk_subset
 
         return poisson_disk_subset(positions, num_kept, rng)
@@ -47,14 +48,14 @@ def _scan_lines(positions: np.ndarray, num_kept: int, rng: np.random.Generator) 
     along = centred[:, 1] * np.cos(heading) - centred[:, 0] * np.sin(heading)
     jitter = rng.normal(0, JITTER, (2, len(positions)))
     phase = rng.random(2)
-    # The scanner's pass is drawn; what is left to find is how fine it must be for enough returns.
+    # The scan pattern is drawn. Its spacing is searched so that there are enough returns.
     area = float(np.prod(np.maximum(np.ptp(centred[:, :2], axis=0), 1e-9)))
     spacing = np.sqrt(area / (num_kept * anisotropy))
     best = np.arange(len(positions))
     for _ in range(12):
-        line, off_line = _nearest_place(across / (spacing * anisotropy) + phase[0])
-        # Every line begins elsewhere.
-        place, off_place = _nearest_place(along / spacing + phase[1] + line * GOLDEN_RATIO)
+        line, off_line = _nearest_cell(across / (spacing * anisotropy) + phase[0])
+        # Each line has another phase.
+        place, off_place = _nearest_cell(along / spacing + phase[1] + line * GOLDEN_RATIO)
         beam = _hashed(line, place)
         stray = (off_line * anisotropy + jitter[0]) ** 2 + (off_place + jitter[1]) ** 2
         returns = _returns(beam, centred[:, 2] / spacing, stray)
@@ -66,14 +67,14 @@ def _scan_lines(positions: np.ndarray, num_kept: int, rng: np.random.Generator) 
     return np.sort(rng.choice(best, num_kept, replace=False))
 
 
-def _nearest_place(coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    place = np.rint(coordinate)
-    return place, coordinate - place
+def _nearest_cell(coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    cell = np.rint(coordinate)
+    return cell, coordinate - cell
 
 
 def _hashed(*numbers: np.ndarray) -> np.ndarray:
-    # Instead of one number a cell, because those of outliers would overflow. Where two cells get
-    # the same, one return is lost.
+    # Cells are hashed, because the linear index of an outlier's cell would overflow. If two cells
+    # collide, one return is lost.
     cell = np.zeros(len(numbers[0]), dtype=np.uint64)
     for number in numbers:
         cell = (cell ^ number.astype(np.int64).view(np.uint64)) * HASH_FACTOR
@@ -82,7 +83,10 @@ def _hashed(*numbers: np.ndarray) -> np.ndarray:
 
 
 def _returns(beam: np.ndarray, height: np.ndarray, stray: np.ndarray) -> np.ndarray:
-    """A point in each unit of height that a beam meets above its lowest, the one least astray."""
+    """Indices of the returns: for each beam and unit of height, the point with the least `stray`.
+
+    Units of height count from the lowest point of the beam.
+    """
     _, beam_of = np.unique(beam, return_inverse=True)
     lowest = np.full(beam_of.max() + 1, np.inf)
     np.minimum.at(lowest, beam_of, height)

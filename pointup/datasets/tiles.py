@@ -1,4 +1,4 @@
-"""Square tiles of survey files: points by tile, pairs of two surveys, and splits by place."""
+"""Square tiles of survey points: grouping, pairs of two surveys, and validation splits by place."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pointup.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
 
-# Tile numbers are exact below this in float64, and their products fit int64.
-LARGEST_TILE_NUMBER = 2**52
+# Tile indices below this are exact in float64.
+MAX_TILE_INDEX = 2**52
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Points grouped by the square tile they lie in.
+    """Points grouped by square tiles.
 
     Attributes:
-        size: length of a tile's side.
+        size: side length of a tile.
         origin: (2,) float64, the lower corner of tile (0, 0).
-        xy: (T, 2) int64, numbers of the tiles that hold points, ascending in x, then y. A tile
-            holds its lower edges and not its upper ones.
-        order: (N,) int64, indices of the points, tile after tile, ascending in each.
-        ptr: (T + 1,) int64, tile t has the points order[ptr[t]:ptr[t + 1]].
+        xy: (T, 2) int64, indices of the tiles that hold points, ascending in x, then y. A tile
+            includes its lower edges and excludes its upper edges.
+        order: (N,) int64, indices of the points, grouped by tile and ascending in each tile.
+        ptr: (T + 1,) int64; tile t has the points order[ptr[t]:ptr[t + 1]].
     """
 
     size: float
@@ -40,27 +40,27 @@ class Tiles:
         return len(self.xy)
 
     def points(self, tile: int) -> np.ndarray:
-        """Indices of the points of the tile in row `tile` of `xy`, ascending."""
+        """Ascending indices of the points of the tile in row `tile` of `xy`."""
         return self.order[self.ptr[tile] : self.ptr[tile + 1]]
 
     def lower_corner(self, tile: int) -> np.ndarray:
-        """(2,) float64, where that tile begins; it ends `size` further."""
+        """The lower corner (2,) float64 of the tile in row `tile` of `xy`."""
         return self.origin + self.xy[tile] * self.size
 
 
 def split_tiles(positions_xy: np.ndarray, tile: float, origin: np.ndarray | None = None) -> Tiles:
-    """Group points (N, 2) by square tiles with sides of length `tile`.
+    """Group points (N, 2) by square tiles of side length `tile`.
 
-    Without an origin, tiles begin at multiples of their size, so that those of several files match.
-    Raises ConfigError for a size that isn't positive, DataError for coordinates that are not finite
-    or too far away to number their tiles.
+    Without an origin, tiles begin at multiples of their size, so that the tiles of several files
+    match. Raises ConfigError for a size that is not positive, DataError for coordinates that are
+    not finite or too large for tile indices.
     """
     if not (np.isfinite(tile) and tile > 0):
         raise ConfigError(f"tile size {tile}: must be a positive length")
     corner = np.zeros(2) if origin is None else np.asarray(origin, dtype=np.float64)
     numbers = np.floor((np.asarray(positions_xy, dtype=np.float64) - corner) / tile)
-    # Negated, so that NaN fails as well.
-    if not (np.abs(numbers) < LARGEST_TILE_NUMBER).all():
+    # The condition is negated, so that NaN also fails.
+    if not (np.abs(numbers) < MAX_TILE_INDEX).all():
         raise DataError(f"points too far away for tiles of {tile}, or not finite: check them")
     numbers = numbers.astype(np.int64)
     corners = numbers if len(numbers) else np.zeros((1, 2), np.int64)
@@ -83,12 +83,12 @@ def survey_pairs(
     min_points: int,
     stem: str = "tile",
 ) -> Iterator[Pair]:
-    """Pairs of two surveys of the same ground, a tile each, named STEM_X_Y by the tile's number.
+    """Yield a pair for each tile of two surveys of the same ground, named STEM_X_Y by its index.
 
-    Both positions are (N, 3) in the same coordinates. Tiles in which either has less than
-    `min_points` points are left out. A pair's origin is the mean of its source.
+    Both surveys are (N, 3) in the same coordinates. A tile is left out if either survey has fewer
+    than `min_points` points in it. The origin of a pair is the mean of its source.
     """
-    # Here, because pairs need torch and tiles don't.
+    # Imported here, because pairs need `datasets` and tiles don't.
     from pointup.datasets.pair import Pair
 
     sources = split_tiles(source_positions[:, :2], tile)
@@ -111,12 +111,12 @@ def survey_pairs(
 
 
 def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) -> np.ndarray:
-    """Which tiles to validate on: (T,) bool, True for about `fraction` of them.
+    """Mask (T,) bool of the validation tiles: about `fraction` of the tiles (T, 2).
 
-    Blocks of `block` x `block` neighbouring tiles stay on one side, so that few validation tiles
-    touch training ground. What a tile gets depends on the set of tiles and the seed, not on their
-    order. From two different tiles on, neither side is empty: the blocks shrink if there is but
-    one. Raises ConfigError for a fraction not between 0 and 1, or a block below 1.
+    Blocks of `block` x `block` tiles are not split, so that few validation tiles touch training
+    tiles. The result depends on the set of tiles and the seed, not on their order. With two or more
+    different tiles neither side is empty: if all tiles are in one block, the blocks are halved.
+    Raises ConfigError for a fraction that is not between 0 and 1, or a block below 1.
     """
     if not 0 < fraction < 1:
         raise ConfigError(f"validation fraction {fraction}: must be between 0 and 1")
@@ -131,23 +131,25 @@ def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) ->
             break
         block //= 2
     held_out = np.zeros(len(blocks), dtype=bool)
-    wanted, taken = fraction * len(tile_xy), 0
+    goal, taken = fraction * len(tile_xy), 0
     shuffled = np.random.default_rng(seed).permutation(len(blocks))
-    # One block is always trained on. A block is taken when that brings the number closer.
+    # The first shuffled block is always for training. Another block is held out if that brings
+    # `taken` closer to `goal`.
     for candidate in shuffled[1:]:
-        if abs(taken + sizes[candidate] - wanted) < abs(taken - wanted) or not taken:
+        if abs(taken + sizes[candidate] - goal) < abs(taken - goal) or not taken:
             held_out[candidate] = True
             taken += sizes[candidate]
     return held_out[block_of.reshape(-1)]
 
 
 def split_few(tile_xy: np.ndarray, weights: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which of a few tiles to validate on: (T,) bool, True for about `fraction` of the weights.
+    """Mask (T,) bool of the validation tiles among a few tiles: about `fraction` of the weights.
 
-    `tile_xy` (T, 2) are different tiles, `weights` (T,) positive, as their numbers of points. The
-    tiles lie together, since each place apart would cost a strip around it. From two tiles on,
-    neither side is empty: the heaviest is trained on, and the lightest is held out where all are
-    too heavy. Depends on the set of tiles and the seed, not on their order.
+    `tile_xy` (T, 2) are distinct tiles, `weights` (T,) positive, for example numbers of points. The
+    validation tiles are close together, because each separate place needs a strip around it. With
+    two or more tiles neither side is empty: the heaviest tile is for training, and if all others
+    are too heavy, the lightest of them is held out. The result depends on the set of tiles and the
+    seed, not on their order.
     """
     held_out = np.zeros(len(tile_xy), dtype=bool)
     if len(tile_xy) < 2:
@@ -156,13 +158,13 @@ def split_few(tile_xy: np.ndarray, weights: np.ndarray, fraction: float, seed: i
     tile_xy, weights = tile_xy[order], np.asarray(weights, dtype=np.float64)[order]
     shuffled = np.random.default_rng(seed).permutation(len(order))
     shuffled = shuffled[shuffled != np.argmax(weights)]
-    wanted = fraction * weights.sum()
-    light = shuffled[weights[shuffled] < 2 * wanted]
+    goal = fraction * weights.sum()
+    light = shuffled[weights[shuffled] < 2 * goal]
     first = light[0] if len(light) else shuffled[np.argmin(weights[shuffled])]
-    gaps = np.square(tile_xy[shuffled] - tile_xy[first]).sum(axis=1)
+    squared_distances = np.square(tile_xy[shuffled] - tile_xy[first]).sum(axis=1)
     taken = 0.0
-    for candidate in shuffled[np.argsort(gaps, kind="stable")]:
-        brings_closer = abs(taken + weights[candidate] - wanted) < abs(taken - wanted)
+    for candidate in shuffled[np.argsort(squared_distances, kind="stable")]:
+        brings_closer = abs(taken + weights[candidate] - goal) < abs(taken - goal)
         if candidate == first or brings_closer:
             held_out[order[candidate]] = True
             taken += weights[candidate]
@@ -172,9 +174,9 @@ def split_few(tile_xy: np.ndarray, weights: np.ndarray, fraction: float, seed: i
 def away_from(
     positions_xy: np.ndarray, tile: float, tile_xy: np.ndarray, distance: float
 ) -> np.ndarray:
-    """Which points (N, 2) lie `distance` or more from all of these tiles (T, 2): (N,) bool.
+    """Mask (N,) bool of the points (N, 2) that lie `distance` or more from all tiles (T, 2).
 
-    Tiles are squares with sides of `tile` that begin at multiples of it; the points in them are at
+    Tiles are squares of side length `tile` that begin at multiples of it. Points in a tile have
     distance 0.
     """
     kept = np.ones(len(positions_xy), dtype=bool)

@@ -1,4 +1,9 @@
-"""Many calls of functions in several processes, results in the order of the calls."""
+"""Runs calls in worker processes, for `pointup prepare`; results are in the order of the calls.
+
+Built on `concurrent.futures`. Neither its `Executor.map` (before Python 3.14) nor joblib's
+`return_as="generator"` waits for the consumer: in a trial joblib had finished all 200 calls while
+the consumer held one result, and results of surveys may be larger than memory together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
-from multiprocessing import active_children, forkserver, get_all_start_methods, get_context
+from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from threading import current_thread, main_thread
@@ -19,22 +24,24 @@ from pointup.datasets.interrupts import STOP_SIGNALS, interrupts_held_back
 from pointup.errors import PointupError
 
 Result = TypeVar("Result")
-# Workers need some seconds to start; short work is done before they would be ready.
+# Workers take some seconds to start. Short work is finished before they are ready.
 SECONDS_ALONE = 2.0
-# What the fork server imports once, so that workers start with it.
+# The fork server imports these modules once for all workers.
 PRELOADED = ["pointup.datasets.meshes", "pointup.datasets.surveys"]
-# What workers ignore, since this process tells them when to end.
-INHERITED = tuple(number for number in STOP_SIGNALS if number != signal.SIGTERM)
+# Workers ignore these signals, because this process ends them.
+IGNORED_SIGNALS = tuple(number for number in STOP_SIGNALS if number != signal.SIGTERM)
 
 
 def call_each(
     calls: Iterable[Callable[[], Result]], num_workers: int
 ) -> Iterator[Result | PointupError]:
-    """What each call returns, or the PointupError that it raised, in the order of the calls.
+    """Yield the result of each call, or the PointupError that it raised, in the order of the calls.
 
-    This process begins alone and starts workers when it isn't done within seconds. They are never
-    more than a few calls ahead of who takes the results, so that these don't pile up. Calls must
-    pickle: `functools.partial` of a function that can be imported.
+    This process begins alone, and starts workers after `SECONDS_ALONE`; with one worker it runs all
+    calls. Workers are at most 3 * num_workers calls ahead of the consumer, so that results don't
+    accumulate. Calls must be picklable: `functools.partial` of an importable function. Raises
+    PointupError if a worker dies. If the consumer stops or is interrupted, the workers are
+    terminated.
     """
     todo = iter(calls)
     alone_until = time.monotonic() + SECONDS_ALONE
@@ -60,7 +67,7 @@ def call_each(
             "a worker process died, perhaps for lack of memory: try fewer --num-workers"
         ) from error
     except BaseException:
-        # Nobody waits for what they are at, which may take minutes.
+        # The running calls may take minutes, and their results are not needed.
         end_workers_except(others)
         raise
     finally:
@@ -68,7 +75,7 @@ def call_each(
 
 
 def end_workers_except(others: Sequence[BaseProcess]) -> None:
-    """End the processes that this one has started, but for the `others`, and wait for their end."""
+    """Terminate the child processes of this process except `others`, and wait for their end."""
     workers = [worker for worker in active_children() if worker not in others]
     for worker in workers:
         worker.terminate()
@@ -77,16 +84,19 @@ def end_workers_except(others: Sequence[BaseProcess]) -> None:
 
 
 def _context() -> BaseContext:
-    # A forked copy of a process with threads, as torch and Arrow start them, can deadlock.
+    # Forking can deadlock in a process with threads, and torch and Arrow start threads.
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
+    # Imported here, because Windows has no fork server.
+    from multiprocessing import forkserver
+
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    # Ctrl-C and a closed terminal reach the whole process group; what the server inherits keeps it
-    # and its workers from answering with a traceback each.
+    # Ctrl-C and a closed terminal reach the whole process group. The server and its workers inherit
+    # the ignored signals, so that they don't print a traceback each.
     if current_thread() is main_thread():
         with interrupts_held_back():
-            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in INHERITED}
+            handlers = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED_SIGNALS}
             forkserver.ensure_running()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -103,6 +113,6 @@ def _attempt(call: Callable[[], Result]) -> Result | PointupError:
 def _start_worker() -> None:
     import torch
 
-    for number in INHERITED:
+    for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from pointup.io.length_unit import UNKNOWN, LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
-ROWS = ("model", "midpoints", *BASELINES, "source", "floor")
+ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
 """What is measured against the target, in the order to print."""
 THRESHOLDS = (0.25, 0.5)
 # Those of whole surveys only, and those that `measure` gives.
@@ -72,12 +72,18 @@ def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
     return {row: _packed(clouds, batch.pos.device) for row, clouds in made.items()}
 
 
-def upsampled_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler) -> tuple[Tensor, Tensor]:
-    """What `pointup upsample` writes of every source, measured points and new ones; packed."""
+def upsampled_pairs(
+    batch: Batch, ratio: Tensor, upsampler: Upsampler, vertical: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
+    """What `pointup upsample` writes of every source, measured points and new ones; packed.
+
+    `vertical` tells of each pair whether z is up, and points below the ground are not made.
+    """
+    device = batch.pos.device
     sources = _split(batch.pos, batch.ptr)
     made = [
-        upsample(source, float(by), model=upsampler, device=batch.pos.device)
-        for source, by in zip(sources, ratio.tolist(), strict=True)
+        upsample(source, float(by), model=upsampler, above_ground=has_heights, device=device)
+        for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
     return _packed(made, batch.pos.device)
 

@@ -56,20 +56,22 @@ def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing
         return farthest_point_sample(pos, ptr, num_samples)
     if pos.device.type == "cpu":
         order, log_distance = _pick_distances(pos, ptr)
-        return order[_best_of_each(log_distance - log_spacing[order], ptr, counts)]
+        return order[_best_of_each(log_distance - log_spacing[order], ptr, num_samples)]
     log_radius = insertion_radii(pos, ptr, counts).log()
-    return _best_of_each(log_radius - log_spacing, ptr, counts)
+    return _best_of_each(log_radius - log_spacing, ptr, num_samples)
 
 
-def _best_of_each(score: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
-    """Index of the `counts` points of each cloud with the highest score, best first."""
+def _best_of_each(score: Tensor, ptr: Tensor, num_kept: Tensor) -> Tensor:
+    """Index of the `num_kept` (B,) points of each cloud with the highest score, best first."""
     # By cloud, and within it by score; both sorts keep the order of equals.
     best = torch.argsort(score, descending=True, stable=True)
     best = best[torch.argsort(batch_from_ptr(ptr, len(score))[best], stable=True)]
-    kept_ptr = to_device(ptr_from_sizes(counts), ptr.device)
-    num_kept = int(counts.sum())
-    skipped = (ptr - kept_ptr)[batch_from_ptr(kept_ptr, num_kept)]
-    return best[torch.arange(num_kept, device=ptr.device) + skipped]
+    # Where the points of each cloud begin, less where those kept of it do.
+    kept_ptr = ptr_from_sizes(on_host(num_kept))
+    skipped = to_device((on_host(ptr) - kept_ptr)[:-1], ptr.device)
+    total = int(kept_ptr[-1])
+    skipped = skipped.repeat_interleave(num_kept, output_size=total)
+    return best[torch.arange(total, device=ptr.device) + skipped]
 
 
 def _pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -31,30 +33,43 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
     them are beyond the gap.
 
     Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
-    (N, K) ascending, `not_found` (N, K) bool.
+    (N, K) ascending, `not_found` (N, K) bool, true only after all that are found; `to_nearest` and
+    `distance` are 0 there.
     """
-    away, distance, absent = to_nearest[:, 1:], distance[:, 1:], not_found[:, 1:]
+    away, distance, found = to_nearest[:, 1:], distance[:, 1:], ~not_found[:, 1:]
     num_nearest = distance.shape[1]
     if num_nearest == 0:
         return not_found
     farthest = distance.amax(1, keepdim=True)
     # Of each neighbour and those after it: how many, and the length of their mean direction.
     unit = away / torch.linalg.vector_norm(away, dim=2, keepdim=True).clamp(min=1e-12)
-    unit = unit.masked_fill(absent.unsqueeze(2), 0.0)
-    num_from_here = (~absent).flip(1).cumsum(1).flip(1)
+    rank, width = _by_rank(num_nearest, distance.dtype, distance.device)
+    num_from_here = found.sum(1, keepdim=True) - rank
     sums = unit.flip(1).cumsum(1).flip(1)
     one_way = torch.linalg.vector_norm(sums, dim=2) > _ONE_DIRECTION * num_from_here
-    is_narrow = farthest < _WIDTH * distance
-    is_far_off = one_way & (farthest < _WIDTH_OF_FEW * distance)
-    rank = torch.arange(num_nearest, device=distance.device)
-    before = torch.cat([torch.full_like(farthest, torch.inf), distance[:, :-1]], dim=1)
+    before, after = distance[:, :-1], distance[:, 1:]
     # Duplicates of the point itself are no near side of a gap.
-    is_gap = (distance > GAP * before) & (before > 0)
-    enough = (rank >= _MANY) | ((rank >= _SOME) & is_narrow) | is_far_off
-    alone = (farthest < _WIDTH_ALONE * distance[:, :1]) & one_way[:, :1] & ~absent.any(1, True)
-    starts = is_gap & enough & ~absent
-    starts[:, :1] |= alone & (num_nearest > 2)
-    return torch.cat([not_found[:, :1], starts.cumsum(1) > 0], dim=1)
+    is_gap = (after > GAP * before) & (before > 0)
+    is_far_off = one_way[:, 1:] & (farthest < _WIDTH_OF_FEW * after)
+    starts = is_gap & ((farthest < width * after) | is_far_off) & found[:, 1:]
+    if num_nearest > 2:
+        alone = (farthest < _WIDTH_ALONE * distance[:, :1]) & one_way[:, :1] & found[:, -1:]
+    else:
+        alone = torch.zeros_like(found[:, :1])
+    return torch.cat([not_found[:, :1], alone, starts], dim=1).cumsum(1) > 0
+
+
+@functools.lru_cache(maxsize=64)
+def _by_rank(num_nearest: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ranks (K,) of the nearest, and (K - 1,) for a gap before each but the first: the limit of the
+    ratio of the farthest distance to its own."""
+    # Cached across calls: a tensor created in inference mode could not join a graph later.
+    with torch.inference_mode(False):
+        rank = torch.arange(num_nearest, device=device)
+        width = torch.zeros(num_nearest, dtype=dtype, device=device)
+        width[_SOME:] = _WIDTH
+        width[_MANY:] = torch.inf
+        return rank, width[1:]
 
 
 def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tensor) -> Tensor:
@@ -62,10 +77,10 @@ def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tens
 
     A gap is wider than `BRIDGE` times the local spacing of both points.
 
-    Shapes: `index` (n, R) of all points, `pos` (N, 3), `local_spacing` (N, 1).
+    Shapes: `index` (n, R) of all points, the point itself first, `pos` (N, 3), `local_spacing`
+    (N, 1).
     """
-    own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
-    other = torch.where(index < 0, own, index)
+    other = torch.where(index < 0, index[:, :1], index)
     distance = torch.linalg.vector_norm(pos[other] - pos[rows].unsqueeze(1), dim=-1)
     wider = torch.maximum(local_spacing[rows], local_spacing[other].squeeze(2))
     return index.masked_fill(distance > BRIDGE * wider, -1)

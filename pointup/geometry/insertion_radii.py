@@ -23,9 +23,9 @@ from pointup.geometry.packed import (
 )
 from pointup.geometry.validity import assume_valid, check_clouds
 
-NUM_NEIGHBORS = 16
+NUM_NEIGHBORS = 32
 """Neighbours a point, itself among them, that decide when it is picked."""
-STRIDE = 4
+STRIDE = 2
 """Points of a cloud for each point of its coarser sample."""
 SHARE = 4
 """The coarsest sample of a cloud has at most 1 / SHARE of the points that are kept of it."""
@@ -53,60 +53,65 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     pos = at_least_float32(pos)
     row, parent, node_ptr = coarser_samples(ptr, counts)
     # Duplicates would fill the neighbourhood of a point: they form a separate cloud.
-    is_copy = copies(pos, ptr)[row]
-    cloud = 2 * batch_from_ptr(node_ptr, len(row)) + is_copy
+    is_copy = copies(pos, ptr)
+    cloud = 2 * batch_from_ptr(node_ptr, len(row)) + is_copy[row]
     cloud, order = cloud.sort(stable=True)
     borders = torch.arange(2 * len(node_ptr) - 1, device=pos.device)
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(order), device=pos.device)
-    parent = torch.where(parent < 0, parent, rank[parent.clamp(min=0)])[order]
+    rank.index_copy_(0, order, torch.arange(len(order), device=pos.device))
+    parent = torch.where(parent < 0, parent, rank[parent])[order]
 
     with assume_valid():
         squared, index = knn(pos[row[order]], torch.searchsorted(cloud, borders), NUM_NEIGHBORS)
     squared = squared.float()
     # Only pairs of which each point is among the neighbours of the other.
     reach = squared[:, -1].contiguous()
-    is_near = squared < torch.minimum(reach[:, None], reach[index.clamp(min=0)])
-    is_near &= (index >= 0) & (index != index[:, :1])
-    neighbor = torch.where(is_near, index, -1).int()
+    is_far = squared >= torch.minimum(reach[:, None], reach[index])
+    neighbor = index.int().masked_fill_(is_far, -1)
+    neighbor[:, 0] = -1  # the point itself
     if kernels.take(pos, NUM_NEIGHBORS):
         from pointup.geometry.kernels.insertion import settle as settle_there
 
         squared = settle_there(neighbor, squared, parent.int(), reach)
     else:
         squared = settle(neighbor, squared, parent, reach)
-    return squared[rank[: len(pos)]].masked_fill(is_copy[: len(pos)], 0.0).sqrt()
+    return squared[rank[: len(pos)]].masked_fill(is_copy, 0.0).sqrt()
 
 
 def coarser_samples(ptr: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes (M) of a hierarchy of samples: the points, samples of them, samples of those and so on.
 
     Returns the point of each node, (M,) int64; the node of the same point in the next coarser
-    sample, (M,) int64, -1 for none; and the ptr of all clouds of all samples, finest first, which
-    is the points themselves.
+    sample, (M,) int64, -1 for none; and the ptr of all clouds of all samples, finest first: the
+    points themselves.
     """
-    sizes, device = sizes_from_ptr(on_host(ptr)), ptr.device
+    sizes, device = [sizes_from_ptr(on_host(ptr))], ptr.device
     enough = (on_host(counts) // SHARE).clamp(min=NUM_NEIGHBORS)
-    levels, level_ptr = [sizes], ptr
-    rows = [torch.arange(int(sizes.sum()), device=device)]
-    parents: list[Tensor] = []
-    while (levels[-1] > enough).any():
-        finer_ptr = level_ptr
-        levels.append((levels[-1] + STRIDE - 1) // STRIDE)
-        num_nodes = int(levels[-1].sum())
-        level_ptr = to_device(ptr_from_sizes(levels[-1]), device)
-        cloud = batch_from_ptr(level_ptr, num_nodes)
-        place = torch.arange(num_nodes, device=device) - level_ptr[cloud]
+    while (sizes[-1] > enough).any():
+        sizes.append((sizes[-1] + STRIDE - 1) // STRIDE)
+    bounds = ptr_from_sizes(torch.cat(sizes))
+    node_ptr = to_device(bounds, device)
+    num_points, num_nodes = int(sizes[0].sum()), int(bounds[-1])
+    rows = [torch.arange(num_points, device=device)]
+    parent = torch.full((num_nodes,), -1, device=device)
+    if len(sizes) > 1:
+        # Of each node of a sample, where its segment begins, and that of the next finer one.
+        first = torch.stack([bounds[len(sizes[0]) : -1], bounds[: -1 - len(sizes[0])]])
+        last = first[1] + torch.cat(sizes[:-1]) - 1
+        of_level = ptr_from_sizes(torch.stack([of_clouds.sum() for of_clouds in sizes]))
+        begins = of_level[:-2].repeat_interleave(len(sizes[0]))
+        table = to_device(torch.stack([*first, last, begins]), device)
+        segment = batch_from_ptr(node_ptr, num_nodes)[num_points:] - len(sizes[0])
+        start, finer_start, finer_last, finer_begins = table.index_select(1, segment).unbind()
+        node = torch.arange(num_points, num_nodes, device=device)
+        place = node - start
         # Any of the points that it stands for: no raster of the input repeats in the sample.
-        picked = STRIDE * place + (place * 2654435761 >> 16) % STRIDE
-        picked = torch.minimum(finer_ptr[cloud] + picked, finer_ptr[cloud + 1] - 1)
-        first = sum(len(row) for row in rows)
-        parents.append(torch.full_like(rows[-1], -1))
-        parents[-1][picked] = torch.arange(first, first + num_nodes, device=device)
-        rows.append(rows[-1][picked])
-    parents.append(torch.full_like(rows[-1], -1))
-    node_ptr = to_device(ptr_from_sizes(torch.cat(levels)), device)
-    return torch.cat(rows), torch.cat(parents), node_ptr
+        finer = finer_start + STRIDE * place + (place * 2654435761 >> 16) % STRIDE
+        finer = torch.minimum(finer, finer_last)
+        parent = parent.index_copy_(0, finer, node)
+        for picked in (finer - finer_begins).split(sizes_from_ptr(of_level)[1:].tolist()):
+            rows.append(rows[-1][picked])
+    return torch.cat(rows), parent, node_ptr
 
 
 def copies(pos: Tensor, ptr: Tensor) -> Tensor:
@@ -118,10 +123,10 @@ def copies(pos: Tensor, ptr: Tensor) -> Tensor:
     bits = (pos + 0.0).contiguous().view(torch.int64 if pos.dtype == torch.float64 else torch.int32)
     key = batch_from_ptr(ptr, len(pos))
     for axis in bits.long().unbind(1):
-        key = (key ^ axis) * -7046029254386353131
-        key = key ^ (key >> 29)
+        key = (key * -7046029254386353131) ^ axis
     key, order = key.sort(stable=True)
-    is_same = (key[1:] == key[:-1]) & (pos[order[1:]] == pos[order[:-1]]).all(1)
+    place = pos[order]
+    is_same = (key[1:] == key[:-1]) & (place[1:] == place[:-1]).all(1)
     return torch.zeros(len(pos), dtype=torch.bool, device=pos.device).index_copy(
         0, order[1:], is_same
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 
 import torch
@@ -58,11 +59,11 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
 
     Shapes: `pos` (N, 3), `ptr` (B+1,), `squared` and `index` (N, K), ascending.
     """
-    not_found = index < 0
-    own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
+    not_found, own = index < 0, index[:, :1]
     nearest = torch.where(not_found, own, index)
     distance = squared.masked_fill(not_found, 0.0).sqrt()
-    missing = not_found | beyond_gap(pos[nearest] - pos.unsqueeze(1), distance, not_found)
+    to_nearest = pos[nearest] - pos.unsqueeze(1)
+    missing = not_found | beyond_gap(to_nearest, distance, not_found)
     index = torch.where(missing, own, nearest)
     found = (~missing).sum(1, keepdim=True)
     # The median: distances ascend, with the point itself first.
@@ -71,11 +72,11 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     spacing = near.sum(1, keepdim=True) / (found - 1).clamp(min=1)
     of_cloud = segment_mean(spacing, ptr)[batch_from_ptr(ptr, len(pos))]
     spacing = torch.where(spacing > 1e-3 * of_cloud, spacing, of_cloud)
-    spacing = torch.where(spacing > 0.0, spacing, torch.ones_like(spacing))
+    spacing = spacing.masked_fill(spacing <= 0.0, 1.0)
     around = spacing[nearest].squeeze(2).masked_fill(not_found, torch.inf)
     local_spacing = torch.minimum(spacing, around[:, 1:].median(1, keepdim=True).values)
     # A missing neighbour is the point itself here, and adds nothing to the sums.
-    relative = (pos[index] - pos.unsqueeze(1)) / spacing.unsqueeze(2)
+    relative = to_nearest.masked_fill(missing.unsqueeze(2), 0.0) / spacing.unsqueeze(2)
     mean = relative.sum(1) / found
     covariance = relative.transpose(1, 2) @ relative / found.unsqueeze(2)
     normal = plane_normals(covariance - mean.unsqueeze(2) * mean.unsqueeze(1))
@@ -113,9 +114,9 @@ def plane_normals(covariance: Tensor) -> Tensor:
     equal ones in float32 (Eberly 2014, "A robust eigensolver for 3 x 3 symmetric matrices").
     """
     scale = covariance.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
-    identity = torch.eye(3, dtype=covariance.dtype, device=covariance.device)
-    unit = torch.where(scale > 0, covariance / scale.clamp(min=1e-30), identity / 3)
-    deviation = unit - identity / 3
+    identity, third = _identity(covariance.dtype, covariance.device)
+    unit = torch.where(scale > 0, covariance / scale.clamp(min=1e-30), third)
+    deviation = unit - third
     radius = (deviation.square().sum((1, 2)) / 6).sqrt()
     skew = (determinant(deviation) / (2 * radius.pow(3)).clamp(min=1e-18)).clamp(-1, 1)
     largest_first = skew > 0
@@ -130,11 +131,20 @@ def plane_normals(covariance: Tensor) -> Tensor:
     v = torch.linalg.cross(first, u)
     in_plane = torch.stack([u, v], dim=1)
     (uu, uv), (_, vv) = (row.unbind(1) for row in (in_plane @ unit @ in_plane.mT).unbind(1))
-    angle = torch.atan2(2 * uv, uu - vv)[:, None] / 2
+    across, along = 2 * uv, uu - vv
+    angle = torch.atan2(across, along)[:, None] / 2
     second = torch.cos(angle) * v - torch.sin(angle) * u
-    apart = (uu - vv).square() + 4 * uv.square() > 1e-12
+    apart = along.square() + across.square() > 1e-12
     second = second.masked_fill(~apart[:, None], 0.0)
     return torch.where(largest_first[:, None], second, first)
+
+
+@functools.lru_cache(maxsize=64)
+def _identity(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The identity matrix (3, 3) and a third of it, cached."""
+    with torch.inference_mode(False):
+        identity = torch.eye(3, dtype=dtype, device=device)
+        return identity, identity / 3
 
 
 def perpendicular_to_all(rows: Tensor) -> Tensor:

@@ -56,12 +56,18 @@ def knn(
     if query is not None or query_ptr is not None:
         raise ValueError("give both query and query_ptr, or neither")
     squared_distance, index = _search(pos, ptr, pos, ptr, k)
-    own = torch.arange(len(pos), device=pos.device)
+    if k == 1 or not kernels.take(pos, k):
+        put_own_first(index)
+    return squared_distance, index
+
+
+def put_own_first(index: Tensor) -> None:
+    """Make each point its own first neighbour in `index` (N, k), in place, as the kernels do."""
+    own = torch.arange(len(index), device=index.device)
     # A point missing from its own row has k duplicates in it: it replaces the first of them.
     place = (index == own[:, None]).int().argmax(1, keepdim=True)
     index.scatter_(1, place, index[:, :1].clone())
     index[:, 0] = own
-    return squared_distance, index
 
 
 def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,13 +103,14 @@ def nearest_both(
     if not kernels.take(pos, 1):
         return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
     check_clouds((pos, ptr), (target, target_ptr))
+    points = torch.cat([at_least_float32(pos), at_least_float32(target)])
     with torch.no_grad():
-        points, targets = _of_one_dtype(pos, target)
-        to_target, to_pos = _search_both(points, ptr, targets, target_ptr)
-    return (
-        (_squared_distance(pos, target, to_target), to_target),
-        (_squared_distance(target, pos, to_pos), to_pos),
-    )
+        index = _search_both(points.detach(), len(pos), ptr, target_ptr)
+        to_target, to_pos = index.split([len(pos), len(target)])
+        to_target = (to_target - len(pos)).clamp(min=-1)
+    squared = _squared_distance(points, points, index)
+    from_pos, from_target = squared.split([len(pos), len(target)])
+    return (from_pos, to_target), (from_target, to_pos)
 
 
 def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
@@ -221,16 +228,17 @@ def _search_kernels(
     return _squared_distance(query, pos, index)[:, None], index[:, None]
 
 
-def _search_both(
-    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
+def _search_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) -> Tensor:
+    """What `nearest_index_both` returns, for clouds of any size."""
     from pointup.geometry.kernels.nearest import is_small, nearest_index_both
 
+    pos, target = points[:num_pos], points[num_pos:]
     if is_small(pos, target, ptr):
-        return nearest_index_both(pos, ptr, target, target_ptr)
+        return nearest_index_both(points, num_pos, ptr, target_ptr)
     _, to_target = _search_kernels(pos, ptr, target, target_ptr, 1)
     _, to_pos = _search_kernels(target, target_ptr, pos, ptr, 1)
-    return to_target.squeeze(1), to_pos.squeeze(1)
+    to_target = torch.where(to_target < 0, to_target, to_target + num_pos)
+    return torch.cat([to_target, to_pos]).squeeze(1)
 
 
 def _search_chunks(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _host_copies = WeakTensorKeyDictionary()
@@ -127,11 +128,30 @@ def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
 
     Accumulated as by `segment_sum`.
     """
-    count = _counts(ptr).view(-1, *[1] * (values.dim() - 1))
-    return (segment_sum(_accumulator(values), ptr) / count).to(values.dtype)
+    mean: Tensor = _SegmentMean.apply(values, batch_from_ptr(ptr, len(values)), segment_counts(ptr))
+    return mean
 
 
-def _counts(ptr: Tensor) -> Tensor:
+class _SegmentMean(torch.autograd.Function):
+    """The derivative is written by hand: autograd casts the gradient of each point to float64."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, batch: Tensor, counts: Tensor) -> Tensor:
+        ctx.save_for_backward(batch, counts)
+        total = _accumulator(values)
+        count = counts.view(-1, *[1] * (values.dim() - 1))
+        zeros = total.new_zeros((len(counts), *values.shape[1:]))
+        return (zeros.index_add_(0, batch, total) / count).to(values.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        batch, counts = ctx.saved_tensors
+        share = grad / counts.view(-1, *[1] * (grad.dim() - 1))
+        return share.index_select(0, batch), None, None
+
+
+def segment_counts(ptr: Tensor) -> Tensor:
     """Number of points of each cloud (B,), at least 1; cached for a `ptr` from `to_device`."""
     found = _kept_counts.get(ptr)
     if found is None:
@@ -175,8 +195,8 @@ def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
 
 def safe_sqrt(squared: Tensor) -> Tensor:
     """Square root, with the gradient 0 (not NaN or infinity) at 0."""
-    other = ~(squared > 0)
-    return squared.masked_fill(other, 1.0).sqrt().masked_fill(other, 0.0)
+    is_zero = squared <= 0
+    return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
 
 def widest_float(device: torch.device) -> torch.dtype:

@@ -1,1 +1,1 @@
-"""Readers and writers of files of points and meshes."""
+"""Readers and writers of point and mesh files."""

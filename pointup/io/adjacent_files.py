@@ -1,8 +1,8 @@
-"""Which files are parts of one survey: those whose extents border on each other.
+"""Groups files into surveys by their extents, for `pointup upsample`.
 
-Tiles lie side by side, with or without a strip that they share; at the edge of a survey, a tile may
-have points in that strip alone. Files that lie over each other are several surveys of one place, or
-shapes that all stand around the origin.
+Files of one survey are tiles that lie side by side, with or without a shared overlap. At the edge
+of a survey, all points of a tile may lie in that overlap. Files that lie on top of each other are
+several surveys of one place, or shapes that are all centred on the origin.
 """
 
 from __future__ import annotations
@@ -18,19 +18,24 @@ from pointup.io.extents import FileExtent
 from pointup.io.files import LAS_EXTENSIONS
 
 MAX_GAP = 10.0
-"""Most that bordering files are apart, in mean distances between points."""
-MIN_APART, MIN_APART_SHAPES = 1 / 4, 1 / 2
-"""Least distance between the middles of bordering files, across the border, in longer sides of the
-two: of LAS and LAZ files, and of others, among which there are shapes."""
+"""Largest gap between adjacent files, as a multiple of the larger of their point spacings."""
+MIN_CENTRE_DISTANCE, MIN_CENTRE_DISTANCE_SHAPES = 1 / 4, 1 / 2
+"""Smallest distance between the centres of adjacent files along x or y, as a fraction of the longer
+of their two sides. The first value is for LAS and LAZ files. The second is for all other formats,
+because these also hold shapes."""
 
 
 @dataclass(frozen=True)
 class Surveys:
-    """Files grouped: each of `groups` is one survey, the numbers of its files ascending.
+    """Files grouped into surveys. Files are given by their index.
 
-    `stacked` are those that lie over another one and so are surveys of their own; `by_folder`, if
-    files of different folders do, so that each folder was looked at by itself; `unlike` the first
-    pair of files that border on each other and differ in `difference`.
+    Attributes:
+        groups: one list of ascending file indices for each survey.
+        stacked: files that lie on top of another file of their folder. Each is a survey alone.
+        by_folder: True if files of different folders lie on top of each other. Each folder is then
+            grouped separately.
+        unlike: the first pair of adjacent files of one format that are not joined.
+        difference: the reason for `unlike`: "coordinate system" or "attributes".
     """
 
     groups: list[list[int]]
@@ -41,30 +46,31 @@ class Surveys:
 
 
 def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys:
-    """Group files that border on each other into surveys.
+    """Group adjacent files into surveys.
 
-    Files of one survey have the same kind, attributes and coordinate system. Where files lie over
-    each other, those of one folder are looked at together, so that each of several folders can hold
-    a survey of the same place. Those that still lie over another one are surveys of their own.
+    `kinds` holds a name of each file's format. Files of one survey have the same format, attributes
+    and coordinate system. If files lie on top of each other, each folder is grouped separately, so
+    that several folders can hold surveys of the same place. A file that lies on top of another file
+    of its own folder is a survey alone.
     """
-    likes = [_number(extents, key) for key in (lambda e: e.crs, lambda e: e.attributes)]
-    like = np.column_stack([_number(kinds, str), *likes])
-    bordering, stacked = _neighbours(extents)
+    labels = [_label(extents, key) for key in (lambda e: e.crs, lambda e: e.attributes)]
+    label = np.column_stack([_label(kinds, str), *labels])
+    adjacent, stacked = _adjacent_and_stacked(extents)
     unlike, difference = None, ""
-    for i, j in bordering:
-        differs = like[i] != like[j]
+    for i, j in adjacent:
+        differs = label[i] != label[j]
         if differs[1:].any() and not differs[0] and unlike is None:
             unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
-    bordering = [(i, j) for i, j in bordering if (like[i] == like[j]).all()]
-    stacked = [(i, j) for i, j in stacked if (like[i] == like[j]).all()]
+    adjacent = [(i, j) for i, j in adjacent if (label[i] == label[j]).all()]
+    stacked = [(i, j) for i, j in stacked if (label[i] == label[j]).all()]
     num_stacked = len(stacked)
     if stacked:
         folder = [extent.path.parent for extent in extents]
-        bordering, stacked = (
-            [(i, j) for i, j in pairs if folder[i] == folder[j]] for pairs in (bordering, stacked)
+        adjacent, stacked = (
+            [(i, j) for i, j in pairs if folder[i] == folder[j]] for pairs in (adjacent, stacked)
         )
     alone = {number for pair in stacked for number in pair}
-    joined = [pair for pair in bordering if not alone & set(pair)]
+    joined = [pair for pair in adjacent if not alone & set(pair)]
     rows, columns = np.array(joined, dtype=np.int64).reshape(-1, 2).T
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(extents), len(extents)))
     num_groups, group = connected_components(graph, directed=False)
@@ -73,29 +79,30 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
     return Surveys(sorted(groups), sorted(alone), by_folder, unlike, difference)
 
 
-def _neighbours(
+def _adjacent_and_stacked(
     extents: Sequence[FileExtent],
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Pairs of files that border on each other, and pairs that lie over each other."""
+    """Pairs of files that lie side by side, and pairs that lie on top of each other."""
     low = np.array([extent.low for extent in extents]).reshape(-1, 2)
     high = np.array([extent.high for extent in extents]).reshape(-1, 2)
     gap = MAX_GAP * np.array([extent.spacing for extent in extents])
     is_las = np.array([extent.path.suffix.lower() in LAS_EXTENSIONS for extent in extents])
-    least = np.where(is_las, MIN_APART, MIN_APART_SHAPES)[:, None] * (high - low)
-    middle = (low + high) / 2
-    bordering, stacked = [], []
+    fraction = np.where(is_las, MIN_CENTRE_DISTANCE, MIN_CENTRE_DISTANCE_SHAPES)
+    min_distance = fraction[:, None] * (high - low)
+    centre = (low + high) / 2
+    adjacent, stacked = [], []
     for i in range(len(extents)):
         others = slice(i + 1, None)
-        shared = np.minimum(high[i], high[others]) - np.maximum(low[i], low[others])
-        near = (shared >= -np.maximum(gap[i], gap[others])[:, None]).all(axis=1)
-        apart = np.abs(middle[i] - middle[others])
-        beside = (apart >= np.maximum(least[i], least[others])).any(axis=1)
-        bordering += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & beside)]
+        overlap = np.minimum(high[i], high[others]) - np.maximum(low[i], low[others])
+        near = (overlap >= -np.maximum(gap[i], gap[others])[:, None]).all(axis=1)
+        distance = np.abs(centre[i] - centre[others])
+        beside = (distance >= np.maximum(min_distance[i], min_distance[others])).any(axis=1)
+        adjacent += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & beside)]
         stacked += [(i, i + 1 + int(j)) for j in np.flatnonzero(near & ~beside)]
-    return bordering, stacked
+    return adjacent, stacked
 
 
-def _number(items: Sequence, key: Callable) -> np.ndarray:
-    """Numbers (N,) that are equal for items with equal keys."""
+def _label(items: Sequence, key: Callable) -> np.ndarray:
+    """Integer labels (N,), equal for items with equal keys."""
     numbers: dict = {}
     return np.array([numbers.setdefault(key(item), len(numbers)) for item in items])

@@ -1,4 +1,4 @@
-"""A point cloud with its attributes, and what the writers of all formats share."""
+"""A point cloud with its attributes, and the base classes of all point writers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logger = logging.getLogger("pointup")
 
 @dataclass(eq=False)
 class PointCloud:
-    """Points as they stand in a file.
+    """Points as a file stores them.
 
     Attributes:
-        positions: (N, 3) float64 in the file's own unit, nothing subtracted.
-        attributes: (N, ...) arrays by the names the format uses: `intensity`, `red`, `nx`.
-        header: what a writer needs to write the same kind of file again; made by the reader.
-        path: the file the points came from.
+        positions: (N, 3) float64 in the file's unit, without an offset subtracted.
+        attributes: (N, ...) arrays by the names that the format uses: `intensity`, `red`, `nx`.
+        header: set by the reader; a writer needs it to write the same kind of file.
+        path: the file that the points were read from.
     """
 
     positions: np.ndarray
@@ -40,17 +40,17 @@ class PointCloud:
         return len(self.positions)
 
     def select(self, index: np.ndarray | slice) -> PointCloud:
-        """These points with their attributes, header and path."""
+        """The points at `index` with their attributes; header and path stay the same."""
         attributes = {name: values[index] for name, values in self.attributes.items()}
         return PointCloud(self.positions[index], attributes, self.header, self.path)
 
 
 @dataclass(frozen=True)
 class ExtraDimension:
-    """An attribute that a writer adds to those of the file it imitates.
+    """An attribute that a writer adds to the attributes of the original file.
 
-    Points written without it get `default`; "index" stands for their own number in the file.
-    `description` goes where the format has room for one (32 bytes in LAS).
+    Points without a value for it get `default`; "index" means the index of the point in the written
+    file. `description` is written if the format has a field for it (32 bytes in LAS).
     """
 
     name: str
@@ -60,22 +60,22 @@ class ExtraDimension:
 
 
 class PointWriter(ABC):
-    """Writes one file of points, all of it or nothing.
+    """Writes one point file atomically.
 
-    A context manager: `write` appends, as often as wanted. The points go to a temporary file in the
-    same folder, which takes the name of the target when the block ends and is deleted when the
-    block is left by an error or an interrupt; an older file of that name stays until then. A
-    symbolic link is followed: the file that it leads to is written, and the link stays.
+    A context manager; each call of `write` appends points. The points go to a temporary file in the
+    folder of the target. The temporary file replaces the target when the block ends. It is deleted
+    if an error or an interrupt leaves the block; an existing target is then unchanged. Symbolic
+    links are followed: the link stays and its target is written.
 
-    Raises FileError when the file can't be written or gets no points, DataError for clouds that
-    don't fit the file.
+    Raises FileError if the file can't be written or gets no points, DataError for a cloud that does
+    not fit the file.
     """
 
     def __init__(self, path: Path, extra_dimensions: Sequence[ExtraDimension] = ()) -> None:
         self.path = path
         self.extra_dimensions = tuple(extra_dimensions)
         self.num_points = 0
-        self._target = followed(path)
+        self._target = resolve_symlink(path)
         self._part = self._target.with_name(f".{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class PointWriter(ABC):
             self._discard()
 
     def write(self, cloud: PointCloud) -> None:
-        """Append points; extra dimensions that the cloud lacks get their defaults."""
+        """Append points; extra dimensions that the cloud does not have get their defaults."""
         if not len(cloud):
             return
         positions = np.asarray(cloud.positions, dtype=np.float64)
@@ -140,22 +140,22 @@ class PointWriter(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Write what comes before the points to `_stream`."""
+        """Write the part of the file before the points to `_stream`."""
 
     @abstractmethod
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
-        """Write points, `num_points` being the number of those before them."""
+        """Write points; `num_points` is the number of points written before."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Write what comes after the points, and the header where it tells their number."""
+        """Write the part of the file after the points, and a header that holds their number."""
 
 
 class ColumnWriter(PointWriter):
-    """Writer of a format that is a table: named columns of numbers, fixed when it begins.
+    """Writer of a format that is a table of named numeric columns.
 
-    `columns` has the type of each; x, y and z are always float64. Attributes of several values a
-    point become columns NAME_0, NAME_1, ...
+    `columns` maps each name to its type and is fixed in the constructor. x, y and z are float64.
+    An attribute with several values per point becomes the columns NAME_0, NAME_1, ...
     """
 
     def __init__(
@@ -181,39 +181,42 @@ class ColumnWriter(PointWriter):
 
     @abstractmethod
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
-        """Write the rows of these columns, which have the types and the order of `columns`."""
+        """Write the rows of these columns, in the types and the order of `self.columns`."""
 
 
 @lru_cache(maxsize=1000)
 def warn_once(text: str) -> None:
-    """Log a warning, once in a process: a file is often read several times."""
+    """Log a warning once per process and text, because a file is often read several times."""
     logger.warning("%s", text)
 
 
-def followed(path: Path) -> Path:
-    """What a path leads to: itself, or the end of a chain of symbolic links."""
+def resolve_symlink(path: Path) -> Path:
+    """The target of a symbolic link; any other path unchanged. FileError for a loop."""
     if not path.is_symlink():
         return path
     try:
         return path.resolve()
-    # What Python 3.11 and 3.12 raise for a loop.
+    # Python 3.11 and 3.12 raise RuntimeError for a loop.
     except (OSError, RuntimeError):
         raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
 
 
 def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
-    """x, y and z as (N, 3) float64; NaN of any kind without NumPy's warning."""
+    """x, y and z as (N, 3) float64, without NumPy's warning about signalling NaN."""
     with np.errstate(invalid="ignore"):
         return np.column_stack([column.astype(np.float64) for column in columns])
 
 
 def check_positions(positions: np.ndarray, what: str) -> None:
-    """Raises FileError, beginning with `what`, unless these are finite (N, 3) points, N > 0."""
+    """Raise FileError unless `positions` are finite (N, 3) with N > 0.
+
+    The message begins with `what`.
+    """
     if positions.ndim != 2 or positions.shape[1] != 3:
         raise FileError(f"{what}: expected (N, 3) coordinates, not {positions.shape}")
     if not len(positions):
         raise FileError(f"{what}: no points in it; leave it out")
-    # Minimum and maximum see a NaN as well, without an array of booleans.
+    # Minimum and maximum propagate NaN, and need no (N, 3) array of booleans.
     if not (np.isfinite(positions.min()) and np.isfinite(positions.max())):
         bad = int(np.count_nonzero(~np.isfinite(positions).all(axis=1)))
         raise FileError(
@@ -222,7 +225,7 @@ def check_positions(positions: np.ndarray, what: str) -> None:
 
 
 def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The same attributes with one value a point: (N, k) become k named NAME_0, NAME_1, ..."""
+    """Attributes with one value per point: (N, k) becomes NAME_0 to NAME_(k - 1), each (N,)."""
     flat: dict[str, np.ndarray] = {}
     for name, values in attributes.items():
         if values.ndim == 1:
@@ -234,9 +237,9 @@ def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.nda
 
 
 def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
-    """The values as `dtype`, floats rounded to the nearest integer where that is one.
+    """The values as `dtype`; floats are rounded to the nearest integer for an integer type.
 
-    Raises DataError, beginning with `what`, for values that the type can't hold.
+    Raises DataError for values that the type can't hold; the message begins with `what`.
     """
     values = np.asarray(values)
     if values.dtype == dtype or not len(values):
@@ -244,14 +247,14 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     if dtype.kind == "f":
         cast = values.astype(dtype)
         if values.dtype.kind in "iu" and not np.array_equal(cast.astype(values.dtype), values):
-            raise DataError(f"{what}: whole numbers up to {values.max()} don't fit {dtype.name}")
+            raise DataError(f"{what}: integers up to {values.max()} don't fit {dtype.name}")
         return cast
     if dtype.kind == "b":
         return values.astype(dtype)
     if values.dtype.kind == "f":
         values = np.rint(values)
     limits = np.iinfo(dtype)
-    # Negated, so that NaN fails as well.
+    # The condition is negated, so that NaN also fails.
     if not (values.min() >= limits.min and values.max() <= limits.max):
         raise DataError(
             f"{what}: values {values.min()} to {values.max()} don't fit {dtype.name}, "
@@ -262,7 +265,7 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
 
 @contextmanager
 def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
-    """Turns what the operating system says about a file into a FileError that names it."""
+    """Raise an OSError of the block as a FileError that names the file."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Points of terrestrial scanners as E57, by pye57: an optional dependency."""
+"""Reads and writes E57, the format of terrestrial scanners, with pye57 (an optional dependency)."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ ATTRIBUTES = {
 }  # fmt: skip
 COLOURS = ("red", "green", "blue")
 AXES = {"x": "cartesianX", "y": "cartesianY", "z": "cartesianZ"}
-# What reading a point takes: three doubles, intensity, colours and whether it is valid.
+# Memory for reading a point: three doubles, intensity, colours and the invalid flag.
 BYTES_PER_POINT = 32
 CHUNK_SIZE = 1_000_000
 
 
 def check_pye57(path: Path) -> None:
-    """FileError unless pye57 is installed."""
+    """Raise FileError unless pye57 is installed."""
     if find_spec("pye57") is None:
         raise FileError(f"{path}: E57 needs pye57; install it with `pip install pointup[e57]`")
 
 
 def read_e57(path: Path) -> PointCloud:
-    """The valid points of all scans, in the file's own coordinates: each scan by its pose.
+    """Read the valid points of all scans, each transformed by its pose to the file's coordinates.
 
-    Intensity and colours are kept where all scans have them; other fields and images are not.
+    Intensity and colours are kept if all scans have them. Other fields and images are dropped.
     """
     check_pye57(path)
     positions, columns = [], []
@@ -70,12 +70,12 @@ def read_e57(path: Path) -> PointCloud:
 
 
 class E57Writer(FixedColumnWriter):
-    """Writes one scan without a pose; holds it in memory until the end.
+    """Writes one scan without a pose; keeps all points in memory until the end.
 
-    Colours of more than 8 bits are divided by 256, as those of LAS are meant.
+    Colours above 255 are divided by 256: LAS stores 8-bit colours multiplied by 256.
     """
 
-    held = ("intensity", *COLOURS)
+    supported = ("intensity", *COLOURS)
 
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
@@ -106,7 +106,7 @@ class E57Writer(FixedColumnWriter):
 
 
 def _write_scan(path: Path, fields: dict[str, np.ndarray]) -> None:
-    """One scan with double coordinates; `E57.write_scan_raw` would store them as floats."""
+    """Write one scan with float64 coordinates; `E57.write_scan_raw` would store float32."""
     import pye57
     from pye57 import libe57
 
@@ -144,7 +144,7 @@ def _write_scan(path: Path, fields: dict[str, np.ndarray]) -> None:
 
 
 def _limits(image: Any, kind: str, fields: dict[str, np.ndarray]) -> Any:
-    """What viewers scale intensity or colours by."""
+    """The minimum and maximum by which viewers scale intensity or colours."""
     from pye57 import libe57
 
     node = libe57.StructureNode(image)
@@ -164,7 +164,7 @@ def _e57_errors(path: Path, verb: Literal["read", "written"] = "read") -> Iterat
             yield
         except (OSError, FileError):
             raise
-        # libe57's errors, and whatever a damaged file leads pye57 to.
+        # libe57 has its own errors, and pye57 raises arbitrary ones for a damaged file.
         except Exception as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             what = "not a whole E57 file" if verb == "read" else "can't be written as E57"

@@ -1,4 +1,4 @@
-"""Where the points of a file lie, and what tells files of one survey from others."""
+"""The horizontal extent of a file, and the properties that files of one survey share."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CRS_OWNER, WKT, GEO_KEYS = "LASF_Projection", 2112, (34735, 34736, 34737)
 
 @dataclass(frozen=True)
 class FileExtent:
-    """The extent of a file's points on the ground, and what its points are like.
+    """The extent of a file in x and y, its coordinate system and its attributes.
 
     Attributes:
         path: the file.
-        low, high: (2,) float64, of x and y.
-        num_points: points in it.
-        crs: the records of its coordinate system, as they stand in it; none, if it has none.
-        attributes: names and types of its attributes.
-        scale: (2,) float64, steps that its coordinates are rounded to; 0 where they are not.
+        low, high: (2,) float64, the smallest and largest x and y.
+        num_points: number of points.
+        crs: contents of the records that define the coordinate system; empty if there are none.
+        attributes: name, NumPy type and shape of a value for each attribute, sorted by name.
+        scale: (2,) float64, the LAS scale of x and y; 0 for other formats.
     """
 
     path: Path
@@ -38,22 +38,22 @@ class FileExtent:
 
     @property
     def spacing(self) -> float:
-        """Distance between points, were they spread evenly over the extent."""
+        """Mean point spacing, for points spread uniformly over the extent."""
         sides = self.high - self.low
-        # A file may be a line along an axis, or a single point.
+        # The points of a file may lie on a line along an axis, or all in one place.
         return float(max(np.sqrt(sides.prod() / self.num_points), sides.max() / self.num_points))
 
     def holds(self, positions: np.ndarray) -> bool:
-        """Whether points (N, 3) lie in the extent, to within the rounding of coordinates."""
+        """Whether all points (N, 3) lie in the extent, within the rounding of coordinates."""
         margin = np.maximum(self.scale, 1e-9 * np.abs(self.high).max(initial=1.0))
         low, high = positions[:, :2].min(axis=0), positions[:, :2].max(axis=0)
         return bool((low >= self.low - margin).all() and (high <= self.high + margin).all())
 
 
 def read_extent(path: Path) -> FileExtent:
-    """The extent of a file: of LAS and LAZ what the header says, of others that of the points.
+    """The extent of a file: from the header of LAS and LAZ, from the points of other formats.
 
-    Raises what reading the file does.
+    Raises FileError for a header without a valid extent, and the errors of `read_points`.
     """
     if path.suffix.lower() not in LAS_EXTENSIONS:
         cloud = read_points(path)

@@ -1,7 +1,8 @@
-"""The door to files of points and meshes: reads and writes them by the extension of their name."""
+"""Reads and writes point and mesh files of all formats; the file extension selects the format."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     check_positions,
-    followed,
     os_errors,
+    resolve_symlink,
     warn_once,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
@@ -33,6 +34,7 @@ __all__ = [
     "PointWriter",
     "check_readable",
     "check_writable",
+    "copy_file",
     "copy_points",
     "iter_points",
     "mesh_extensions",
@@ -50,16 +52,19 @@ writable_extensions = (
 )  # fmt: skip
 point_extensions = (*writable_extensions, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
-# Those that are meshes and nothing else, whether they can be read or not.
-NO_POINTS = (".off", ".stl", ".gltf", ".glb", ".dae", ".3ds", ".fbx", ".3mf", ".usd", ".usdz")
+# Formats that hold meshes only. Some of them can't be read.
+MESH_ONLY_EXTENSIONS = (
+    ".off", ".stl", ".gltf", ".glb", ".dae", ".3ds", ".fbx", ".3mf", ".usd", ".usdz",
+)  # fmt: skip
 
 
 def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
-    """All points of a file; without `attributes` only their coordinates, in less time and memory.
+    """Read all points of a file.
 
-    LAS, LAZ, COPC (as LAZ), PLY and OBJ (their vertices), PCD, E57 (with pye57), PTS, KITTI's BIN,
-    XYZ, TXT, CSV, NPY, NPZ. Raises FileError when the file is missing, damaged, of an unknown kind,
-    without points, or has coordinates that are not finite.
+    `attributes=False` reads only the coordinates, which saves time and memory for LAS and LAZ. The
+    formats are LAS, LAZ, COPC (as LAZ), PLY and OBJ (vertices), PCD, E57 (with pye57), PTS, KITTI
+    BIN, XYZ, TXT, CSV, NPY and NPZ. Raises FileError for a file that is missing, damaged, of an
+    unknown format or without points, or that has coordinates that are not finite.
     """
     path = check_readable(path)
     suffix = path.suffix.lower()
@@ -93,10 +98,10 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
 def iter_points(
     path: str | Path, chunk_size: int = 1_000_000, attributes: bool = True
 ) -> Iterator[PointCloud]:
-    """The points of a file in order, `chunk_size` at a time.
+    """Yield the points of a file in order, in chunks of `chunk_size`.
 
-    LAS, LAZ and COPC are streamed; other formats are read whole and cut. Raises what `read_points`
-    does, for damage further on only when it gets there.
+    LAS, LAZ and COPC are streamed. Other formats are read completely and then split. Raises the
+    errors of `read_points`; damage in a later chunk is reported when that chunk is read.
     """
     path = check_readable(path)
     if path.suffix.lower() in LAS_EXTENSIONS:
@@ -112,11 +117,12 @@ def iter_points(
 def open_writer(
     path: str | Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
 ) -> PointWriter:
-    """A writer, to be used in a `with` block, of a file like the one `like` was read from.
+    """Open a `PointWriter` for a file with the layout of the file that `like` was read from.
 
-    `like` may be any part of that file; what counts is its header and which attributes it has, and,
-    if the format changes to LAS, its extent. The name's extension sets the format. To these,
-    `extra_dimensions` are added. See `PointWriter`; raises what `check_writable` does.
+    `like` may be any part of that file: only its header and its attribute names and types are used,
+    and its extent if a file of another format is written as LAS. The extension of `path` selects
+    the format. `extra_dimensions` are added to the attributes of `like`. Use the writer in a `with`
+    block. Raises the errors of `check_writable`.
     """
     path = Path(path)
     check_writable(path)
@@ -143,15 +149,15 @@ def open_writer(
 
 
 def write_points(path: str | Path, cloud: PointCloud) -> None:
-    """Write a cloud, all or nothing; a file of that name is replaced. See `open_writer`."""
+    """Write a cloud atomically; an existing file is replaced. See `open_writer`."""
     with open_writer(path, cloud) as writer:
         writer.write(cloud)
 
 
 def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_000) -> None:
-    """Append every point of a file to an open writer, in order and unchanged.
+    """Append all points of a file to an open writer, in order and unchanged.
 
-    From LAS to LAS the raw records go over, bit for bit. Added dimensions get their defaults.
+    From LAS to LAS the raw records are copied bit for bit. Added dimensions get their defaults.
     """
     path = check_readable(path)
     if path.suffix.lower() in LAS_EXTENSIONS and writer.path.suffix.lower() in LAS_EXTENSIONS:
@@ -163,12 +169,30 @@ def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_0
         writer.write(cloud)
 
 
-def read_mesh(path: str | Path) -> Surface:
-    """The triangles of an OFF, OBJ, STL or PLY file; polygons are triangulated.
+def copy_file(path: Path, target: Path) -> None:
+    """Copy a file byte by byte, all or nothing, into a folder that is made where it is missing.
 
-    Raises FileError when the file is missing, damaged, of an unknown kind or has no faces.
+    Raises FileError when the file can't be read or the target can't be written.
     """
-    path = _existing(path, mesh_extensions)
+    with os_errors(path, "read"):
+        content = path.read_bytes()
+    with os_errors(target, "written"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = resolve_symlink(target)
+        part = written.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(content)
+            part.replace(written)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def read_mesh(path: str | Path) -> Surface:
+    """Read the triangles of an OFF, OBJ, STL or PLY file; polygons are triangulated.
+
+    Raises FileError for a file that is missing, damaged, of an unknown format or without faces.
+    """
+    path = _existing_file(path, mesh_extensions)
     import trimesh
 
     try:
@@ -178,7 +202,7 @@ def read_mesh(path: str | Path) -> Surface:
         return Surface.from_triangles(mesh.vertices, mesh.faces)
     except DataError as error:
         raise FileError(f"{path}: {error}") from None
-    # trimesh has no errors of its own: a damaged file raises whatever its bytes lead to.
+    # trimesh has no error class of its own: a damaged file raises arbitrary errors.
     except Exception as error:
         reason = (str(error) or repr(error)).splitlines()[0]
         raise FileError(f"{path}: not a readable mesh ({reason}); export it again") from error
@@ -205,45 +229,45 @@ def _read_obj_vertices(path: Path) -> PointCloud:
 
 
 def check_readable(path: str | Path) -> Path:
-    """The path of a file of points that is there; FileError for what can't be one."""
+    """The path of an existing point file; FileError for any other path."""
     path = Path(path)
-    if path.suffix.lower() in NO_POINTS:
+    if path.suffix.lower() in MESH_ONLY_EXTENSIONS:
         raise FileError(
             f"{path}: is a mesh, and points are needed: sample its surface (CloudCompare, trimesh) "
             "and save those; for training pairs, `pointup prepare meshes` samples it"
         )
-    return _existing(path, point_extensions)
+    return _existing_file(path, point_extensions)
 
 
 def check_writable(path: str | Path) -> None:
-    """FileError for a name that no file of points can be written to, before any work is done."""
+    """Raise FileError for a path that no point file can be written to. Call it before any work."""
     path = Path(path)
     if path.suffix.lower() not in writable_extensions:
-        raise _unknown(path, writable_extensions, " to write")
-    # A LAZ file of that name would be no COPC. copclib is the one library that writes it from
-    # Python; it can't name extra dimensions and drops all other records.
-    if any(name.lower().endswith(".copc.laz") for name in (path.name, followed(path).name)):
+        raise _unknown_format(path, writable_extensions, " to write")
+    # A plain LAZ file must not have the name of a COPC file. copclib is the only Python library
+    # that writes COPC; it can't name extra dimensions and drops all other records.
+    if any(name.lower().endswith(".copc.laz") for name in (path.name, resolve_symlink(path).name)):
         raise FileError(
-            f"{path}: COPC files can't be written; name it .laz, and convert that, as by `pdal "
-            "translate a.laz a.copc.laz`"
+            f"{path}: COPC files can't be written; name it .laz, and convert that, for example "
+            "with `pdal translate a.laz a.copc.laz`"
         )
     if path.suffix.lower() == ".e57":
         check_pye57(path)
 
 
-def _existing(path: str | Path, extensions: Sequence[str]) -> Path:
+def _existing_file(path: str | Path, extensions: Sequence[str]) -> Path:
     path = Path(path)
     if path.is_dir():
         raise FileError(f"{path}: is a folder; name the files in it")
     if not path.exists():
         raise FileError(f"{path}: no such file")
     if path.suffix.lower() not in extensions:
-        raise _unknown(path, extensions)
+        raise _unknown_format(path, extensions)
     if not path.stat().st_size:
         raise FileError(f"{path}: is empty (0 bytes); copy or export it again")
     return path
 
 
-def _unknown(path: Path, extensions: Sequence[str], verb: str = "") -> FileError:
+def _unknown_format(path: Path, extensions: Sequence[str], verb: str = "") -> FileError:
     kind = f"extension {path.suffix!r}" if path.suffix else "file without an extension"
     return FileError(f"{path}: unknown {kind}{verb}; known are {' '.join(extensions)}")

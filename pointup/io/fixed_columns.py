@@ -1,4 +1,4 @@
-"""What the writers of formats with a fixed set of columns share."""
+"""The base class of writers for formats with a fixed set of columns: E57, PTS, KITTI."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from pointup.io.cloud import (
 
 
 class FixedColumnWriter(PointWriter):
-    """Writer of a format with a fixed set of columns, `held`; a warning names what is left out."""
+    """Writer of a format that has the columns `supported` and no others.
 
-    held: tuple[str, ...] = ()
+    A warning names the attributes of `like` that are left out.
+    """
+
+    supported: tuple[str, ...] = ()
 
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
@@ -29,11 +32,11 @@ class FixedColumnWriter(PointWriter):
         super().__init__(path)
         flat = flatten_attributes(like.attributes)
         names = dict.fromkeys([*flat, *(added.name for added in extra_dimensions)])
-        self.columns = [name for name in self.held if name in names]
-        if left_out := [name for name in names if name not in self.held]:
+        self.columns = [name for name in self.supported if name in names]
+        if left_out := [name for name in names if name not in self.supported]:
             warn_once(
-                f"{path}: {path.suffix} files have no place for {', '.join(left_out)}; left out "
-                "(LAS, PLY, PCD and CSV keep them)"
+                f"{path}: {path.suffix} files can't store {', '.join(left_out)}; left out (LAS, "
+                "PLY, PCD and CSV store them)"
             )
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
@@ -45,4 +48,4 @@ class FixedColumnWriter(PointWriter):
 
     @abstractmethod
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
-        """Write points (N, 3) float64 with those of `columns` (N,), in the order of `held`."""
+        """Write points (N, 3) float64 and `columns` (N,), in the order of `supported`."""

@@ -1,4 +1,4 @@
-"""Reading LAS and LAZ in chunks, as raw records and as clouds."""
+"""Reads LAS and LAZ in chunks, as raw records or as clouds."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ from laspy import DecompressionSelection
 from laspy.vlrs.known import ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
-from pointup.errors import FileError
+from pointup.errors import FileError, NoPointsError
 from pointup.io.cloud import (
     PointCloud,
     check_positions,
     os_errors,
 )
-from pointup.io.las_layout import RawRecord, broken, read_layout
+from pointup.io.las_layout import RawRecord, damaged, read_layout
 
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
 CHUNK_SIZE = 1_000_000
-# The returns are coded together with x and y. In formats from 6 on, half of the time is spent on
-# what this leaves out.
+# x, y and the return fields are compressed together. For point formats 6 and above, this selection
+# halves the time.
 POSITIONS_ONLY = DecompressionSelection.xy_returns_channel().decompress_z()
 
-# laspy logs each error that it raises, too; without a handler, logging would print it.
+# laspy also logs each error that it raises; without a handler, logging would print it.
 logging.getLogger("laspy").addHandler(logging.NullHandler())
 
 
 def iter_records(
     path: Path, chunk_size: int, selection: DecompressionSelection | None = None
 ) -> Iterator[tuple[laspy.ScaleAwarePointRecord, np.ndarray, laspy.LasHeader]]:
-    """The file's point records, chunk by chunk, in the order of the file.
+    """Yield the point records of a file in chunks, in the order of the file.
 
-    Yields the raw records, their float64 coordinates (n, 3), and the header, always the same one.
-    A COPC file is read as the LAZ file that it is, and its header is stripped of what makes it
-    COPC. The header gets an attribute `raw_creation_date`, as it stands in the file, for laspy puts
-    today's in the place of a date that is not set. Of the point formats from 6 on, `selection`
-    tells what to decompress; the rest is zero.
-    Raises FileError for what isn't a LAS or LAZ file, is cut short or has no points.
+    Yields the raw records, their coordinates (n, 3) float64, and the header, which is the same
+    object each time. A COPC file is read as LAZ, and its COPC records are removed from the header.
+    The header gets the attribute `raw_creation_date`, the 4 bytes of the file, because laspy
+    replaces a date that is not set by today's. For point formats 6 and above, only the fields in
+    `selection` are decompressed; the others are zero.
+
+    Raises FileError for a file that is not LAS or LAZ, is truncated or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
         with _las_errors(path):
@@ -57,18 +58,18 @@ def iter_records(
             header.raw_creation_date = layout.creation_date
         _check_header(path, header)
         for start in range(0, header.point_count, chunk_size):
-            wanted = min(chunk_size, header.point_count - start)
+            num_expected = min(chunk_size, header.point_count - start)
             with _las_errors(path):
-                records = reader.read_points(wanted)
-            if len(records) < wanted:
-                raise broken(path, f"it ends after {start + len(records)} of {header.point_count}")
+                records = reader.read_points(num_expected)
+            if len(records) < num_expected:
+                raise damaged(path, f"it ends after {start + len(records)} of {header.point_count}")
             with _las_errors(path):
                 positions = positions_of(records)
             yield records, positions, header
 
 
 def positions_of(records: laspy.ScaleAwarePointRecord) -> np.ndarray:
-    """Coordinates of raw records, (n, 3) float64."""
+    """The coordinates of raw records, (n, 3) float64."""
     raw = records.array
     positions = np.empty((len(raw), 3))
     for axis, name in enumerate(COORDINATES):
@@ -78,13 +79,13 @@ def positions_of(records: laspy.ScaleAwarePointRecord) -> np.ndarray:
 
 
 def attributes_of(records: laspy.ScaleAwarePointRecord) -> dict[str, np.ndarray]:
-    """All dimensions of raw records but the coordinates, bit fields unpacked."""
+    """All dimensions of raw records except the coordinates; bit fields are unpacked."""
     names = [name for name in records.point_format.dimension_names if name not in COORDINATES]
     return {name: np.array(records[name]) for name in names}
 
 
 def iter_las(path: Path, chunk_size: int, attributes: bool) -> Iterator[PointCloud]:
-    """Chunks of the file as clouds, with their attributes or without."""
+    """Yield the file in chunks as clouds, with or without attributes."""
     selection = None if attributes else POSITIONS_ONLY
     for records, positions, header in iter_records(path, chunk_size, selection):
         check_positions(positions, str(path))
@@ -94,7 +95,7 @@ def iter_las(path: Path, chunk_size: int, attributes: bool) -> Iterator[PointClo
 
 
 def read_las(path: Path, attributes: bool) -> PointCloud:
-    """The whole file as one cloud."""
+    """Read the whole file as one cloud."""
     chunks = list(iter_las(path, CHUNK_SIZE, attributes))
     if len(chunks) == 1:
         return chunks[0]
@@ -109,13 +110,13 @@ def read_las(path: Path, attributes: bool) -> PointCloud:
 def _keep_records_raw(
     header: laspy.LasHeader, vlrs: list[RawRecord], evlrs: list[RawRecord]
 ) -> None:
-    """Makes the header's VLRs and EVLRs those of the file, byte for byte.
+    """Replace the VLRs and EVLRs of the header by those of the file, byte for byte.
 
-    laspy parses those it knows, and some come out of it changed: a WKT gets a null byte, an extra
-    dimension loses its no-data value, and of several extra-bytes records all but one are left out.
+    laspy parses the records that it knows, and changes some: it appends a null byte to a WKT, drops
+    the no-data value of an extra dimension, and keeps only one of several extra-bytes records.
     """
     if len(vlrs) > len(header.vlrs):
-        # laspy leaves out a description of extra bytes that the points don't have.
+        # laspy drops a description of extra bytes that the points don't have.
         vlrs = [raw for raw in vlrs if (raw.user_id, raw.record_id) != EXTRA_BYTES]
     for records, raws in ((header.vlrs, vlrs), (header.evlrs or [], evlrs)):
         for i, (record, raw) in enumerate(zip(records, raws, strict=True)):
@@ -142,9 +143,9 @@ def _merge_extra_bytes(header: laspy.LasHeader, described: list[ExtraBytesVlr]) 
 
 def _check_header(path: Path, header: laspy.LasHeader) -> None:
     if not header.point_count:
-        raise FileError(f"{path}: no points in it; leave it out")
+        raise NoPointsError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
-        raise broken(path, "its header has a scale or offset that is not finite")
+        raise damaged(path, "its header has a scale or offset that is not finite")
 
 
 @contextmanager
@@ -153,12 +154,11 @@ def _las_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, FileError, KeyboardInterrupt):
         raise
-    # A damaged file makes laspy raise whatever its bytes lead to: struct, index, key, value and
-    # memory errors, and its own.
+    # For a damaged file laspy raises struct, index, key, value and memory errors, and its own.
     except Exception as error:
-        raise broken(path, (str(error) or repr(error)).splitlines()[0]) from error
-    # lazrs panics over some, which is no Exception and has no class to import.
+        raise damaged(path, (str(error) or repr(error)).splitlines()[0]) from error
+    # lazrs panics on some files. A PanicException is not an Exception, and can't be imported.
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise broken(path, "its compressed points can't be read") from error
+        raise damaged(path, "its compressed points can't be read") from error

@@ -1,4 +1,8 @@
-"""Writing LAS and LAZ: the original records bit for bit, and generated points after them."""
+"""Writes LAS and LAZ: the original records bit for bit, followed by generated points.
+
+laspy alone changes the creation date, the legacy counts and some VLRs of a copied file; this writer
+keeps them.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +29,30 @@ from pointup.io.cloud import (
     os_errors,
 )
 from pointup.io.las import COORDINATES, iter_records
-from pointup.io.las_layout import CREATION_DATE
+from pointup.io.las_layout import CREATION_DATE_OFFSET
 
 COLOURS = ("red", "green", "blue")
-LEGACY_COUNTS = 107
-# Steps in the extent of a cloud that comes from another format: 0.1 mm in a kilometre.
+LEGACY_COUNTS_OFFSET = 107
+# Coordinate steps per extent, for a cloud from another format: 0.1 mm in a kilometre.
 STEPS_PER_EXTENT = 1e7
 INT32 = np.iinfo(np.int32)
 
 
 def copy_las(path: Path, writer: PointWriter, chunk_size: int) -> None:
-    """Append the raw records of a file to a writer that was opened like it."""
+    """Append the raw records of a file to a writer that was opened with a cloud of that file."""
     assert isinstance(writer, LasWriter)
     for records, _, _ in iter_records(path, chunk_size):
         writer.write_records(records)
 
 
 class LasWriter(PointWriter):
-    """Writes LAS, or LAZ by the name's extension, like the file that `like` was read from.
+    """Writes LAS or LAZ, by the extension, with the layout of the file that `like` was read from.
 
-    Scales, offsets, point format, version, VLRs, EVLRs and extra dimensions are those of the
-    header; generated points are rounded to its scale. Without a LAS header, LAS 1.4 is written,
-    attributes that the format doesn't know as extra dimensions, coordinates in steps of about
-    1e-7 of the extent of `like`. Attributes that `write` isn't given are zero.
+    Scales, offsets, point format, version, VLRs, EVLRs and extra dimensions are those of the header
+    of `like`; generated points are rounded to its scale. If `like` has no LAS header, LAS 1.4 is
+    written: attributes that are not in the point format become extra dimensions, and the scale is a
+    power of ten near 1e-7 of the extent of `like`. Attributes that a written cloud does not have
+    are zero.
     """
 
     def __init__(
@@ -58,7 +63,7 @@ class LasWriter(PointWriter):
             header = deepcopy(like.header)
         else:
             header = _new_header(like)
-        self._check_carried(header)
+        self._check_writable(header)
         known = set(header.point_format.dimension_names)
         unknown = {name: values for name, values in like.attributes.items() if name not in known}
         added = [
@@ -70,15 +75,15 @@ class LasWriter(PointWriter):
         _drop_statistics(header)
         self.header = header
 
-    def _check_carried(self, header: laspy.LasHeader) -> None:
+    def _check_writable(self, header: laspy.LasHeader) -> None:
         if header.global_encoding.waveform_data_packets_internal:
             raise FileError(
                 f"{self.path}: waveforms inside the original can't be carried over; "
                 "store them in a .wdp file beside it"
             )
         if header.point_format.id in (9, 10) and self.path.suffix.lower() == ".laz":
-            # lazrs 0.8 mixes up wave packets of several scanner channels.
-            raise FileError(f"{self.path}: waveforms aren't compressed exactly; name it .las")
+            # lazrs 0.8 confuses the wave packets of different scanner channels.
+            raise FileError(f"{self.path}: waveforms can't be compressed exactly; name it .las")
         if str(header.version) == "1.0":
             raise FileError(f"{self.path}: LAS 1.0 can't be written; convert the original to 1.2")
 
@@ -97,12 +102,12 @@ class LasWriter(PointWriter):
             described = [ExtraBytesVlr()]
             header.vlrs.extend(described)
         structs = described[0].extra_bytes_structs
-        # Bytes that the original doesn't describe have to be described before others can follow.
+        # Undescribed extra bytes of the original must be described before others can follow.
         for known in list(header.point_format.extra_dimensions)[len(structs) :]:
             if known.num_elements > 255:
                 raise FileError(
-                    f"{self.path}: the original has {known.num_elements} extra bytes a point that "
-                    "it doesn't describe; dimensions can be added to 255 of them at most"
+                    f"{self.path}: the original has {known.num_elements} undescribed extra bytes "
+                    "per point; dimensions can be added to at most 255 of them"
                 )
             structs.append(ExtraBytesStruct(known.name.encode(), (0, known.num_elements)))
         try:
@@ -130,13 +135,14 @@ class LasWriter(PointWriter):
             )
 
     def write_records(self, records: laspy.ScaleAwarePointRecord) -> None:
-        """Append raw records of the original: their bytes stay, added dimensions get defaults."""
+        """Append raw records of the original unchanged; added dimensions get their defaults."""
         if not len(records):
             return
-        grown = self._zeros(len(records))
+        extended = self._zeros(len(records))
         size = records.array.dtype.itemsize
         if (
-            grown.array.dtype.descr[: len(records.array.dtype.descr)] != records.array.dtype.descr
+            extended.array.dtype.descr[: len(records.array.dtype.descr)]
+            != records.array.dtype.descr
             or (records.scales != self.header.scales).any()
             or (records.offsets != self.header.offsets).any()
         ):
@@ -145,12 +151,12 @@ class LasWriter(PointWriter):
                 "like the file they come from"
             )
         before = records.array.view(np.uint8).reshape(len(records), size)
-        grown.array.view(np.uint8).reshape(len(records), -1)[:, :size] = before
+        extended.array.view(np.uint8).reshape(len(records), -1)[:, :size] = before
         for name, values in self._defaults(len(records)).items():
             if name not in records.array.dtype.names:
-                self._set(grown, name, values)
+                self._set(extended, name, values)
         with os_errors(self.path, "written"), self._las_errors():
-            self._writer.write_points(grown)
+            self._writer.write_points(extended)
         self.num_points += len(records)
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
@@ -159,13 +165,13 @@ class LasWriter(PointWriter):
             steps = (positions[:, axis] - self.header.offsets[axis]) / self.header.scales[axis]
             steps = np.rint(steps)
             if steps.min() < INT32.min or steps.max() > INT32.max:
-                held = self.header.offsets[axis] + self.header.scales[axis] * np.array(
+                limits = self.header.offsets[axis] + self.header.scales[axis] * np.array(
                     [INT32.min, INT32.max], np.float64
                 )
                 raise FileError(
                     f"{self.path}: {name.lower()} from {positions[:, axis].min()} to "
-                    f"{positions[:, axis].max()} is beyond {held[0]} to {held[1]}, what the scale "
-                    "and offset of the original can hold; convert it to a coarser scale"
+                    f"{positions[:, axis].max()} is beyond {limits[0]} to {limits[1]}, the range "
+                    "of the original's scale and offset; convert it to a coarser scale"
                 )
             records.array[name] = steps
         known = set(self.header.point_format.dimension_names)
@@ -190,12 +196,12 @@ class LasWriter(PointWriter):
             ) from None
         what = f"{self.path}: {name}"
         if name in COLOURS and values.dtype == np.uint8:
-            # As LAS wants it of colours that had 8 bits.
+            # LAS requires 8-bit colours to be stored as 16-bit ones, multiplied by 256.
             values = values.astype(np.uint16) * 256
         if dimension.is_scaled:
             records[name] = values
             return
-        # Bit fields have no type.
+        # Bit fields have no dtype.
         dtype = np.dtype(np.uint8) if dimension.dtype is None else dimension.dtype.base
         values = cast_values(values, dtype, what)
         if dimension.dtype is None and values.max() > dimension.max:
@@ -210,24 +216,24 @@ class LasWriter(PointWriter):
             if self.header.evlrs:
                 self._writer.write_evlrs(self.header.evlrs)
             self._writer.close()
-        self._mend_header()
+        self._fix_header()
 
-    def _mend_header(self) -> None:
-        """What laspy leaves out of the header: the date as it was, and the legacy counts.
+    def _fix_header(self) -> None:
+        """Write the parts of the header that laspy does not: the original date, the legacy counts.
 
-        LAS 1.4 wants these of the point formats before 6, where 32 bits hold them; older readers
-        know no others.
+        LAS 1.4 requires legacy counts for point formats below 6 if they fit into 32 bits; older
+        readers know no other counts.
         """
         raw_date = getattr(self.header, "raw_creation_date", None)
         if raw_date is not None:
-            self._stream.seek(CREATION_DATE)
+            self._stream.seek(CREATION_DATE_OFFSET)
             self._stream.write(raw_date)
-        # Not those of `self.header`, which are the original's.
+        # `self.header` holds the counts of the original.
         written = self._writer.header
         counts = [written.point_count, *written.number_of_points_by_return[:5]]
         is_legacy = str(written.version) == "1.4" and written.point_format.id < 6
         if is_legacy and counts[0] < 2**32:
-            self._stream.seek(LEGACY_COUNTS)
+            self._stream.seek(LEGACY_COUNTS_OFFSET)
             self._stream.write(pack("<6I", *map(int, counts)))
 
     @contextmanager
@@ -239,8 +245,8 @@ class LasWriter(PointWriter):
 
 
 def _drop_statistics(header: laspy.LasHeader) -> None:
-    # laspy would take the minimum and maximum of an extra dimension from the first point of each
-    # chunk alone, and those of the original don't hold for generated points: say nothing.
+    # laspy computes the minimum and maximum of an extra dimension from the first point of each
+    # chunk only, and those of the original don't hold for generated points. So neither is written.
     for record in header.vlrs.extract("ExtraBytesVlr"):
         for struct in record.extra_bytes_structs:
             if struct.data_type:

@@ -1,4 +1,4 @@
-"""The unit of length of a file's coordinates."""
+"""Finds the unit of length of files and pair datasets, for reports and options in metres."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
 
 @dataclass(frozen=True)
 class LengthUnit:
-    """A unit of length by name, and its length in metres; None where that is unknown."""
+    """The name of a unit of length, and its length in metres; None if that is unknown."""
 
     name: str
     metres: float | None
 
     def of_metres(self, length: float) -> float:
-        """A length in metres in this unit; an unknown unit counts as a metre."""
+        """Convert a length from metres to this unit; an unknown unit counts as a metre."""
         return length / (self.metres or 1.0)
 
     def described(self, length: float) -> str:
-        """A length in metres, with the unit's own number where that differs: "0.5 m (1.64 ft)"."""
+        """Format a length in metres, followed by its value in this unit: "0.5 m (1.64 ft)"."""
         if self.metres is None:
             return f"{length:g} {self.name}"
-        own = f" ({self.of_metres(length):.3g} {self.name})" if self.metres != 1 else ""
-        return f"{length:g} m{own}"
+        converted = f" ({self.of_metres(length):.3g} {self.name})" if self.metres != 1 else ""
+        return f"{length:g} m{converted}"
 
 
 METRE = LengthUnit("m", 1.0)
@@ -39,19 +39,19 @@ MIXED = LengthUnit("mixed units", None)
 
 
 def unit_of(metres: float) -> LengthUnit:
-    """The unit of this length in metres, by its name where it is a usual one."""
+    """The unit with this length in metres; metres and both feet get their usual names."""
     for length, name in _NAMES.items():
-        # The two feet differ by two parts in a million.
+        # The international foot and the US survey foot differ by two parts in a million.
         if abs(metres - length) < 1e-7 * length:
             return LengthUnit(name, length)
     return LengthUnit(f"unit of {metres:g} m", metres)
 
 
 def length_unit(path: str | Path) -> LengthUnit:
-    """The unit of a readable LAS or LAZ file by its coordinate system; otherwise `UNKNOWN`.
+    """The unit of a readable LAS or LAZ file, from its coordinate system.
 
-    `UNKNOWN` without a coordinate system, or with one that can't be read; `DEGREES` where x and y
-    are angles; `MIXED` where heights are in another unit than x and y.
+    `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
+    `DEGREES` if a coordinate is an angle. `MIXED` if heights have another unit than x and y.
     """
     path = Path(path)
     if path.suffix.lower() not in LAS_EXTENSIONS:
@@ -73,9 +73,9 @@ def length_unit(path: str | Path) -> LengthUnit:
 
 
 def common_unit(paths: Sequence[Path]) -> LengthUnit:
-    """The one unit of all files; those whose unit is unknown are taken to have that of the others.
+    """The common unit of all files; a file of unknown unit is assumed to have that of the others.
 
-    Raises DataError, naming the files, where units differ or are no lengths.
+    Raises DataError that names the files if units differ, or if a unit is not a length.
     """
     common, first = UNKNOWN, Path()
     for path in paths:
@@ -96,9 +96,9 @@ def common_unit(paths: Sequence[Path]) -> LengthUnit:
 
 
 def dataset_unit(directory: str | Path) -> LengthUnit:
-    """The unit of a pair dataset: that of the files it was made of, where these are still there.
+    """The unit of a pair dataset: that of its input files, if these still exist.
 
-    Procedural pairs are in metres. `UNKNOWN` for other datasets.
+    Procedural pairs are in metres. All other datasets are `UNKNOWN`.
     """
     path = Path(directory, "pointup.json")
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Points as NumPy files: NPY, one array of coordinates and more, and NPZ, arrays by name."""
+"""Reads and writes points as NPY (one array of columns) and NPZ (named arrays)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ NPY_HEADER_SIZE = 128
 
 @dataclass(frozen=True)
 class NpzHeader:
-    """Under which key an NPZ file holds its positions."""
+    """The key of the positions in an NPZ file."""
 
     key: str = "positions"
 
 
 def read_npy(path: Path) -> PointCloud:
-    """An (N, 3) array, or wider: further columns become attributes `column_4` and on."""
+    """Read an array (N, 3) or wider; columns after z become attributes `column_4`, `column_5`..."""
     with _numpy_errors(path), path.open("rb") as stream:
         if stream.read(2) == b"PK":
             raise FileError(f"{path}: holds several arrays; name it .npz")
@@ -50,27 +50,28 @@ def read_npy(path: Path) -> PointCloud:
 
 
 def read_npz(path: Path) -> PointCloud:
-    """Positions, under one of `POSITION_KEYS`, and the arrays of numbers with as many rows.
+    """Read positions, stored under one of `POSITION_KEYS`, and numeric arrays of the same length.
 
-    Other arrays are not read, nor what would expand to far more than the file can hold.
+    Other arrays are not read. Raises FileError for arrays that would expand to far more than the
+    size of the file.
     """
     with _numpy_errors(path):
         headers = read_npz_headers(path)
         key = next((key for key in POSITION_KEYS if key in headers), None)
         if key is None:
             raise FileError(
-                f"{path}: no array is named {', '.join(POSITION_KEYS)}; name the points so, not "
-                f"{', '.join(headers) or 'none'}"
+                f"{path}: no array is named {', '.join(POSITION_KEYS)}; rename the array of points "
+                f"(there are: {', '.join(headers) or 'none'})"
             )
-        wanted = {
+        selected = {
             name: header
             for name, header in headers.items()
             if name == key
             or (header.shape[:1] == headers[key].shape[:1] and header.dtype.kind in "biuf")
         }
-        check_expansion(path, sum(header.num_bytes for header in wanted.values()))
+        check_expansion(path, sum(header.num_bytes for header in selected.values()))
         with np.load(path, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in wanted}
+            arrays = {name: loaded[name] for name in selected}
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
     return PointCloud(positions, attributes | arrays, NpzHeader(key), path)
 
@@ -82,7 +83,7 @@ def _numpy_errors(path: Path) -> Iterator[None]:
             yield
         except (OSError, FileError):
             raise
-        # NumPy has no errors of its own: zip, zlib, tokenizer and memory errors get through.
+        # NumPy has no error class of its own: zip, zlib, tokenizer and memory errors occur.
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else "it is cut short"
             raise FileError(
@@ -102,7 +103,7 @@ def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np
 
 
 class NpyWriter(ColumnWriter):
-    """Writes one float64 array: x, y, z and a column an attribute, whose names are lost."""
+    """Writes one float64 array: x, y, z and a column per attribute. Attribute names are lost."""
 
     def _begin(self) -> None:
         self.columns = dict.fromkeys(self.columns, np.dtype(np.float64))
@@ -116,8 +117,8 @@ class NpyWriter(ColumnWriter):
         self._write_header()
 
     def _write_header(self) -> None:
-        # Of a fixed length, for the number of points is known only at the end; see the format's
-        # description in numpy.lib.format.
+        # The header has a fixed length, because the number of points is known only at the end. The
+        # format is described in numpy.lib.format.
         shape = (self.num_points, len(self.columns))
         fields = str({"descr": "<f8", "fortran_order": False, "shape": shape}).encode()
         size = NPY_HEADER_SIZE - 10
@@ -126,7 +127,7 @@ class NpyWriter(ColumnWriter):
 
 
 class NpzWriter(PointWriter):
-    """Writes positions and attributes as arrays by name; holds them in memory until the end."""
+    """Writes positions and attributes as named arrays; keeps them in memory until the end."""
 
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()

@@ -1,4 +1,4 @@
-"""Reading PCD, the format of the Point Cloud Library: all fields, in its three encodings."""
+"""Reads PCD, the format of the Point Cloud Library: all fields, in its three encodings."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ KINDS = {"I": "i", "U": "u", "F": "f"}
 ENCODINGS = ("ascii", "binary", "binary_compressed")
 PACKED = ("rgb", "rgba")
 COLOURS = ("red", "green", "blue")
-# A header is far shorter; a file without a DATA line isn't searched to its end.
-LONGEST_HEADER = 65536
-LARGEST_COUNT = 1_000_000
+# Real headers are far shorter. The limit stops the search in a file without a DATA line.
+MAX_HEADER_SIZE = 65536
+MAX_VALUES_PER_FIELD = 1_000_000
 
 
 @dataclass(frozen=True)
 class PcdHeader:
-    """How a PCD file is laid out.
+    """The layout of a PCD file.
 
-    `types` has the NumPy code of each field, and how many values of it a point has; fields named
+    `types` holds the NumPy type code of each field and its number of values per point. Fields named
     "_" are padding.
     """
 
@@ -37,7 +37,7 @@ class PcdHeader:
     viewpoint: str = "0 0 0 1 0 0 0"
 
     def dtype(self) -> np.dtype:
-        """One point as it stands in a binary file, with padding under names of its own."""
+        """The type of a point in a binary file; padding fields get unique names."""
         fields = zip(self.unique_names(), self.types, strict=True)
         return np.dtype([(name, code, (count,)) for name, (code, count) in fields])
 
@@ -46,10 +46,10 @@ class PcdHeader:
 
 
 def read_pcd(path: Path) -> PointCloud:
-    """The points of a PCD file with all their fields; those of several values are (N, count).
+    """Read the points of a PCD file with all fields; a field of several values is (N, count).
 
-    Packed `rgb` and `rgba` become red, green and blue (and alpha), uint8. Points with NaN
-    coordinates, which stand for missing returns in organised clouds, are left out with a warning.
+    Packed `rgb` and `rgba` become red, green, blue (and alpha), uint8. Points with NaN coordinates
+    mark missing returns of an organised cloud; they are dropped with a warning.
     """
     text = read_bytes(path)
     header, num_points, start = _read_header(path, text)
@@ -66,10 +66,10 @@ def read_pcd(path: Path) -> PointCloud:
         raise FileError(f"{path}: x, y and z must be one number each; export it again")
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
     cloud = PointCloud(positions, columns, header, path)
-    seen = np.logical_not(np.isnan(positions).any(axis=1))
-    if seen.any() and not seen.all():
-        warn_once(f"{path}: {np.count_nonzero(~seen):,} points without coordinates are left out")
-        cloud = cloud.select(seen)
+    valid = np.logical_not(np.isnan(positions).any(axis=1))
+    if valid.any() and not valid.all():
+        warn_once(f"{path}: {np.count_nonzero(~valid):,} points without coordinates are left out")
+        cloud = cloud.select(valid)
     check_positions(cloud.positions, str(path))
     return cloud
 
@@ -77,7 +77,7 @@ def read_pcd(path: Path) -> PointCloud:
 def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
     entries: dict[str, list[str]] = {}
     start = 0
-    for raw in text[:LONGEST_HEADER].splitlines(keepends=True):
+    for raw in text[:MAX_HEADER_SIZE].splitlines(keepends=True):
         start += len(raw)
         words = raw.decode("latin-1").partition("#")[0].split()
         if words:
@@ -100,15 +100,17 @@ def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
             raise FileError(
                 f"{path}: unknown field type {kind[:9]} of {size} bytes; export it again"
             )
-        if not 1 <= count <= LARGEST_COUNT:
+        if not 1 <= count <= MAX_VALUES_PER_FIELD:
             raise FileError(f"{path}: a field of {count} values; export it again")
         types.append((code, count))
     if len(types) != len(names):
         raise FileError(f"{path}: FIELDS, SIZE, TYPE and COUNT differ in length; export it again")
     header = PcdHeader(encoding, tuple(names), tuple(types), " ".join(entries.get("VIEWPOINT", [])))
-    own = [name for name in names if name != "_"]
-    if len(set(own)) < len(own) or not set("xyz") <= set(own):
-        raise FileError(f"{path}: its fields must be x, y, z and others, each once; export it so")
+    named = [name for name in names if name != "_"]
+    if len(set(named)) < len(named) or not set("xyz") <= set(named):
+        raise FileError(
+            f"{path}: it must have the fields x, y, z, and no field twice; export it again"
+        )
     if "POINTS" in entries:
         (num_points,) = _numbers(path, entries, "POINTS", 1)
     else:
@@ -123,7 +125,7 @@ def _numbers(path: Path, entries: dict[str, list[str]], key: str, length: int) -
         w.isdecimal() and w.isascii() and len(w) < 19 for w in words
     ):
         raise FileError(
-            f"{path}: {key} is {' '.join(words)[:40]!r} in its header, not {length} whole numbers; "
+            f"{path}: {key} is {' '.join(words)[:40]!r} in its header, not {length} integers; "
             "export it again"
         )
     return [int(word) for word in words]
@@ -132,13 +134,13 @@ def _numbers(path: Path, entries: dict[str, list[str]], key: str, length: int) -
 def _read_ascii(
     path: Path, text: bytes, start: int, header: PcdHeader, num_points: int
 ) -> dict[str, np.ndarray]:
-    # A digit and a blank for each value.
+    # Each value takes at least a digit and a blank.
     num_values = sum(count for _, count in header.types)
     if 2 * num_points * num_values > len(text) - start + 1:
         raise FileError(f"{path}: ends before its {num_points} points; copy it again")
     fields = list(zip(header.unique_names(), header.types, strict=True))
     columns = [f"{name} {i}" for name, (_, count) in fields for i in range(count)]
-    # Under names that no axis has.
+    # The names "x 0", "y 0", ... are no axis names, which `read_columns` would treat differently.
     table = read_columns(path, text, start, TextHeader(names=tuple(columns)))
     num_rows = len(next(iter(table.values())))
     if num_rows != num_points:
@@ -160,13 +162,13 @@ def _read_binary(
     size = num_points * dtype.itemsize
     if header.encoding == "binary":
         if start + size > len(text):
-            held = (len(text) - start) // dtype.itemsize
-            raise FileError(f"{path}: ends after {held} of {num_points} points; copy it again")
+            num_held = (len(text) - start) // dtype.itemsize
+            raise FileError(f"{path}: ends after {num_held} of {num_points} points; copy it again")
         table = np.frombuffer(text, dtype, num_points, start)
         return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
     body = _decompress(path, text, start, size)
     values, offset = {}, 0
-    # Compressed, the fields stand one after another.
+    # Compressed files store one field after another, not one point after another.
     for name, (code, count) in zip(header.unique_names(), header.types, strict=True):
         array = np.frombuffer(body, code, num_points * count, offset)
         values[name] = array.reshape(num_points, count)
@@ -182,7 +184,7 @@ def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
         raise FileError(f"{path}: ends before its points; copy it again")
     packed, unpacked = unpack_from("<II", text, start)
     if start + 8 + packed > len(text) or unpacked < size:
-        raise FileError(f"{path}: not as long as its header tells; copy it again")
+        raise FileError(f"{path}: shorter than its header requires; copy it again")
     check_expansion(path, unpacked)
     try:
         body = lzf.decompress(text[start + 8 : start + 8 + packed], unpacked) if packed else b""
@@ -194,7 +196,7 @@ def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
 
 
 def check_lzf(path: Path) -> None:
-    """FileError unless the library that reads compressed files is installed."""
+    """Raise FileError unless the library that reads compressed files is installed."""
     if find_spec("lzf") is None:
         raise FileError(
             f"{path}: compressed PCD needs python-neo-lzf; install it with "
@@ -203,7 +205,7 @@ def check_lzf(path: Path) -> None:
 
 
 def _unpack_colours(columns: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
-    """Red, green, blue (and alpha) in the place of packed colours."""
+    """Replace the packed colours `name` by red, green, blue (and alpha)."""
     packed = np.ascontiguousarray(columns[name][:, 0]).view("<u4")
     parts = dict(zip(COLOURS, (16, 8, 0), strict=True)) | ({"alpha": 24} if name == "rgba" else {})
     unpacked: dict[str, np.ndarray] = {}

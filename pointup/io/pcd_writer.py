@@ -1,4 +1,4 @@
-"""Writing PCD in binary or as text."""
+"""Writes PCD, binary or ASCII."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pointup.io.text_tables import write_rows
 
 LETTERS = {kind: letter for letter, kind in KINDS.items()}
 VIEWPOINT = "0 0 0 1 0 0 0"
-# Room in the header for the digits of the number of points, known only at the end.
+# The header reserves space for the number of points, which is known only at the end.
 COUNT_DIGITS = 20
 
 
 class PcdWriter(ColumnWriter):
-    """Writes points like the file that `like` was read from; compressed files become binary.
+    """Writes PCD with the layout of the file that `like` was read from; never compressed.
 
-    Coordinates stay floats where they were; from other formats they are doubles. Colours are packed
-    again where they were.
+    Coordinates are float32 if they were in the original PCD file or KITTI sweep; otherwise they are
+    float64. Colours that were packed in the original are packed again.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class PcdWriter(ColumnWriter):
         before = like.header if isinstance(like.header, PcdHeader) else None
         self._encoding = "ascii" if before and before.encoding == "ascii" else "binary"
         self._viewpoint = (before.viewpoint if before else "") or VIEWPOINT
-        self._packed = _packed_again(before, self.columns)
+        self._packed = _packed_field(before, self.columns)
         stored = dict(zip(before.names, before.types, strict=True)) if before else {}
         for name, dtype in self.columns.items():
             self.columns[name] = _pcd_type(dtype)
@@ -68,7 +68,7 @@ class PcdWriter(ColumnWriter):
         self._write_header()
 
     def _fields(self) -> dict[str, np.dtype]:
-        """The fields as they stand in the file, packed colours where the first of them is."""
+        """The fields in the order of the file; packed colours replace their first component."""
         if not self._packed:
             return self.columns
         fields: dict[str, np.dtype] = {}
@@ -84,7 +84,7 @@ class PcdWriter(ColumnWriter):
         digits = str(self.num_points)
         lines = [
             "# .PCD v0.7 - Point Cloud Data file format",
-            # Shrinks as the number of points grows, which stands here twice.
+            # This comment shrinks as the number of points, which is written twice, gets longer.
             "#" + " " * (2 * (COUNT_DIGITS - len(digits))),
             "VERSION 0.7",
             f"FIELDS {' '.join(fields)}",
@@ -104,12 +104,13 @@ def _parts(name: str) -> tuple[str, ...]:
     return (*COLOURS, "alpha") if name == "rgba" else COLOURS
 
 
-def _packed_again(
+def _packed_field(
     before: PcdHeader | None, columns: dict[str, np.dtype]
 ) -> tuple[str, np.dtype] | None:
+    """Name and type of the original's packed colours if all their components are still uint8."""
     for name, (code, _) in zip(before.names, before.types, strict=True) if before else ():
         if name in PACKED and all(columns.get(part) == np.uint8 for part in _parts(name)):
-            # A packed float loses its value in text where it is no number.
+            # Some packed colours are NaN as a float, and text can't hold their bits.
             return name, np.dtype("<u4" if before and before.encoding == "ascii" else code)
     return None
 

@@ -1,6 +1,7 @@
-"""PLY points: all vertex properties, exactly, in the three encodings.
+"""Reads and writes PLY points: all vertex properties exactly, in the three encodings.
 
-trimesh reads PLY, too, but writes coordinates as floats and drops the properties it doesn't know.
+trimesh is not used here: it writes coordinates as float32 and drops properties that it does not
+know.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ BYTE_ORDERS: dict[str, Literal["=", "<", ">"]] = {
     "binary_little_endian": "<",
     "binary_big_endian": ">",
 }
-# Room in the header for the digits of the number of points, known only at the end.
+# The header reserves space for the number of points, which is known only at the end.
 COUNT_DIGITS = 20
 
 
 @dataclass(frozen=True)
 class PlyHeader:
-    """How a PLY file is laid out: its encoding, its comments, its vertex properties in order."""
+    """The layout of a PLY file: its encoding, its comments, its vertex properties in order."""
 
     encoding: str = "binary_little_endian"
     comments: tuple[str, ...] = ()
@@ -64,9 +65,9 @@ class PlyHeader:
 
 
 def read_ply(path: Path) -> PointCloud:
-    """The vertices of a PLY file with all their properties.
+    """Read the vertices of a PLY file with all properties.
 
-    Faces and other elements are left out with a warning.
+    Faces and other elements are dropped with a warning.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
         header, num_points, dtype = _read_header(stream, path)
@@ -75,7 +76,7 @@ def read_ply(path: Path) -> PointCloud:
         else:
             num_held = (path.stat().st_size - stream.tell()) // dtype.itemsize
             if num_held < num_points:
-                raise _cut_short(path, num_held, num_points)
+                raise _truncated(path, num_held, num_points)
             table = np.frombuffer(stream.read(num_points * dtype.itemsize), dtype)
             columns = {
                 name: table[name].astype(table[name].dtype.newbyteorder("="))
@@ -103,7 +104,9 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 comments.append(line.strip())
             case ["element", name, count] if count.isascii() and count.isdecimal():
                 if len(count) > 18:
-                    raise FileError(f"{path}: can't hold {count[:40]} of {name}; export it again")
+                    raise FileError(
+                        f"{path}: its header counts {count[:40]} of {name}; export it again"
+                    )
                 element = name
                 counts[name] = int(count)
             case ["property", "list", *_] if element == "vertex":
@@ -121,7 +124,9 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                 line = line.strip()[:60]
                 raise FileError(f"{path}: can't read PLY header line {line!r}; export it again")
     if not encoding or next(iter(counts), "") != "vertex" or not set("xyz") <= properties.keys():
-        raise FileError(f"{path}: its first element must be vertices with x, y, z; export it so")
+        raise FileError(
+            f"{path}: its first element must be vertex, with x, y and z; export it again"
+        )
     if left_out := [f"{counts[name]:,} of {name}" for name in counts if name != "vertex"]:
         warn_once(
             f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "
@@ -137,29 +142,29 @@ def _read_ascii(
 ) -> dict[str, np.ndarray]:
     if not num_points:
         return {name: np.empty(0, dtype[name]) for name in dtype.names or ()}
-    # A digit and a blank for each value.
+    # Each value takes at least a digit and a blank.
     num_bytes = path.stat().st_size - stream.tell() + 1
     bytes_per_point = 2 * len(dtype.names or ())
     if num_points * bytes_per_point > num_bytes:
-        raise _cut_short(path, num_bytes // bytes_per_point, num_points, "at most ")
+        raise _truncated(path, num_bytes // bytes_per_point, num_points, "at most ")
     text = io.TextIOWrapper(stream, "latin-1")
     try:
         table = np.loadtxt(text, dtype, max_rows=num_points, ndmin=1)
     except ValueError as error:
         raise FileError(f"{path}: {str(error).partition(';')[0]}; export it again") from None
     if len(table) < num_points:
-        raise _cut_short(path, len(table), num_points)
+        raise _truncated(path, len(table), num_points)
     return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
 
 
-def _cut_short(path: Path, num_held: int, num_points: int, most: str = "") -> FileError:
-    return FileError(f"{path}: ends after {most}{num_held} of {num_points} points; copy it again")
+def _truncated(path: Path, num_held: int, num_points: int, bound: str = "") -> FileError:
+    return FileError(f"{path}: ends after {bound}{num_held} of {num_points} points; copy it again")
 
 
 class PlyWriter(ColumnWriter):
-    """Writes vertices like the file that `like` was read from: encoding, comments, properties.
+    """Writes vertices with the encoding, comments and properties of the file of `like`.
 
-    Coordinates are doubles whatever they were, for floats are too coarse for map coordinates.
+    Coordinates are always float64, because float32 is too coarse for map coordinates.
     """
 
     def __init__(
@@ -198,8 +203,8 @@ class PlyWriter(ColumnWriter):
         names = {np.dtype(code): name for name, code in TYPES.items()}
         lines = ["ply", f"format {self.header.encoding} 1.0"]
         lines += [line for line in self.header.comments if line != "comment"]
-        # An empty comment that shrinks as the number of points grows, for readers don't all take
-        # padded numbers.
+        # An empty comment shrinks as the number of points gets longer, because not all readers
+        # accept a padded number.
         digits = str(self.num_points)
         lines += ["comment" + " " * (COUNT_DIGITS - len(digits)), f"element vertex {digits}"]
         lines += [f"property {names[dtype]} {name}" for name, dtype in self.columns.items()]
@@ -211,5 +216,5 @@ def _ply_type(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.uint8)
     if dtype == np.float16:
         return np.dtype(np.float32)
-    # PLY has no integers of 64 bits.
+    # PLY has no 64-bit integers.
     return np.dtype(np.float64) if dtype.itemsize > 4 else dtype

@@ -1,4 +1,7 @@
-"""Points as PTS: a line with their number, then rows of x, y, z, intensity, red, green, blue."""
+"""Reads and writes PTS: a line with the number of points, then a row of numbers for each point.
+
+A row holds x, y, z, intensity, red, green and blue.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,22 @@ from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without
 
 COUNT_LINE = re.compile(rb"(?m)^[ \t]*([0-9]{1,18})[ \t]*\r?$")
 COLOURS = ("red", "green", "blue")
-# What stands after x, y and z, by the number of columns.
+# Names of the columns after x, y and z, by the number of columns.
 NAMES = {3: (), 4: ("intensity",), 6: COLOURS, 7: ("intensity", *COLOURS)}
-# Room in the first line for the digits of the number of points, known only at the end.
+# The first line reserves space for the number of points, which is known only at the end.
 COUNT_DIGITS = 20
 
 
 def read_pts(path: Path) -> PointCloud:
-    """The points of all scans in the file, each of which begins with a line of its count.
+    """Read the points of all scans. Each scan begins with a line that holds its point count.
 
-    A file without counts is read, too. Columns of another number than 3, 4, 6 or 7 are `column_4`
-    and on. Colours up to 255 are uint8. Raises FileError where counts and rows differ.
+    A file without counts is also accepted. With other than 3, 4, 6 or 7 columns, the columns after
+    z are named `column_4`, `column_5`, ... Integer colours from 0 to 255 are uint8. Raises
+    FileError if the counts and the number of rows differ.
     """
     text = read_bytes(path)
     counts = [int(count) for count in COUNT_LINE.findall(text)]
-    # Empty lines in their place, so that messages name the lines of the file.
+    # Count lines become empty lines, so that the line numbers in messages are those of the file.
     rows = COUNT_LINE.sub(b"", text)
     width = next((len(line.split()) for line in _lines(rows)), 3)
     if width < 3:
@@ -42,8 +46,8 @@ def read_pts(path: Path) -> PointCloud:
         )
     if counts and len(positions) > sum(counts):
         raise FileError(
-            f"{path}: has {len(positions)} points, more than the {sum(counts)} that its counts "
-            "tell; correct the first line"
+            f"{path}: has {len(positions)} points, more than the {sum(counts)} of its counts; "
+            "correct the first line"
         )
     check_positions(positions, str(path))
     for name in set(COLOURS) & columns.keys():
@@ -59,12 +63,12 @@ def _lines(text: bytes) -> list[str]:
 
 
 class PtsWriter(FixedColumnWriter):
-    """Writes the count of all points, then x, y, z, and intensity and colours where there are any.
+    """Writes the number of points, then rows of x, y, z, and of intensity and colours if present.
 
-    Each number has as many digits as it takes to read it back exactly.
+    Each number has enough digits to be read back exactly.
     """
 
-    held = ("intensity", *COLOURS)
+    supported = ("intensity", *COLOURS)
 
     def _begin(self) -> None:
         if not set(COLOURS) <= set(self.columns):

@@ -1,4 +1,8 @@
-"""Points as tables of text: XYZ, TXT and CSV, with or without names of the columns."""
+"""Reads and writes points as text tables: XYZ, TXT and CSV, with or without column names.
+
+pyarrow parses the numbers. Detecting the layout is own code, because CSV readers do not detect the
+variants of point files: column names in a comment, # and // as comment marks, decimal commas.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ from pointup.io.cloud import (
 
 @dataclass(frozen=True)
 class TextHeader:
-    """How a table is written: its delimiter, the columns in order, where their names stand.
+    """The layout of a table: its delimiter, its columns in order, and where their names are.
 
-    `mark` is what begins a comment: "#" or "//".
+    `mark` begins a comment: "#" or "//".
     """
 
     delimiter: str = " "
@@ -41,13 +45,13 @@ COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
 
 
 def read_text(path: Path) -> PointCloud:
-    """A table of numbers with x, y, z and any other columns; these become attributes.
+    """Read a table of numbers with columns x, y and z; other columns become attributes.
 
-    Delimited by commas, semicolons, tabs or blanks. Names come from a first line of words, or from
-    the comment above the first row if it names as many columns, x, y and z among them; without
-    names the first three columns are x, y, z, and the others `column_4` and on. Columns of whole
-    numbers are int64, others float64. # and // start a comment; with semicolons, a comma may be the
-    decimal mark.
+    Delimiters are commas, semicolons, tabs or blanks. Column names come from a first line without
+    numbers, or from the comment above the first row if it has a name for each column, including x,
+    y and z. Without names, the first three columns are x, y, z and the others `column_4`,
+    `column_5`, ... Columns of integers are int64, others float64. # and // begin a comment. With
+    semicolons as delimiters, the decimal mark may be a comma.
     """
     text = read_bytes(path)
     header, start = _read_layout(path, text)
@@ -58,16 +62,16 @@ def read_text(path: Path) -> PointCloud:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of text without a byte order mark."""
+    """Read a text file, without its byte order mark."""
     with os_errors(path, "read"):
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
 
 
 def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dict[str, np.ndarray]:
-    """The columns of the rows from the byte `start` on, by the names of the header.
+    """Parse the rows from byte `start` on; returns columns by the names of the header.
 
-    x, y and z have these names, whatever their case. Raises FileError naming the line of a row
-    that is not as it should be.
+    x, y and z have lower-case names in the result. Raises FileError that names the line of an
+    invalid row.
     """
     body = text[start:]
     if b"#" in body or b"//" in body:
@@ -78,12 +82,12 @@ def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dic
         raise FileError(f"{path}: no points in it; leave it out")
     columns = _parse(body, header)
     if columns is None:
-        raise _bad_line(path, text, start, header)
+        raise _row_error(path, text, start, header)
     return columns
 
 
 def _single_blanks(body: bytes) -> bytes:
-    # Replaced one by one, twenty times as fast as by a regular expression.
+    # Repeated replacement is twenty times as fast as a regular expression.
     body = body.replace(b"\r\n", b"\n").replace(b"\t", b" ")
     while b"  " in body:
         body = body.replace(b"  ", b" ")
@@ -107,7 +111,7 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     if not any(_is_number(field, delimiter) for field in fields):
         names = _split(first, delimiter)
         _check_names(path, names)
-        return TextHeader(delimiter, "first line", _complete(names)), start + len(raw)
+        return TextHeader(delimiter, "first line", _with_default_names(names)), start + len(raw)
     if len(fields) < 3:
         raise FileError(
             f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed"
@@ -115,20 +119,20 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     for names in (_split(comment, delimiter), comment.split()):
         if len(names) == len(fields) and set("xyz") <= {name.lower() for name in names}:
             _check_names(path, names)
-            return TextHeader(delimiter, "comment", _complete(names), mark), start
+            return TextHeader(delimiter, "comment", _with_default_names(names), mark), start
     return TextHeader(
-        delimiter, "nowhere", _complete(["x", "y", "z", *[""] * (len(fields) - 3)])
+        delimiter, "nowhere", _with_default_names(["x", "y", "z", *[""] * (len(fields) - 3)])
     ), start
 
 
 def without_comment(line: str) -> str:
-    """What stands on a line before a comment, without blanks around it."""
+    """The part of a line before a comment, stripped."""
     return COMMENT.split(line, maxsplit=1)[0].strip()
 
 
 def _find_delimiter(line: str) -> str:
     delimiter = next((mark for mark in ";,\t" if mark in line), " ")
-    # Tabs and blanks may stand for each other, but names between tabs may hold blanks.
+    # Tabs and blanks may be mixed, but names between tabs may contain blanks.
     if delimiter == "\t" and len({_is_number(field, "\t") for field in line.split("\t")}) > 1:
         return " "
     return delimiter
@@ -138,15 +142,15 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     lower = [name.lower() for name in names]
     if not set("xyz") <= set(lower):
         raise FileError(
-            f"{path}: the first line {' '.join(names)[:60]!r} holds neither numbers nor columns "
-            "named x, y and z; name them so"
+            f"{path}: the first line {' '.join(names)[:60]!r} holds neither numbers nor the column "
+            "names x, y and z; add these names"
         )
     for name in lower:
         if name and lower.count(name) > 1:
             raise FileError(f"{path}: two columns are named {name!r}; rename one")
 
 
-def _complete(names: Sequence[str]) -> tuple[str, ...]:
+def _with_default_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name or f"column_{i}" for i, name in enumerate(names, start=1))
 
 
@@ -169,13 +173,13 @@ def _is_number(field: str, delimiter: str) -> bool:
 
 
 def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
-    """Columns by name, x, y and z by these names; None when a row is not as it should be."""
+    """Columns by name, with lower-case x, y and z; None if a row is invalid."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
     names = [_axis_or_name(name) for name in header.names]
     options = {
-        # A column's type is guessed from the first block, so one block holds all if it can.
+        # pyarrow infers a column's type from the first block, so one block should hold the table.
         "read_options": arrow_csv.ReadOptions(
             column_names=names, block_size=min(len(body) + 1, 1 << 30)
         ),
@@ -205,7 +209,7 @@ def _axis_or_name(name: str) -> str:
     return name.lower() if name.lower() in ("x", "y", "z") else name
 
 
-def _bad_line(path: Path, text: bytes, start: int, header: TextHeader) -> FileError:
+def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileError:
     first_line = text[:start].count(b"\n") + 1
     for number, raw in enumerate(io.BytesIO(text[start:]), start=first_line):
         line = without_comment(raw.decode("latin-1"))
@@ -213,16 +217,18 @@ def _bad_line(path: Path, text: bytes, start: int, header: TextHeader) -> FileEr
         if line and len(fields) != len(header.names):
             return FileError(
                 f"{path}: line {number} has {len(fields)} columns, the lines before it "
-                f"{len(header.names)}; mend or remove it"
+                f"{len(header.names)}; correct or remove it"
             )
         for field in fields if line else []:
             if not _is_number(field, header.delimiter):
-                return FileError(f"{path}: line {number}: {field[:40]!r} is not a number; mend it")
+                return FileError(
+                    f"{path}: line {number}: {field[:40]!r} is not a number; correct it"
+                )
     return FileError(f"{path}: can't be read as a table of numbers; export it again")
 
 
 def write_rows(stream: BinaryIO, columns: Mapping[str, np.ndarray], delimiter: str) -> None:
-    """Append rows of text, each number with as many digits as it takes to read it back exactly."""
+    """Append rows of text; each number has enough digits to be read back exactly."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
@@ -232,10 +238,10 @@ def write_rows(stream: BinaryIO, columns: Mapping[str, np.ndarray], delimiter: s
 
 
 class TextWriter(ColumnWriter):
-    """Writes a table like the file that `like` was read from, if it has the same extension.
+    """Writes a table with the layout of the file of `like`, if that has the same extension.
 
-    Otherwise CSV has commas and a line of names; XYZ and TXT have blanks, and the names in a
-    comment where there are attributes.
+    Otherwise CSV has commas and a line of names. XYZ and TXT have blanks, and if there are
+    attributes, the names in a comment.
     """
 
     def __init__(
@@ -278,5 +284,5 @@ class TextWriter(ColumnWriter):
 def _text_type(dtype: np.dtype) -> np.dtype:
     if dtype.kind == "b":
         return np.dtype(np.uint8)
-    # Arrow can't write floats of 16 bits.
+    # Arrow can't write 16-bit floats.
     return np.dtype(np.float32) if dtype == np.float16 else dtype

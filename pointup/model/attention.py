@@ -135,19 +135,26 @@ class _Attend(torch.autograd.Function):
         grouped.baddbmm_(grad_out_position, positions.transpose(1, 2))
         if kept is not None:
             grad_logits *= kept
-        grad_logits *= attention
-        grad_logits.addcmul_(attention, grad_logits.sum(-1, keepdim=True), value=-1)
+        grad_logits = softmax_backward(grad_logits, attention)
+        grouped = grad_logits.view(grouped.shape)
 
         grad_q = join_heads(torch.bmm(grad_logits, k), ctx.heads)
         grad_q_position = torch.bmm(grouped, positions).view_as(q_position)
         grad_k = torch.bmm(grad_logits.transpose(1, 2), spread_heads(q, ctx.heads))
         grad_v = torch.bmm(used.transpose(1, 2), grad_out)
-        weights = torch.cat([used.view_as(grouped), grouped], dim=1)
         of_position = q_position.reshape(grad_out_position.shape)
-        products = torch.cat([grad_out_position, of_position], dim=1)
-        grad_g = torch.bmm(weights.transpose(1, 2), products).view_as(g)
+        by_query = used.view_as(grouped), grad_out_position, grouped, of_position
+        grad_g = sum_of_products(*by_query).view_as(g)
         grad_kv = torch.cat([grad_k, grad_v], dim=-1)
         return grad_q, grad_q_position, grad_kv, grad_g, None, None, None
+
+
+def sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """Sum of the products of a^T with b and of c^T with d, matrices (N, M, ...) each."""
+    if a.device.type != "cpu":
+        return torch.baddbmm(torch.bmm(a.transpose(1, 2), b), c.transpose(1, 2), d)
+    # One product of longer matrices is faster than two with small ones.
+    return torch.bmm(torch.cat([a, c], dim=1).transpose(1, 2), torch.cat([b, d], dim=1))
 
 
 def spread_heads(values: Tensor, heads: int) -> Tensor:
@@ -159,10 +166,26 @@ def spread_heads(values: Tensor, heads: int) -> Tensor:
 
 def block_diagonal(matrices: Tensor) -> Tensor:
     """(H, A, B) to (H A, H B): the matrices of the heads as diagonal blocks, zero elsewhere."""
-    heads, _, width = matrices.shape
-    mask = head_mask(heads, width, matrices.dtype, matrices.device)
-    in_blocks = matrices.unsqueeze(2) * mask.view(heads, 1, heads, width)
-    return in_blocks.flatten(2, 3).flatten(0, 1)
+    diagonal: Tensor = _BlockDiagonal.apply(matrices)
+    return diagonal
+
+
+class _BlockDiagonal(torch.autograd.Function):
+    """The derivative is written by hand: it is a view, where autograd multiplies and sums."""
+
+    @staticmethod
+    def forward(ctx: Any, matrices: Tensor) -> Tensor:
+        heads, _, width = matrices.shape
+        ctx.heads = heads
+        mask = head_mask(heads, width, matrices.dtype, matrices.device)
+        in_blocks = matrices.unsqueeze(2) * mask.view(heads, 1, heads, width)
+        return in_blocks.flatten(2, 3).flatten(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        by_block = grad.unflatten(1, (ctx.heads, -1)).unflatten(0, (ctx.heads, -1))
+        return by_block.diagonal(dim1=0, dim2=2).movedim(-1, 0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -189,6 +212,16 @@ def softmax(logits: Tensor) -> Tensor:
     weights = at_least_float32(logits)
     weights = (weights - weights.amax(-1, keepdim=True)).exp_()
     return weights.div_(weights.sum(-1, keepdim=True)).to(logits.dtype)
+
+
+def softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of the logits, from that of the weights that `softmax` returned; overwrites
+    `grad`."""
+    if grad.device.type != "cpu":
+        # Accumulates in float32.
+        return torch._softmax_backward_data(grad, weights, -1, grad.dtype)
+    grad *= weights
+    return grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
 
 
 class AttentionBlock(nn.Module):

@@ -93,9 +93,10 @@ class PointEncoder(nn.Module):
             return cast(Tensor, self.neighbor_position(described.to(self.dtype)))
 
         def embed(block: Block, g: Tensor) -> Tensor:
-            present = (~block.of_points(geometry.missing)).unsqueeze(-1)
-            mean = (g * present).sum(1) / present.sum(1)
-            highest = g.masked_fill(~present, float("-inf")).amax(1)
+            missing = block.of_points(geometry.missing).unsqueeze(-1)
+            seen = ~missing
+            mean = (g * seen).sum(1) / seen.sum(1)
+            highest = g.masked_fill(missing, float("-inf")).amax(1)
             return cast(Tensor, self.embed(torch.cat([mean, highest], dim=-1)))
 
         weights = self.neighbor_position.parameters()

@@ -73,12 +73,12 @@ def rows_of_slots(
     first_child = ptr_from_sizes(sizes * padded)[:-1]
     cloud = batch_from_ptr(candidates_ptr, num_candidates)
     table = torch.stack(
-        [slots, padded, first_child, on_host(candidates_ptr)[:-1], on_host(ptr)[:-1]]
+        [slots, padded - slots, first_child, on_host(candidates_ptr)[:-1], on_host(ptr)[:-1]]
     )
     table = to_device(table, ptr.device).index_select(1, cloud)
-    num_slots, num_padded, first_child, first_candidate, first_point = table.unbind()
+    num_slots, num_left_out, first_child, first_candidate, first_point = table.unbind()
     within = torch.arange(num_candidates, device=ptr.device) - first_candidate
     point = torch.div(within, num_slots, rounding_mode="floor")
     # Surplus slots of the preceding points.
-    skipped = point * (num_padded - num_slots)
+    skipped = point * num_left_out
     return first_point + point, first_child + within + skipped

@@ -225,13 +225,12 @@ class Upsampler(
         together can reach the surface. Children of points on a plane stay on it. A learned share of
         the offset to `arches` is added. The total offset is at most `MAX_OFFSET` s.
 
-        Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, `tables` and `g`
-        (N, K, P) of all points.
+        Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, the point itself
+        first, -1 for none, `tables` and `g` (N, K, P) of all points.
         """
         whole, geometry, pos_of_rows = geometry, geometry.rows(rows), pos[rows]
         num_points, num_slots = slot_neighbor.shape
-        own = torch.arange(rows.start, rows.stop, device=pos.device).unsqueeze(1)
-        slot_neighbor = torch.where(slot_neighbor < 0, own, slot_neighbor)
+        slot_neighbor = torch.where(slot_neighbor < 0, slot_neighbor[:, :1], slot_neighbor)
         dim = self.config.feature_dim
 
         def place(

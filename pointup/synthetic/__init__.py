@@ -1,1 +1,1 @@
-"""Triangles of made-up objects and landscapes, and a made-up scanner."""
+"""Procedural shapes and landscapes, a simulated laser scanner, and the default dataset."""

@@ -1,6 +1,8 @@
-"""What people put up: houses, walls, fences, poles and wires, cars. Metres, z up.
+"""Man-made objects of landscapes: houses, walls, fences, poles, wires, cars. Metres, z up.
 
-Everything stands about the origin with its foot at z = 0 and reaches somewhat below it.
+Each function returns triangle soups (F, 3, 3) float64. Houses, fences, cars and poles are placed at
+the origin, with the ground at z = 0. All but cars reach `FOUNDATION` below it, so that they also
+stand on slopes.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ FOUNDATION = 1.5
 
 
 def box(low: ArrayLike, high: ArrayLike) -> np.ndarray:
-    """A box between two corners."""
+    """A box between two opposite corners (3,)."""
     return hull(np.where(np.indices((2, 2, 2)).reshape(3, -1).T, high, low).astype(float))
 
 
 def house(rng: np.random.Generator) -> np.ndarray:
-    """Walls and a flat, lean-to, gable or hip roof, with eaves, chimney and annex."""
+    """A house with a flat, lean-to, gable or hip roof, some with a chimney or an annex."""
     length, depth = rng.uniform(5, 14), rng.uniform(4, 9)
     eaves_height = rng.uniform(2.3, 3.2) * rng.integers(1, 4)
     half = np.array([length, depth]) / 2
@@ -40,7 +42,7 @@ def house(rng: np.random.Generator) -> np.ndarray:
 
 
 def roof(rng: np.random.Generator, half: np.ndarray, height: float) -> list[np.ndarray]:
-    """Solids on top of walls of half sizes (2,); the ridge runs along x."""
+    """The solids of a roof at `height`, on walls of half size `half` (2,); the ridge is along x."""
     kind, pitch = rng.integers(5), rng.uniform(0.3, 1.0)
     if kind == 0:  # flat, with a parapet
         rim = np.ones((3, 3, 1), dtype=bool)
@@ -60,14 +62,14 @@ def roof(rng: np.random.Generator, half: np.ndarray, height: float) -> list[np.n
 
 
 def fence(rng: np.random.Generator) -> np.ndarray:
-    """A wall, a fence of boards, or a hedge cut square."""
+    """A wall, a board fence or a trimmed hedge: a box."""
     length, height = rng.uniform(5, 20), rng.uniform(0.7, 2.2)
     thick = rng.choice([0.05, 0.25, 0.8])
     return box([-length / 2, -thick / 2, -FOUNDATION], [length / 2, thick / 2, height])
 
 
 def car(rng: np.random.Generator) -> np.ndarray:
-    """A car or a van: two wedges."""
+    """A car or a van made of two wedges."""
     length, width, height = rng.uniform([3.8, 1.6, 1.4], [5.5, 2.0, 2.4])
     bonnet, waist = rng.uniform(0.05, 0.3), 0.55 * height
 
@@ -83,7 +85,7 @@ def car(rng: np.random.Generator) -> np.ndarray:
 
 
 def pole(rng: np.random.Generator, height: float) -> np.ndarray:
-    """A lamp post or a pole with a cross-arm along y."""
+    """A lamp post or power pole of this height, with a cross-arm along y."""
     thick = rng.uniform(0.05, 0.16)
     shaft = sweep(
         np.linspace([0, 0, -FOUNDATION], [0, 0, height], 4), np.ones(4), circle(8) * thick
@@ -93,7 +95,7 @@ def pole(rng: np.random.Generator, height: float) -> np.ndarray:
 
 
 def wires(start: np.ndarray, end: np.ndarray, sag: float) -> np.ndarray:
-    """Three hanging wires between two pole heads (3,)."""
+    """Three parallel wires between two pole heads (3,), with a sag in metres at mid-span."""
     share = np.linspace(0, 1, 24)[:, None]
     line = start + share * (end - start) - [0, 0, 4 * sag] * share * (1 - share)
     along = (end - start)[:2] / np.linalg.norm((end - start)[:2])

@@ -1,4 +1,4 @@
-"""Smooth bodies: balls, blobs, rings, tubes, turned vessels, animals."""
+"""Smooth procedural bodies: balls, blobs, rings, tubes, vessels, animals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bone = tuple[np.ndarray, np.ndarray, float, float]
 
 
 def superquadric(rng: np.random.Generator) -> np.ndarray:
-    """Between a ball, a cushion, a cylinder, a box and an octahedron (Barr, 1981)."""
+    """A superquadric (Barr, 1981): between ball, cushion, cylinder, box and octahedron."""
     e, f = log_uniform(rng, 0.25, 2.2, 2)
     directions = sphere(0.05)
     x, y, z = np.abs(np.moveaxis(directions, -1, 0)) + 1e-9
@@ -31,7 +31,7 @@ def superquadric(rng: np.random.Generator) -> np.ndarray:
 
 
 def blob(rng: np.random.Generator) -> np.ndarray:
-    """A star-shaped body with bumps of several sizes."""
+    """A star-shaped body with bumps of four sizes."""
     directions = sphere(0.07)
     height = np.zeros(directions.shape[:2])
     for frequency, strength in ((1.0, 0.35), (2.5, 0.2), (6.0, 0.06), (14.0, 0.015)):
@@ -40,7 +40,7 @@ def blob(rng: np.random.Generator) -> np.ndarray:
 
 
 def ring(rng: np.random.Generator) -> np.ndarray:
-    """A torus or a torus knot with a round, flat or square section."""
+    """A torus or a torus knot with a round, flat or square cross-section."""
     winding, turns = ((1, 0), (1, 0), (2, 3), (3, 2), (2, 5), (1, 3), (1, 5))[rng.integers(7)]
     angle = np.linspace(0, 2 * np.pi, 160, endpoint=False)
     wobble = rng.uniform(0.15, 0.4)
@@ -55,7 +55,7 @@ def ring(rng: np.random.Generator) -> np.ndarray:
 
 
 def section(rng: np.random.Generator) -> np.ndarray:
-    """The outline of a tube, (20, 2): round to square, wide to narrow."""
+    """The cross-section (20, 2) of a tube: round to square, isotropic to flat."""
     outline = circle(20)
     power = rng.choice([2, 2, 2, 4, 10])
     outline = outline / (np.abs(outline) ** power).sum(axis=1, keepdims=True) ** (1 / power)
@@ -63,7 +63,7 @@ def section(rng: np.random.Generator) -> np.ndarray:
 
 
 def clearance(centres: np.ndarray, closed: bool = False) -> float:
-    """Largest radius at which a tube along these centres does not touch itself."""
+    """Largest radius at which a tube along centres (N, 3) does not touch itself."""
     step = np.linalg.norm(np.diff(centres, axis=0), axis=1)
     position = np.concatenate([[0], np.cumsum(step)])
     apart = np.abs(position[:, None] - position)
@@ -71,12 +71,13 @@ def clearance(centres: np.ndarray, closed: bool = False) -> float:
         total = position[-1] + np.linalg.norm(centres[0] - centres[-1])
         apart = np.minimum(apart, total - apart)
     gap = np.linalg.norm(centres[:, None] - centres, axis=2)
-    # On a circle the way round is at most pi / 2 times the gap; further off, it comes back.
+    # On a circle the arc between two points is at most pi / 2 times their distance. A longer arc
+    # means that the curve returns to the same place.
     return float(0.5 * gap[apart > 1.8 * gap].min(initial=1.0))
 
 
 def tubes(rng: np.random.Generator) -> np.ndarray:
-    """One thick winding tube, or a few thinner ones: worms, wires, handles."""
+    """One thick curved tube, or two or three thinner ones, like worms, wires or handles."""
     parts = []
     num_tubes = rng.choice([1, 1, 1, 2, 3])
     for _ in range(num_tubes):
@@ -93,9 +94,10 @@ def tubes(rng: np.random.Generator) -> np.ndarray:
 
 
 def creature(rng: np.random.Generator) -> np.ndarray:
-    """An animal or a figure: a body with limbs, neck, head, ears and tail, its two sides alike.
+    """An animal or a human figure: a symmetric body with limbs, neck, head, ears and tail.
 
-    The spine lies along x, the left side is y > 0. A figure stands on what is an animal's rear.
+    The spine is along x from rear to front; the left side is y > 0. A figure is an animal that
+    stands upright: its legs continue the spine beyond the rear.
     """
     skeleton: list[Bone] = []
     figure = rng.random() < 0.35
@@ -146,7 +148,11 @@ def grow(
     wander: float,
     paired: bool = False,
 ) -> np.ndarray:
-    """Add a chain of bones, and its mirror image where `paired`. Returns where it ends."""
+    """Add a chain of bones to the skeleton, and its mirror image if `paired`; returns its end (3,).
+
+    The chain has one bone fewer than `radii`. `wander` scales the random change of each bone's
+    direction from `heading`.
+    """
     point, mirror = start, np.array([1, -1, 1])
     for thick, thin in pairwise(radii):
         step = np.array(heading) + wander * rng.normal(size=3) * [1, paired, 1]
@@ -159,7 +165,7 @@ def grow(
 
 
 def branching(rng: np.random.Generator) -> np.ndarray:
-    """A hand, a coral, a candlestick: a stem that forks again and again."""
+    """A stem that forks repeatedly, like a hand, a coral or a candlestick."""
     skeleton: list[Bone] = []
     tips = [(np.zeros(3), np.array([0, 0, 1.0]), rng.uniform(0.12, 0.25))]
     for level in range(rng.integers(2, 5)):
@@ -178,7 +184,7 @@ def branching(rng: np.random.Generator) -> np.ndarray:
 
 
 def skin(rng: np.random.Generator, skeleton: list[Bone]) -> np.ndarray:
-    """Smooth union of the bones, sometimes rough."""
+    """The surface of a skeleton: the smooth union of its bones, in half of the draws roughened."""
     starts, ends, first, last = map(np.array, zip(*skeleton, strict=True))
     size = np.ptp(np.concatenate([starts, ends]), axis=0).max()
     triangles = round_cones(
@@ -191,7 +197,7 @@ def skin(rng: np.random.Generator, skeleton: list[Bone]) -> np.ndarray:
 
 
 def metaballs(rng: np.random.Generator) -> np.ndarray:
-    """Ellipsoids and rounded boxes melted together, some carved out of the others."""
+    """A smooth union of ellipsoids and rounded boxes, some of them subtracted from the others."""
     num_parts = rng.integers(3, 8)
     centres = np.cumsum(rng.normal(size=(num_parts, 3)) * 0.25, axis=0)
     turns = [rotation(rng) for _ in range(num_parts)]
@@ -220,7 +226,7 @@ def metaballs(rng: np.random.Generator) -> np.ndarray:
 
 
 def vase(rng: np.random.Generator) -> np.ndarray:
-    """Turned on a lathe: vases, cups with thin walls, bottles, stepped shafts, bells."""
+    """Bodies of revolution: vases, thin-walled cups, bottles, stepped shafts, bells."""
     if rng.random() < 0.4:
         num_steps = rng.integers(2, 6)
         radii = np.repeat(log_uniform(rng, 0.12, 0.7, num_steps), 2)

@@ -1,4 +1,4 @@
-"""The dataset that `train.py` trains on where none is given: procedural shapes and surveys."""
+"""The dataset that `train.py` uses without `--data`: procedural shapes and simulated surveys."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from pointup.synthetic.landscapes import random_scene, scan
 from pointup.synthetic.randomness import log_uniform
 from pointup.synthetic.shapes import random_surface
 
-# To be raised with every change to what is made: a cache of the old recipe is then left alone.
+# Increase this number with each change of the samples, so that cached datasets are not reused.
 RECIPE = 1
 NUM_TRAIN = 320
 NUM_VALIDATION = 32
 SCENE_SHARE = 0.35
-# A scene that comes out otherwise, all in the dark or all in leaves, is drawn again.
+# Samples outside these bounds are drawn again, such as scenes that are hidden from the scanner or
+# consist of leaves only.
 MIN_SOURCE, MAX_TARGET = 150, 14_000
 RATIOS = (1.7, 8.2)
 MAX_WORKERS = 32
@@ -50,11 +51,11 @@ def default_dataset(
     num_validation: int = NUM_VALIDATION,
     num_workers: int | None = None,
 ) -> Path:
-    """Directory of the default pair dataset, made at the first call and found at every later one.
+    """The directory of the default pair dataset; the first call creates it.
 
-    It lies below `cache_dir`, else $POINTUP_CACHE, else $XDG_CACHE_HOME/pointup, else
-    ~/.cache/pointup. Any number of processes may call at the same time: one makes the dataset, the
-    others wait for it. See `default_pairs` for what is in it.
+    It is in `cache_dir`, else $POINTUP_CACHE, else $XDG_CACHE_HOME/pointup, else ~/.cache/pointup.
+    Several processes may call this at the same time: one creates the dataset, the others wait for
+    it. `default_pairs` describes its content. Raises FileError if the cache can't be written.
     """
     root = _cache_root() if cache_dir is None else Path(cache_dir)
     directory = root / f"default-{RECIPE}-seed{seed}-{num_train}-{num_validation}"
@@ -70,13 +71,13 @@ def default_dataset(
         ) from error
     with lock:
         if not directory.is_dir():
-            # A name of its own, because a network disk may not honour the lock.
-            draft = root / f"{directory.name}.{uuid.uuid4().hex}"
-            default_pairs(draft, seed, num_train, num_validation, num_workers)
+            # The name is unique, because locks may not work on a network file system.
+            staging = root / f"{directory.name}.{uuid.uuid4().hex}"
+            default_pairs(staging, seed, num_train, num_validation, num_workers)
             try:
-                draft.rename(directory)
+                staging.rename(directory)
             except OSError:
-                shutil.rmtree(draft)
+                shutil.rmtree(staging)
                 if not directory.is_dir():
                     raise
     return directory
@@ -97,24 +98,23 @@ def default_pairs(
     num_workers: int | None = None,
     scene_share: float = SCENE_SHARE,
 ) -> None:
-    """Write the default pair dataset: about two thirds shapes, one third surveys of landscapes, or
-    another share of these.
+    """Write the default pair dataset: shapes, and a share of `scene_share` surveys of landscapes.
 
-    Sizes spread over a decade, 200 to about 2500 source points, with two to eight times as many in
-    the target, four times in most shapes. Source and target are drawn independently. Validation
-    samples have a second sampling and their surface. All follows from the seed, whatever the number
-    of workers: one for each core where None.
+    Sources have about 200 to 2500 points. Targets have about two to eight times as many, in most
+    shapes four times. Source and target are sampled independently. Validation samples have a second
+    sampling and their surface. The dataset depends on the seed, not on the number of workers.
+    `num_workers=None` starts one worker per core, at most 32.
     """
-    logger.info("making %d procedural samples to train on", num_train + num_validation)
+    logger.info("making %d procedural samples for training", num_train + num_validation)
     surfaces: dict[str, Surface] = {}
 
-    with _mapping(_num_cores() if num_workers is None else num_workers) as mapping:
+    with _ordered_map(_num_cores() if num_workers is None else num_workers) as ordered_map:
         make_train, make_validation = (
             partial(default_sample, seed, split, scene_share=scene_share)
             for split in ("train", "validation")
         )
-        train = mapping(make_train, num_train)
-        validation = mapping(make_validation, num_validation)
+        train = ordered_map(make_train, num_train)
+        validation = ordered_map(make_validation, num_validation)
 
         def with_surfaces() -> Iterator[Pair]:
             for pair, surface in validation:
@@ -135,29 +135,29 @@ def _num_cores() -> int:
     return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_WORKERS)
 
 
-Mapping = Callable[[Callable[[int], tuple[Pair, Surface]], int], Iterator[tuple[Pair, Surface]]]
+OrderedMap = Callable[[Callable[[int], tuple[Pair, Surface]], int], Iterator[tuple[Pair, Surface]]]
 
 
 @contextmanager
-def _mapping(num_workers: int) -> Iterator[Mapping]:
-    """What applies a function to 0, 1, ..., in order, in that many processes."""
+def _ordered_map(num_workers: int) -> Iterator[OrderedMap]:
+    """A function that applies another one to 0, 1, ..., in that many processes, in order."""
 
-    def shown(
+    def with_progress(
         results: Iterator[tuple[Pair, Surface]], total: int
     ) -> Iterator[tuple[Pair, Surface]]:
         title = "making procedural samples"
         return tqdm(results, desc=title, total=total, leave=False, disable=None)
 
     if num_workers <= 1:
-        yield lambda function, number: shown(map(function, range(number)), number)
+        yield lambda function, number: with_progress(map(function, range(number)), number)
         return
-    # A forked copy of a process with threads, as torch and Arrow start them, can deadlock.
+    # Forking can deadlock in a process with threads, and torch and Arrow start threads.
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
     context = get_context(method)
     context.set_forkserver_preload(["__main__", __name__])
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
     try:
-        yield lambda function, number: shown(pool.map(function, range(number)), number)
+        yield lambda function, number: with_progress(pool.map(function, range(number)), number)
     except BrokenProcessPool as error:
         raise PointupError(
             "a process that made samples died: for lack of memory, or because the main script "
@@ -168,14 +168,14 @@ def _mapping(num_workers: int) -> Iterator[Mapping]:
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches the whole process group; the parent process alone answers it.
+    # Ctrl-C reaches the whole process group; only the parent process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def default_sample(
     seed: int, split: str, number: int, scene_share: float = SCENE_SHARE
 ) -> tuple[Pair, Surface]:
-    """A sample of the default dataset and its surface, a function of the arguments alone."""
+    """A sample of the default dataset and its surface; both depend only on the arguments."""
     validation = split == "validation"
     for attempt in count():
         rng = np.random.default_rng([seed, validation, number, attempt])
@@ -191,7 +191,10 @@ def default_sample(
 
 
 def shape_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]:
-    """A shape of furthest distance 1; source and target by patterns of their own."""
+    """A pair of a shape with a largest distance of 1 from its centre, and its surface.
+
+    Source and target have separately drawn sampling patterns.
+    """
     surface, family = random_surface(rng)
     num_source = round(log_uniform(rng, 200, 2500))
     ratio = 4.0 if rng.random() < 0.6 else rng.uniform(2, 8)
@@ -211,12 +214,16 @@ def shape_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]
 
 
 def scene_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]:
-    """A landscape from an aeroplane and, two to six times as densely, from a drone, in metres."""
+    """A pair of a landscape in metres, and its surface.
+
+    The source is a simulated aeroplane survey, the target a drone survey that is two to six times
+    as dense.
+    """
     density = log_uniform(rng, 6, 30)
     width = np.sqrt(log_uniform(rng, 300, 2200) / density).clip(6, 16)
     scene = random_scene(rng, width)
     source, _ = scan(scene, density, rng)
-    # Returns, not pulses: a wide beam has several of them among trees.
+    # The density counts returns, not pulses: a wide beam has several returns among trees.
     denser = log_uniform(rng, 2, 6) * len(source) / width**2
     target, normals = scan(scene, denser, rng, from_drone=True)
     second = scan(scene, denser, rng, from_drone=True)[0] if resample else None

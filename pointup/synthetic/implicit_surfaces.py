@@ -1,6 +1,6 @@
-"""Surfaces where a scalar field is zero, as triangle soups.
+"""Zero level sets of scalar fields as triangle soups, extracted by marching cubes.
 
-A field is negative inside. Its surface is found on a grid of cubes, by marching cubes.
+Fields are negative inside the body.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ Field = Callable[[np.ndarray], np.ndarray]
 
 
 def isosurface(field: Field, low: np.ndarray, high: np.ndarray, cell: float) -> np.ndarray:
-    """Where a field, negative inside and positive at the border of the box, is zero."""
+    """The zero level set (F, 3, 3) of a field that is positive on the border of the box.
+
+    The box is `low` (3,) to `high` (3,), the grid spacing `cell`.
+    """
     import igl
 
     axes = [np.arange(a - cell, b + 2 * cell, cell) for a, b in zip(low, high, strict=True)]
@@ -26,7 +29,11 @@ def isosurface(field: Field, low: np.ndarray, high: np.ndarray, cell: float) -> 
 def round_cones(
     starts: np.ndarray, ends: np.ndarray, radii: np.ndarray, blend: float, cell: float
 ) -> np.ndarray:
-    """Smooth union of thick bones: (B, 3) starts and ends, (B, 2) radii at both."""
+    """Smooth union of round cones, (F, 3, 3).
+
+    `starts` and `ends` are (B, 3), `radii` (B, 2) at both ends. `blend` is the width of the smooth
+    transition, `cell` the grid spacing.
+    """
     import igl
 
     margin = 2 * blend + 2 * cell
@@ -36,7 +43,7 @@ def round_cones(
     shape = np.ceil((highs.max(axis=0) - origin) / cell).astype(int) + 1
     field = np.full(shape[::-1], margin)
     for a, b, (ra, rb), low, high in zip(starts, ends, radii, lows, highs, strict=True):
-        # Outside this box the bone is further than the blend reaches and changes nothing.
+        # Outside this box, the cone is beyond the reach of the blend and changes nothing.
         begin = np.floor((low - origin) / cell).astype(int)
         stop = np.minimum(np.ceil((high - origin) / cell).astype(int) + 1, shape)
         x, y, z = (origin[i] + cell * np.arange(begin[i], stop[i]) - a[i] for i in range(3))
@@ -58,6 +65,6 @@ def round_cones(
 
 
 def smooth_minimum(a: np.ndarray, b: np.ndarray, blend: float) -> np.ndarray:
-    """Minimum of two fields, rounded where they differ by less than `blend` (Quilez, 2013)."""
+    """Smooth minimum of two fields (Quilez, 2013): exact if they differ by `blend` or more."""
     share = (blend - np.abs(a - b)).clip(0) / blend
     return np.minimum(a, b) - 0.25 * blend * share * share

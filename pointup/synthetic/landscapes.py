@@ -1,7 +1,7 @@
-"""Procedural landscapes and a lidar survey of them, to train on where no surveys are at hand.
+"""Procedural landscapes and simulated lidar surveys of them, for training without real surveys.
 
-Ground with slopes, roads and ditches; houses, walls, cars, poles and wires; forests, gardens and
-hedges. `scan` measures them as an aeroplane or a drone does. All in metres, z up.
+A landscape has ground with slopes, roads and ditches; houses, walls, cars, poles and wires; trees,
+shrubs and grass. `scan` simulates a survey from an aeroplane or a drone. Metres, z up.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pointup.synthetic.scanner import scan as scan_triangles
 from pointup.synthetic.terrain import ground, terrain
 from pointup.synthetic.tessellation import surface_of
 
-# How far beyond the square there are things that hide what is in it.
+# Width of the margin around the scanned square. Objects in the margin can occlude the square.
 MARGIN = 4.0
 KINDS = ("forest", "garden", "street", "field")
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A landscape about the origin.
+    """A landscape centred on the origin.
 
     Attributes:
-        solid: (S, 3, 3) float64 triangles that no beam passes.
-        rough: (R, 3, 3) float64 facets of leaves, grass and wires.
-        width: of the square that is meant to be scanned.
+        solid: (S, 3, 3) float64 triangles that stop every beam.
+        rough: (R, 3, 3) float64 facets of leaves, grass and wires, between which beams can pass.
+        width: side length of the square to scan.
     """
 
     solid: np.ndarray
@@ -41,28 +41,29 @@ class Scene:
     width: float
 
     def surface(self) -> Surface:
-        """All triangles that reach into the square."""
+        """The surface of all triangles that reach into the square."""
         return surface_of(_within(np.concatenate([self.solid, self.rough]), self.width))
 
 
 def scan(
     scene: Scene, density: float, rng: np.random.Generator, from_drone: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A survey of a scene with `density` pulses a square metre.
+    """Simulate a survey of a scene with `density` pulses per square metre.
 
-    From an aeroplane: one to three flight lines, wide beams, several returns a pulse, 1 to 3 cm of
-    range noise. From a drone: two or three crossing lines, narrow beams, millimetres of noise.
-    Returns points (N, 3) within the scene's square and unit normals (N, 3) of what they hit, zero
-    on leaves and wires. N is what comes back: more than one return a pulse among trees.
+    An aeroplane flies one to three lines with wide beams, several returns per pulse and 1 to 3 cm
+    of range noise. A drone flies two or three crossing lines with narrow beams and 2 to 6 mm of
+    range noise. Returns points (N, 3) in the scene's square, and the unit normals (N, 3) of the
+    surfaces that they hit; normals are zero on leaves, grass and wires. N is the number of returns:
+    pulses among trees have several.
     """
     scanner = (drone if from_drone else airborne)(rng, density)
     return scan_triangles(scene.solid, scene.rough, scene.width, scanner, rng)
 
 
 def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> Scene:
-    """A random landscape, a square of that width and what stands around it.
+    """A random landscape: a square of `width` to scan, and a margin around it.
 
-    `kind` is one of `KINDS`, drawn where it is empty.
+    `kind` is one of `KINDS`; it is drawn if empty.
     """
     height = ground(rng)
     extent = width + 2 * MARGIN
@@ -93,14 +94,14 @@ def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> Scen
 
 
 def _within(triangles: np.ndarray, width: float) -> np.ndarray:
-    """The triangles that reach into a square of that width about the origin."""
+    """The triangles that reach into a square of `width` centred on the origin."""
     places, half = triangles[..., :2], width / 2
     inside = (places.min(axis=1) < half).all(axis=1) & (places.max(axis=1) > -half).all(axis=1)
     return triangles[inside]
 
 
 class _Site:
-    """Puts things on the ground, so that they keep clear of houses and of each other."""
+    """Places objects on the ground at distances from each other."""
 
     def __init__(self, rng: np.random.Generator, height: Field, extent: float) -> None:
         self.rng, self.height, self.extent = rng, height, extent
@@ -109,7 +110,7 @@ class _Site:
         self.taken = np.empty((0, 3))
 
     def place(self, clearance: float, reach: float = 1.0) -> np.ndarray | None:
-        """A free spot (3,) on the ground, or None where none was found."""
+        """A random free spot (3,) on the ground; None if 10 attempts find none."""
         for _ in range(10):
             spot = self.rng.uniform(-0.5, 0.5, 2) * self.extent * reach
             apart = np.linalg.norm(self.taken[:, :2] - spot, axis=1)
@@ -119,19 +120,19 @@ class _Site:
         return None
 
     def turned(self, triangles: np.ndarray, angle: float | None = None) -> np.ndarray:
-        """Turned about the vertical, at random where no angle is given."""
+        """Rotate triangles about the vertical, by a random angle if none is given."""
         angle = self.rng.uniform(0, 2 * np.pi) if angle is None else angle
         c, s = np.cos(angle), np.sin(angle)
         return triangles @ np.array([[c, s, 0], [-s, c, 0], [0, 0, 1]])
 
     def put(self, triangles: np.ndarray, clearance: float) -> None:
-        """Something solid, not too far out."""
+        """Place a solid object near the centre of the site, if there is a free spot."""
         spot = self.place(clearance, reach=0.7)
         if spot is not None:
             self.solid.append(self.turned(triangles) + spot)
 
     def put_line(self) -> None:
-        """Poles in a row, with wires from one to the next, across the site."""
+        """Place a power line across the site: a row of poles with wires between them."""
         angle, tall = self.rng.uniform(0, 2 * np.pi), self.rng.uniform(5, 11)
         along = np.array([np.cos(angle), np.sin(angle)])
         aside = np.array([-along[1], along[0]]) * self.rng.uniform(-0.3, 0.3) * self.extent
@@ -145,9 +146,9 @@ class _Site:
             self.rough.append(wires(start - [0, 0, 0.3], end - [0, 0, 0.3], 0.02 * span))
 
     def plant(self, num_trees: int, tall: float) -> None:
-        """Trees of about that height, of one mixture of kinds."""
+        """Plant trees of about the height `tall`, with one share of conifers."""
         conifers = self.rng.choice([0, 0, 0.5, 1])
-        # Now and then a survey in winter, when most trees are bare.
+        # One survey in four is in winter, when broadleaf trees have few leaves.
         foliage = self.rng.choice([1, 1, 1, 0.1])
         for _ in range(num_trees):
             height = tall * self.rng.uniform(0.6, 1.15)
@@ -158,19 +159,19 @@ class _Site:
                 self.grow(kind(self.rng, height, leafy), spot)
 
     def plant_shrubs(self, num_shrubs: int) -> None:
-        """Bushes and young trees, under the trees too."""
+        """Plant shrubs, also under trees."""
         for _ in range(num_shrubs):
             spot = self.place(clearance=0.2)
             if spot is not None:
                 self.grow(shrub(self.rng, log_uniform(self.rng, 0.4, 3), 1.0), spot)
 
     def grow(self, plant: tuple[np.ndarray, np.ndarray], spot: np.ndarray) -> None:
-        """Wood and leaves of a plant at a spot."""
+        """Add the wood and the leaves of a plant at a spot (3,)."""
         wood, foliage = plant
         self.solid.append(wood + spot)
         self.rough.append(foliage + spot)
 
     def sow(self, num_blades: int) -> None:
-        """Grass and weeds all over."""
+        """Add blades of grass at uniformly random places."""
         spots = self.rng.uniform(-0.5, 0.5, (num_blades, 2)) * self.extent
         self.rough.append(grass(self.rng, np.column_stack([spots, self.height(spots)])))

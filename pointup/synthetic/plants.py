@@ -1,7 +1,7 @@
-"""Trees, shrubs and grass: solid wood, and leaves as many small facets. Metres, z up.
+"""Trees, shrubs and grass: solid wood, and leaves as small facets. Metres, z up.
 
-Each stands at the origin. Leaves are single triangles that stand for a spray of leaves each; a
-scanner's beam passes between them.
+Trees and shrubs stand at the origin. A facet is one triangle that represents several leaves; a
+scanner's beam can pass between facets.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ Plant = tuple[np.ndarray, np.ndarray]
 def leaves(
     rng: np.random.Generator, centres: np.ndarray, sizes: np.ndarray, num_leaves: int, leaf: float
 ) -> np.ndarray:
-    """Facets (num_leaves, 3, 3) in clumps: (C, 3) centres, (C, 3) half axes."""
+    """Facets (num_leaves, 3, 3) of size `leaf` in ellipsoids: centres (C, 3), half axes (C, 3)."""
     weight = np.prod(sizes, axis=1)
     clump = rng.choice(len(centres), num_leaves, p=weight / weight.sum())
     offset = rng.normal(size=(num_leaves, 3))
-    # Somewhat denser towards the outside of a clump, where the light is.
+    # Leaves are denser towards the outside of a clump, where there is more light.
     offset *= rng.random((num_leaves, 1)) ** 0.4 / np.linalg.norm(offset, axis=1, keepdims=True)
     facet = rng.normal(size=(num_leaves, 3, 3)) * [0.5, 0.5, 0.35] * leaf
     return (centres[clump] + offset * sizes[clump])[:, None] + facet
 
 
 def branches(starts: np.ndarray, ends: np.ndarray, thick: float) -> np.ndarray:
-    """Three-sided branches, (B, 3) starts to ends, that hang through a little and grow thin."""
+    """Three-sided branches from starts (B, 3) to ends (B, 3) that sag slightly and taper."""
     along = ends - starts
     across = np.cross(along, [0.1, 0.2, 1.0])
     across /= np.linalg.norm(across, axis=1, keepdims=True)
@@ -43,7 +43,10 @@ def branches(starts: np.ndarray, ends: np.ndarray, thick: float) -> np.ndarray:
 
 
 def broadleaf(rng: np.random.Generator, height: float, foliage: float) -> Plant:
-    """A trunk, branches, and a crown of clumps; `foliage` scales the number of leaves."""
+    """A broadleaf tree: a trunk, branches, and a crown of clumps of leaves.
+
+    `foliage` scales the number of leaves.
+    """
     width = height * rng.uniform(0.3, 0.6)
     crown_low = height * rng.uniform(0.2, 0.55)
     lean = np.array([*rng.normal(size=2) * 0.03 * height, 0])
@@ -62,13 +65,13 @@ def broadleaf(rng: np.random.Generator, height: float, foliage: float) -> Plant:
     starts = rng.uniform(0.4, 0.9, num_clumps) * np.minimum(1, centres[:, 2] / top[2])
     wood = [trunk, branches(starts[:, None] * top, centres, max(0.3 * thick, 0.03))]
     leaf = rng.uniform(0.15, 0.3) + 0.004 * height
-    # Leaf area over ground area of 2 to 5, in facets of about 0.2 leaf^2.
+    # Leaf area index (leaf area per ground area) of 2 to 5, in facets of about 0.2 leaf^2.
     num_leaves = int(foliage * rng.uniform(2, 5) * np.pi * half[0] ** 2 / (0.2 * leaf**2))
     return np.concatenate(wood), leaves(rng, centres, clump_size, num_leaves, leaf)
 
 
 def conifer(rng: np.random.Generator, height: float, foliage: float) -> Plant:
-    """A trunk to the top, and whorls of drooping branches that shorten upwards."""
+    """A conifer: a trunk up to the top, and whorls of branches that are shorter towards the top."""
     radius = height * rng.uniform(0.1, 0.22)
     thick = height * rng.uniform(0.01, 0.018)
     trunk = sweep(
@@ -90,7 +93,7 @@ def conifer(rng: np.random.Generator, height: float, foliage: float) -> Plant:
 
 
 def shrub(rng: np.random.Generator, height: float, foliage: float) -> Plant:
-    """A bush of a few clumps on the ground."""
+    """A shrub of one to five clumps of leaves on the ground."""
     num_clumps = rng.integers(1, 6)
     sizes = height * rng.uniform(0.3, 0.6, (num_clumps, 3))
     centres = rng.normal(size=(num_clumps, 3)) * height * 0.35
@@ -103,7 +106,7 @@ def shrub(rng: np.random.Generator, height: float, foliage: float) -> Plant:
 
 
 def grass(rng: np.random.Generator, places: np.ndarray) -> np.ndarray:
-    """An upright blade, (N, 3, 3), at each of (N, 3) places."""
+    """Upright blades of grass (N, 3, 3), one at each place (N, 3)."""
     size = log_uniform(rng, 0.08, 0.4)
     turn = rotation(rng)[:2, :2]
     blade = rng.normal(size=(len(places), 3, 3)) * [0.25, 0.25, 0.0]

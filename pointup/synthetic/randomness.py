@@ -1,4 +1,4 @@
-"""Random numbers, rotations and fields."""
+"""Random numbers, rotations and smooth fields, for the generators of this package."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pointup.synthetic.implicit_surfaces import Field
 
 
 def log_uniform(rng: np.random.Generator, low: float, high: float, size: Any = None) -> Any:
-    """Between low and high, evenly in the logarithm."""
+    """Random numbers between `low` and `high`, uniform in the logarithm."""
     return np.exp(rng.uniform(np.log(low), np.log(high), size))
 
 
 def waves(
     rng: np.random.Generator, frequency: float, num_waves: int = 12, dimension: int = 3
 ) -> Field:
-    """A smooth random field of unit variance; `frequency` is in radians a unit of length."""
+    """A smooth random field of unit variance; `frequency` is in radians per unit of length."""
     directions = rng.normal(size=(dimension, num_waves)) * frequency
     phases = rng.uniform(0, 2 * np.pi, num_waves)
     scale = (2 / num_waves) ** 0.5
@@ -25,7 +25,7 @@ def waves(
 
 
 def rotation(rng: np.random.Generator) -> np.ndarray:
-    """A uniformly random rotation, (3, 3)."""
+    """A uniformly random rotation matrix (3, 3)."""
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     q = q * np.sign(np.diag(r))
     return q if np.linalg.det(q) > 0 else q[:, [1, 0, 2]]
@@ -34,6 +34,6 @@ def rotation(rng: np.random.Generator) -> np.ndarray:
 def displace(
     points: np.ndarray, rng: np.random.Generator, frequency: float, strength: float
 ) -> np.ndarray:
-    """Move (..., 3) points by a smooth random vector that depends on its place alone."""
+    """Displace points (..., 3) by a smooth random vector field, so that equal points stay equal."""
     fields = [waves(rng, frequency) for _ in range(3)]
     return points + strength * np.stack([field(points) for field in fields], axis=-1)

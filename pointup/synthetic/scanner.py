@@ -1,4 +1,4 @@
-"""A laser scanner in the air: scan lines, oblique beams, occlusion, several returns a pulse."""
+"""Simulates an airborne laser scanner: scan lines, oblique beams, occlusion, several returns."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pointup.synthetic.randomness import log_uniform
 
 @dataclass(frozen=True)
 class Scanner:
-    """How a survey is flown. Lengths in metres.
+    """The parameters of a survey. Lengths are in metres.
 
     Attributes:
-        density: pulses a square metre of all flight lines together, across the beams.
-        headings: (L,) of the flight lines, radians.
-        tilts: (L,) from the vertical to the side of the flight line, radians.
-        aspect: spacing of the scan lines over the spacing of pulses within a line.
-        slant: how far a scan line runs along the flight for each metre across it.
-        jitter: standard deviation of a pulse's place, in units of the spacing.
+        density: pulses per square metre perpendicular to the beam, of all flight lines together.
+        headings: (L,) headings of the flight lines, in radians.
+        tilts: (L,) angles of the beams from the vertical to the side of the line, in radians.
+        aspect: ratio of the spacing of scan lines to the spacing of pulses in a line.
+        slant: distance along the flight that a scan line covers per metre across the flight.
+        jitter: standard deviation of the pulse positions, in units of the spacing.
         footprint: diameter of the beam on the ground.
-        separation: least distance along the beam between two returns of a pulse.
+        separation: smallest distance along the beam between two returns of a pulse.
         range_noise, aim_noise: standard deviation along and across the beam.
-        strip_noise: standard deviation of a flight line's height.
+        strip_noise: standard deviation of the height of a flight line.
     """
 
     density: float
@@ -40,7 +40,7 @@ class Scanner:
 
 
 def airborne(rng: np.random.Generator, density: float) -> Scanner:
-    """A survey aeroplane: one to three lines, mostly side by side, and a wide beam."""
+    """An aeroplane with a wide beam on one to three flight lines, mostly parallel."""
     num_lines = rng.choice([1, 1, 2, 2, 3])
     heading = rng.uniform(0, 2 * np.pi)
     turns = rng.choice([0, np.pi, rng.uniform(0, np.pi)], num_lines, p=[0.4, 0.4, 0.2])
@@ -60,7 +60,7 @@ def airborne(rng: np.random.Generator, density: float) -> Scanner:
 
 
 def drone(rng: np.random.Generator, density: float) -> Scanner:
-    """A drone: crossing lines, wide angles, a narrow beam, hardly any noise."""
+    """A drone with a narrow beam, large scan angles and little noise on crossing flight lines."""
     num_lines = rng.integers(2, 4)
     heading = rng.uniform(0, 2 * np.pi)
     return Scanner(
@@ -85,11 +85,12 @@ def scan(
     scanner: Scanner,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a scanner measures of a square of that width about the origin.
+    """Simulate the scan of a square of `width` centred on the origin.
 
-    `solid` (S, 3, 3) stops every beam that meets it. `rough` (R, 3, 3), leaves and wires, lets
-    beams pass between its facets. Returns points (N, 3) and the normals (N, 3) of what they hit,
-    towards the scanner; zero on rough, which has no plane at this scale.
+    `solid` (S, 3, 3) stops every beam. Beams can pass between the facets of `rough` (R, 3, 3), such
+    as leaves and wires. Returns points (N, 3) and the unit normals (N, 3) of the surfaces that they
+    hit, oriented towards the scanner. Normals are zero on `rough`, which is not planar at this
+    scale.
     """
     num_lines = len(scanner.headings)
     strips = []
@@ -112,7 +113,7 @@ def _fly(
     tilt: float,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One flight line. Coordinates are along the flight, across the beam, along the beam."""
+    """Simulate one flight line. The axes are along the flight, across the beam, along the beam."""
     along = np.array([np.cos(heading), np.sin(heading), 0])
     aside = np.array([-np.sin(heading), np.cos(heading), 0])
     beam = np.sin(tilt) * aside - np.cos(tilt) * np.array([0, 0, 1.0])
@@ -140,7 +141,7 @@ def _fly(
 def _pulses(
     low: np.ndarray, high: np.ndarray, scanner: Scanner, density: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Places (P, 2) along and across of the pulses, scan line after scan line."""
+    """Positions (P, 2) of the pulses, along and across the flight, in the order of scan lines."""
     line_spacing = (scanner.aspect / density) ** 0.5
     spacing = 1 / (density * line_spacing)
     reach = abs(scanner.slant) * (high[1] - low[1])
@@ -154,9 +155,9 @@ def _pulses(
 
 
 class _Image:
-    """First hits on a raster of rays, one at a random place in each pixel.
+    """A depth image: the first hit of one ray at a random place in each pixel.
 
-    A ray that meets nothing has depth inf.
+    The depth is inf for a ray without a hit.
     """
 
     def __init__(
@@ -172,12 +173,12 @@ class _Image:
         self.normal = np.zeros((size, 3))
 
     def splat(self, triangles: np.ndarray, rng: np.random.Generator) -> None:
-        """Meet facets smaller than a pixel: as often as their area tells, at random."""
+        """Add hits on facets smaller than a pixel, at random in proportion to their area."""
         if not len(triangles):
             return
         a, b, c = np.moveaxis(triangles, 1, 0)
         area = 0.5 * np.linalg.norm(np.cross(b - a, c - a), axis=1)
-        # A facet of random direction shows half its area.
+        # The projected area of a facet with random orientation is half its area on average.
         count = rng.poisson(0.5 * area / self.pixel**2)
         face = np.repeat(np.arange(len(triangles)), count)
         root, share = np.sqrt(rng.random((len(face), 1))), rng.random((len(face), 1))
@@ -190,7 +191,7 @@ class _Image:
         self.hit[ray[nearest]] = points[nearest]
 
     def rasterize(self, triangles: np.ndarray) -> None:
-        """Meet every triangle that a ray passes through."""
+        """Add the exact hits of all rays on triangles."""
         first = np.floor((triangles[..., :2].min(axis=1) - self.low) / self.pixel).astype(int)
         last = np.floor((triangles[..., :2].max(axis=1) - self.low) / self.pixel).astype(int)
         first, last = first.clip(0), np.minimum(last, self.shape - 1)
@@ -199,10 +200,10 @@ class _Image:
         normal = np.cross(b - a, c - a)
         normal /= np.linalg.norm(normal, axis=1, keepdims=True) + 1e-300
         normal = np.where(normal[:, 2:] > 0, -normal, normal)
-        # Seen edge on, a triangle is hit by nothing, and where it is hit would be lost in rounding.
+        # Triangles nearly parallel to the beam get no hits: their depth would be lost in rounding.
         count = extent.prod(axis=1) * (normal[:, 2] < -1e-6)
 
-        # Every ray of the box around every triangle.
+        # All rays in the bounding rectangle of each triangle.
         face = np.repeat(np.arange(len(triangles), dtype=np.int32), count)
         step = np.arange(len(face), dtype=np.int32) - np.repeat(np.cumsum(count) - count, count)
         width = extent[:, 1].astype(np.int32)[face]
@@ -226,17 +227,17 @@ class _Image:
         self.normal[ray] = normal
 
     def _nearest(self, ray: np.ndarray, depth: np.ndarray) -> np.ndarray:
-        """Indices of hits nearer than all others on their ray."""
+        """Indices of the hits that are the nearest on their ray so far."""
         least = self.hit[:, 2].copy()
         np.minimum.at(least, ray, depth)
         return np.flatnonzero((depth == least[ray]) & (depth < self.hit[ray, 2]))
 
     def returns(self, places: np.ndarray, footprint: float, separation: float) -> np.ndarray:
-        """Rays (N,) of the returns of pulses at (P, 2) places, at most five a pulse.
+        """Rays (N,) of the returns of pulses at positions (P, 2), at most five per pulse.
 
-        All rays in the footprint share the pulse. What is hit first, within a third of a metre,
-        makes a return if it is at least a tenth of the pulse; then nothing is told apart for
-        `separation`. Of the rays of a return, the one nearest to the pulse's axis stands for it.
+        The pulse is shared by all rays in its footprint. The hits within 0.3 m of the nearest hit
+        make a return if they are at least a tenth of the rays. Hits within `separation` behind the
+        nearest hit of a return are lost. The ray nearest to the pulse's axis represents the return.
         """
         reach = int(footprint / 2 / self.pixel)
         offset = np.indices((2 * reach + 1,) * 2).reshape(2, -1).T - reach

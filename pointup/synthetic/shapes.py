@@ -1,8 +1,8 @@
-"""Procedural surfaces of many kinds, to train on where no meshes are at hand.
+"""Random procedural surfaces of many families, for training without meshes.
 
-Each family draws one triangle soup from a generator. Together they hold what real meshes are made
-of: smooth bodies with limbs, sharp edges, holes, thin plates and wires, sheets close to each
-other, open borders, and parts put together.
+Each family draws one triangle soup from a random generator. Together the families have the features
+of real meshes: smooth bodies with limbs, sharp edges, holes, thin plates and wires, sheets close to
+each other, open borders, and assembled parts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOLID = (superquadric, blob, ring, vase, polyhedron, prism, blocks, flange)
 
 
 def assembly(rng: np.random.Generator) -> np.ndarray:
-    """Two to four solids that stand in each other, or side by side."""
+    """A union of two to four solids that intersect or lie side by side."""
     parts: list[np.ndarray] = []
     size = 1.0
     for _ in range(rng.integers(2, 5)):
@@ -70,7 +70,10 @@ FAMILIES = {
 
 
 def deform(triangles: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Some of bend, twist, taper and a smooth displacement, about a random axis."""
+    """Deform triangles by a random subset of taper, twist, bend and smooth displacement.
+
+    The first three are about a random axis.
+    """
     turn = rotation(rng) if rng.random() < 0.5 else np.eye(3)[rng.permutation(3)]
     points = refine(triangles, 0.08) @ turn
     x, y, z = np.moveaxis(points, -1, 0)
@@ -92,7 +95,10 @@ def deform(triangles: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def random_surface(rng: np.random.Generator) -> tuple[Surface, str]:
-    """A random surface, its box centred and its furthest vertex at distance 1, and its family."""
+    """A random surface and the name of its family.
+
+    The bounding box is centred on the origin, and the largest distance of a vertex is 1.
+    """
     families = list(FAMILIES)
     weights = np.array(list(FAMILIES.values()), dtype=float)
     family = families[rng.choice(len(families), p=weights / weights.sum())]

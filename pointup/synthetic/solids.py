@@ -1,4 +1,4 @@
-"""Sharp bodies, as machines, buildings and furniture have them."""
+"""Procedural bodies with sharp edges, like parts of machines, buildings and furniture."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Loops = list[np.ndarray]
 
 
 def polyhedron(rng: np.random.Generator) -> np.ndarray:
-    """The hull of a few points: wedges, gems, rocks."""
+    """The convex hull of 5 to 40 random points, like a wedge, a gem or a rock."""
     points = rng.normal(size=(rng.choice([5, 6, 8, 12, 20, 40]), 3))
     if rng.random() < 0.6:
         points /= np.linalg.norm(points, axis=1, keepdims=True)
     return hull(points * rng.uniform(0.3, 1, 3))
 
 
-# Outlines about the origin and about 1 in radius: the outer polygon, then holes.
+# Outlines are centred on the origin, with a radius of about 1: the outer polygon, then the holes.
 
 
 def disc(rng: np.random.Generator) -> Loops:
-    """A regular polygon or a disc, with a bore and a ring of bolt holes."""
+    """A regular polygon or a disc, some with a bore or a ring of bolt holes."""
     outer = circle(int(rng.choice([3, 4, 5, 6, 8, 48])))
     holes = []
     if len(outer) > 3 and rng.random() < 0.6:
@@ -43,7 +43,7 @@ def gear(rng: np.random.Generator) -> Loops:
 
 
 def stairs(rng: np.random.Generator) -> Loops:
-    """A flight of stairs from the side."""
+    """The side view of stairs."""
     num_steps = rng.integers(3, 7)
     treads = np.linspace(-1, 1, num_steps + 1).repeat(2)
     rises = np.linspace(-0.5, rng.uniform(0.3, 0.9), num_steps).repeat(2)
@@ -52,7 +52,7 @@ def stairs(rng: np.random.Generator) -> Loops:
 
 
 def profile(rng: np.random.Generator) -> Loops:
-    """What steel is rolled to: L, T, U, I and Z."""
+    """The cross-section of a steel beam: L, T, U, I or Z."""
     t = rng.uniform(0.08, 0.3)
     h = t / 2
     shapes = (
@@ -68,7 +68,7 @@ def profile(rng: np.random.Generator) -> Loops:
 
 
 def plate(rng: np.random.Generator) -> Loops:
-    """A rectangle with a hole at each corner and a slot."""
+    """A rectangle with a hole at each corner, some with a slot."""
     height = rng.uniform(0.4, 1)
     corners = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * [1, height]
     places = corners - np.sign(corners) * 0.2
@@ -88,7 +88,7 @@ def star(rng: np.random.Generator) -> Loops:
 
 
 def jigsaw(rng: np.random.Generator) -> Loops:
-    """A smooth outline, as cut by hand."""
+    """A smooth irregular outline, some with a hole of the same form."""
     angle = np.linspace(0, 2 * np.pi, 90, endpoint=False)
     wave = np.arange(2, 7)
     bumps = np.cos(angle[:, None] * wave + rng.uniform(0, 2 * np.pi, 5))
@@ -100,14 +100,14 @@ OUTLINES = (disc, gear, stairs, profile, plate, star, jigsaw)
 
 
 def prism(rng: np.random.Generator) -> np.ndarray:
-    """An outline given a height: plates, brackets, gears, stairs, beams, pyramids."""
+    """An extruded outline: plates, brackets, gears, stairs, beams, pyramids."""
     outline = OUTLINES[rng.integers(len(OUTLINES))](rng)
     height, taper = log_uniform(rng, 0.05, 2.5), rng.choice([1, 1, 1, rng.uniform(0.2, 1)])
     return extrude(outline, np.array([-height / 2, height / 2]), np.array([1, taper]))
 
 
 def blocks(rng: np.random.Generator) -> np.ndarray:
-    """Boxes joined and boxes cut away on one set of cutting planes, some walls thin."""
+    """A union of boxes minus other boxes, all on one rectilinear grid with some thin cells."""
     counts = rng.integers(3, 8, size=3)
     edges = [np.concatenate([[0], np.cumsum(log_uniform(rng, 0.05, 0.6, n))]) for n in counts]
     occupied = np.zeros(counts, dtype=bool)
@@ -117,13 +117,13 @@ def blocks(rng: np.random.Generator) -> np.ndarray:
         return tuple(slice(a, b) for a, b in ends)
 
     occupied[box()] = True
-    wanted, tries = rng.integers(2, 7), 0
-    while wanted and tries < 50:
-        tries += 1
+    num_left, num_tries = rng.integers(2, 7), 0
+    while num_left and num_tries < 50:
+        num_tries += 1
         added = box()
         if occupied[added].any() and not occupied[added].all():
             occupied[added] = True
-            wanted -= 1
+            num_left -= 1
     for _ in range(rng.integers(0, 3)):
         removed = occupied.copy()
         removed[box()] = False
@@ -147,7 +147,7 @@ def table(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray
 
 
 def shelf(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray:
-    """Boards between two sides, with or without a back."""
+    """A shelf: boards between two sides, with or without a back."""
     boards = np.linspace(0, size[2] - thin, rng.integers(2, 6))
     occupied = np.zeros((3, 2, 2 * len(boards) - 1), dtype=bool)
     occupied[::2] = True
@@ -159,7 +159,7 @@ def shelf(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray
 
 
 def crate(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray:
-    """A box with rooms and no lid."""
+    """A box with compartments and without a lid."""
     walls = np.linspace(0, size[0] - thin, rng.integers(2, 5))
     occupied = np.ones((2 * len(walls) - 1, 3, 2), dtype=bool)
     occupied[1::2, 1, 1] = False
@@ -169,7 +169,7 @@ def crate(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray
 
 
 def heat_sink(rng: np.random.Generator, size: np.ndarray, thin: float) -> np.ndarray:
-    """Fins close to each other on a plate."""
+    """A heat sink: narrow fins on a plate."""
     num_fins = rng.integers(4, 12)
     fins = np.linspace(0, size[0], num_fins)
     occupied = np.ones((2 * num_fins - 1, 1, 2), dtype=bool)
@@ -184,7 +184,7 @@ FURNITURE = (table, table, shelf, crate, heat_sink)
 
 
 def furniture(rng: np.random.Generator) -> np.ndarray:
-    """Tables, chairs, shelves, crates, heat sinks: thin walls at right angles."""
+    """A table, chair, shelf, crate or heat sink: thin walls at right angles."""
     size = rng.uniform([0.6, 0.4, 0.4], [1.6, 1.0, 1.4])
     return FURNITURE[rng.integers(len(FURNITURE))](rng, size, rng.uniform(0.03, 0.12))
 

@@ -1,4 +1,4 @@
-"""Bare ground: slopes, bumps of all sizes, roads, ditches, terraces. Metres, z up."""
+"""The ground of landscapes: slopes, bumps, roads, ditches, terraces. Metres, z up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pointup.synthetic.tessellation import grid
 
 
 def ground(rng: np.random.Generator) -> Field:
-    """A random height (...) of ground at places (..., 2)."""
+    """A random height field: maps places (..., 2) to heights (...)."""
     roughness = log_uniform(rng, 0.002, 0.015)
     lengths = (60.0, 25.0, 10.0, 4.0, 1.5)
     bumps = [(roughness * length, waves(rng, 4 / length, dimension=2)) for length in lengths]
@@ -29,7 +29,7 @@ def ground(rng: np.random.Generator) -> Field:
 
 
 def across(rng: np.random.Generator) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Signed distance (...) of places (..., 2) from a random line, and their foot points on it."""
+    """A random line: maps places (..., 2) to signed distances (...) and foot points (..., 2)."""
     angle, offset = rng.uniform(0, 2 * np.pi), rng.uniform(-6, 6)
     normal = np.array([np.cos(angle), np.sin(angle)])
 
@@ -41,7 +41,7 @@ def across(rng: np.random.Generator) -> Callable[[np.ndarray], tuple[np.ndarray,
 
 
 def road(rng: np.random.Generator, height: Field) -> Field:
-    """A road, level across, on a bank or in a cutting."""
+    """The ground with a road that is level across its width, on a bank or in a cutting."""
     line, half_width = across(rng), rng.uniform(1.2, 4)
     rise, shoulder = rng.normal() * 0.3, rng.uniform(0.3, 2)
 
@@ -55,7 +55,7 @@ def road(rng: np.random.Generator, height: Field) -> Field:
 
 
 def ditch(rng: np.random.Generator, height: Field) -> Field:
-    """A ditch with a flat bottom, or a dyke."""
+    """The ground with a flat-bottomed ditch or a dyke."""
     line, half_width, side = across(rng), rng.uniform(0.2, 1.5), rng.uniform(0.3, 1.5)
     depth = rng.uniform(0.3, 1.5) * rng.choice([1, 1, -1])
 
@@ -67,7 +67,7 @@ def ditch(rng: np.random.Generator, height: Field) -> Field:
 
 
 def terrace(rng: np.random.Generator, height: Field) -> Field:
-    """A step: a retaining wall, a quay, a bank."""
+    """The ground with a step, like a retaining wall, a quay or a bank."""
     line, rise, run = across(rng), rng.uniform(0.4, 2.5), log_uniform(rng, 0.1, 2)
 
     def with_step(places: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def terrace(rng: np.random.Generator, height: Field) -> Field:
 
 
 def terrain(height: Field, width: float, cell: float = 0.4) -> np.ndarray:
-    """Triangles of the ground over a square of that width about the origin."""
+    """Triangles of the ground over a square of `width` centred on the origin."""
     axis = np.linspace(-width / 2, width / 2, round(width / cell) + 1)
     x, y = np.meshgrid(axis, axis, indexing="xy")
     places = np.stack([x, y], axis=-1)

@@ -1,8 +1,9 @@
-"""Triangles of procedural surfaces.
+"""Builds and cuts the triangles of procedural surfaces.
 
-Everything here is a triangle soup: (F, 3, 3) float64, the three corners of each face. Faces of a
-closed soup look outwards. Neighbouring faces share corners bit by bit, so `surface_of` can weld
-them, and every operation that looks only at corners and edges treats both sides alike.
+Surfaces are triangle soups: (F, 3, 3) float64, the three corners of each face. The faces of a
+closed soup are oriented outwards. The common corners of adjacent faces are bitwise equal, so that
+`surface_of` can weld them, and operations on corners and edges treat adjacent faces in the same
+way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pointup.synthetic.implicit_surfaces import Field
 
 
 def weld(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct corners (V, 3) and faces (F, 3) of a soup; only equal corners become one."""
+    """Distinct corners (V, 3) and faces (F, 3) of a soup; only bitwise equal corners are merged."""
     corners = triangles.reshape(-1, 3)
     order = np.lexsort(corners.T)
     ordered = corners[order]
@@ -31,19 +32,19 @@ def weld(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def surface_of(triangles: np.ndarray) -> Surface:
-    """The soup as a Surface: welded, without faces that have no area."""
+    """The soup as a welded Surface, without faces of zero area."""
     return Surface.from_triangles(*weld(triangles))
 
 
 def outwards(triangles: np.ndarray) -> np.ndarray:
-    """Turn the faces of a closed soup so that they look outwards."""
+    """Orient the faces of a closed soup outwards."""
     a, b, c = np.moveaxis(triangles, 1, 0)
     inside_out = np.einsum("ij,ij->", a, np.cross(b, c)) < 0
     return triangles[:, ::-1] if inside_out else triangles
 
 
 def grid(positions: np.ndarray, wrap_rows: bool = False, wrap_columns: bool = False) -> np.ndarray:
-    """Two triangles a cell of a (rows, columns, ..., 3) grid of points."""
+    """Two triangles for each cell of a grid of points (rows, columns, ..., 3)."""
     if wrap_rows:
         positions = np.concatenate([positions, positions[:1]], axis=0)
     if wrap_columns:
@@ -54,13 +55,13 @@ def grid(positions: np.ndarray, wrap_rows: bool = False, wrap_columns: bool = Fa
 
 
 def circle(num_sides: int) -> np.ndarray:
-    """Points of a unit circle, (num_sides, 2), counterclockwise."""
+    """Points (num_sides, 2) of a unit circle, counterclockwise."""
     angle = np.arange(num_sides) * (2 * np.pi / num_sides)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def sphere(max_edge: float) -> np.ndarray:
-    """A unit sphere of nearly equal triangles."""
+    """A unit sphere of nearly equal triangles: a refined icosahedron."""
     golden = (1 + 5**0.5) / 2
     corners = np.array(
         [np.roll([0, i, j * golden], k) for k in range(3) for i in (-1, 1) for j in (-1, 1)]
@@ -71,7 +72,7 @@ def sphere(max_edge: float) -> np.ndarray:
 
 
 def hull(points: np.ndarray) -> np.ndarray:
-    """Convex hull of (N, 3) points."""
+    """The convex hull of points (N, 3)."""
     convex = ConvexHull(points)
     triangles = points[convex.simplices]
     normals = np.cross(triangles[:, 1] - triangles[:, 0], triangles[:, 2] - triangles[:, 0])
@@ -80,7 +81,7 @@ def hull(points: np.ndarray) -> np.ndarray:
 
 
 def curve(points: np.ndarray, num_points: int, closed: bool = False) -> np.ndarray:
-    """A cubic spline through (P, D) points."""
+    """Points (num_points, D) on a cubic spline through points (P, D)."""
     if closed:
         points = np.concatenate([points, points[:1]])
     spline = CubicSpline(
@@ -92,10 +93,10 @@ def curve(points: np.ndarray, num_points: int, closed: bool = False) -> np.ndarr
 def sweep(
     centres: np.ndarray, radii: np.ndarray, section: np.ndarray, closed: bool = False
 ) -> np.ndarray:
-    """A closed section (S, 2) carried along (N, 3) centres, scaled by (N,) radii.
+    """Sweep a closed cross-section (S, 2) along centres (N, 3), scaled by radii (N,).
 
-    The frame turns as little as possible along the curve (parallel transport). The ends of an
-    open curve are capped; a closed one joins its end to its beginning.
+    The frame rotates as little as possible along the curve (parallel transport). An open curve gets
+    caps at its ends; the end of a closed curve is joined to its beginning.
     """
     if closed:
         tangents = np.roll(centres, -1, axis=0) - np.roll(centres, 1, axis=0)
@@ -109,7 +110,7 @@ def sweep(
         previous = previous / np.linalg.norm(previous)
         across[i] = previous
     if closed:
-        # What the frame has turned after one round is given back little by little.
+        # The rotation of the frame after one round is distributed evenly along the curve.
         last = across[-1] - tangents[0] * (across[-1] @ tangents[0])
         turned = np.arctan2(np.cross(last, across[0]) @ tangents[0], last @ across[0])
         angle = (np.arange(len(centres)) / len(centres) * turned)[:, None]
@@ -125,7 +126,7 @@ def sweep(
 
 
 def revolve(profile: np.ndarray, num_sides: int) -> np.ndarray:
-    """Turn a profile (P, 2) of radius and height about the vertical axis."""
+    """Revolve a profile (P, 2) of radius and height about the z axis."""
     ring = circle(num_sides)
     positions = np.empty((len(profile), num_sides, 3))
     positions[..., :2] = profile[:, None, :1] * ring
@@ -134,7 +135,7 @@ def revolve(profile: np.ndarray, num_sides: int) -> np.ndarray:
 
 
 def resample_loop(loop: np.ndarray, spacing: float) -> np.ndarray:
-    """Points at most `spacing` apart on a closed polygon (P, 2), its corners kept."""
+    """Points at most `spacing` apart on a closed polygon (P, 2), including its corners."""
     following = np.roll(loop, -1, axis=0)
     counts = np.ceil(np.linalg.norm(following - loop, axis=1) / spacing).astype(int).clip(1)
     edges = zip(loop, following, counts, strict=True)
@@ -142,7 +143,7 @@ def resample_loop(loop: np.ndarray, spacing: float) -> np.ndarray:
 
 
 def inside_loops(points: np.ndarray, loops: Sequence[np.ndarray]) -> np.ndarray:
-    """Which of (N, 2) points an odd number of the closed polygons contains, (N,) bool."""
+    """Mask (N,) bool of the points (N, 2) that are inside an odd number of closed polygons."""
     a = np.concatenate(loops)
     b = np.concatenate([np.roll(loop, -1, axis=0) for loop in loops])
     x, y = points[:, :1], points[:, 1:]
@@ -155,10 +156,10 @@ def inside_loops(points: np.ndarray, loops: Sequence[np.ndarray]) -> np.ndarray:
 def extrude(
     loops: Sequence[np.ndarray], heights: np.ndarray, scales: np.ndarray, spacing: float = 0.05
 ) -> np.ndarray:
-    """A solid above the area that the first polygon bounds and the others pierce.
+    """Extrude the area of the first polygon (P, 2) without the holes of the others.
 
-    `heights` (L,) rise; at each of them the outline is scaled about the origin by `scales` (L,).
-    Corners of the polygons stay sharp.
+    `heights` (L,) ascend; at each of them the outline is scaled about the origin by `scales` (L,).
+    The corners of the polygons stay sharp.
     """
     loops = [resample_loop(loop, spacing) for loop in loops]
     points = np.concatenate(loops)
@@ -187,8 +188,8 @@ def cells(
 ) -> np.ndarray:
     """The boundary of the occupied cells of a rectilinear grid.
 
-    `occupied` is (X, Y, Z) bool and `edges` holds the X+1, Y+1 and Z+1 rising coordinates. Along
-    `wrap_axis` the last cell touches the first.
+    `occupied` is (X, Y, Z) bool; `edges` holds the X + 1, Y + 1 and Z + 1 ascending coordinates.
+    Along `wrap_axis` the last cell is adjacent to the first.
     """
     faces = []
     for axis in range(3):
@@ -209,14 +210,14 @@ def cells(
 
 
 def refine(triangles: np.ndarray, max_edge: float) -> np.ndarray:
-    """Halve every edge longer than `max_edge` until none is; no cracks between neighbours."""
+    """Halve edges until none is longer than `max_edge`, without cracks between adjacent faces."""
     done = []
     while len(triangles):
         edges = np.roll(triangles, -1, axis=1) - triangles
         long = np.square(edges).sum(axis=2) > max_edge**2
         count = long.sum(axis=1)
         done.append(triangles[count == 0])
-        # Turned so that edge 0 is the long one of one, and edge 2 the short one of two.
+        # The corners are rotated: edge 0 becomes the only long edge, or edge 2 the only short one.
         first = np.where(count == 1, long.argmax(axis=1), (long.argmin(axis=1) + 1) % 3)
         turned = np.take_along_axis(
             triangles, ((first[:, None] + np.arange(3)) % 3)[:, :, None], axis=1
@@ -230,7 +231,8 @@ def refine(triangles: np.ndarray, max_edge: float) -> np.ndarray:
     return np.concatenate(done) if done else triangles
 
 
-# Corners 0 to 2, then the middles of edges 0 to 2, for one, two and three long edges.
+# The new faces by the number of long edges. Indices 0 to 2 are the corners, 3 to 5 the midpoints of
+# edges 0 to 2.
 _SPLITS = {
     1: [[0, 3, 2], [3, 1, 2]],
     2: [[3, 1, 4], [0, 3, 4], [0, 4, 2]],
@@ -239,7 +241,7 @@ _SPLITS = {
 
 
 def cut(triangles: np.ndarray, gone: Field, max_edge: float) -> np.ndarray:
-    """The soup without the part where `gone`, (N, 3) -> (N,) bool, holds, to `max_edge` / 4."""
+    """Remove the part of a soup where `gone`, (N, 3) -> (N,) bool, is True, to `max_edge` / 4."""
     kept = []
     for edge in (max_edge, max_edge / 2, max_edge / 4):
         triangles = refine(triangles, edge)
@@ -252,7 +254,7 @@ def cut(triangles: np.ndarray, gone: Field, max_edge: float) -> np.ndarray:
 
 
 def union(parts: Sequence[np.ndarray], max_edge: float) -> np.ndarray:
-    """Closed soups without what lies inside another of them, to `max_edge` / 4."""
+    """The outer surface of closed soups, to `max_edge` / 4: parts inside others are removed."""
     import igl
 
     welded = [weld(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Thin and open surfaces: sheets, shells, frames, blades."""
+"""Thin and open procedural surfaces: sheets, shells, frames, blades."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pointup.synthetic.tessellation import (
 
 
 def sheet(rng: np.random.Generator, num_cells: int = 44) -> np.ndarray:
-    """A grid (rows, columns, 3) of points on an open surface: ruffles, caps, saddles, pipes."""
+    """A grid of points (rows, columns, 3) on an open surface: ruffles, caps, saddles, pipes."""
     u, v = np.meshgrid(*[np.linspace(-1, 1, num_cells)] * 2, indexing="ij")
     kind = rng.integers(5)
     if kind == 0:
@@ -53,7 +53,7 @@ def sheet(rng: np.random.Generator, num_cells: int = 44) -> np.ndarray:
 
 
 def open_sheet(rng: np.random.Generator) -> np.ndarray:
-    """A surface with a border, sometimes with holes, sometimes several close to each other."""
+    """An open surface, some with holes, some as two or three parallel sheets close together."""
     triangles = grid(sheet(rng))
     for _ in range(rng.choice([0, 0, 1, 3])):
         centre, radius = triangles[rng.integers(len(triangles)), 0], rng.uniform(0.1, 0.35)
@@ -65,12 +65,12 @@ def open_sheet(rng: np.random.Generator) -> np.ndarray:
 
 
 def inside_ball(points: np.ndarray, centre: np.ndarray, radius: float) -> np.ndarray:
-    """Which of (N, 3) points are nearer than the radius to the centre."""
+    """Mask (N,) bool of the points (N, 3) that are inside a ball."""
     return np.linalg.norm(points - centre, axis=1) < radius
 
 
 def shell(rng: np.random.Generator) -> np.ndarray:
-    """A sheet with a thickness: two sides close to each other, and a rim."""
+    """A closed sheet of small thickness: two parallel sides and a rim."""
     middle = sheet(rng)
     rows, columns = (np.gradient(middle, axis=axis) for axis in (0, 1))
     normals = np.cross(rows, columns)
@@ -86,7 +86,7 @@ def shell(rng: np.random.Generator) -> np.ndarray:
 
 
 def frame(rng: np.random.Generator) -> np.ndarray:
-    """Bars along the edges of a box, a tower or a polyhedron: cages, trusses, jungle gyms."""
+    """Bars along the edges of boxes or a polyhedron: cages, trusses, climbing frames."""
     if rng.random() < 0.5:
         corners = np.indices((2, 2, int(rng.integers(2, 4)))).reshape(3, -1).T
         nodes = corners * rng.uniform(0.4, 1.2, 3) + rng.normal(size=corners.shape) * 0.04
@@ -108,7 +108,7 @@ def frame(rng: np.random.Generator) -> np.ndarray:
     balls = [sphere(0.3) * knot * radius + node for node in nodes]
     kept = []
     for number, part in enumerate([refine(bar, 0.08) for bar in bars] + balls):
-        # Nothing of a bar or ball is kept that lies inside another.
+        # Triangles inside another bar or ball are removed.
         middles, along = part.mean(axis=1)[:, None], ends - starts
         share = ((middles - starts) * along).sum(axis=2) / (np.square(along).sum(axis=1) + 1e-12)
         nearest = starts + share.clip(0, 1)[..., None] * along
@@ -119,7 +119,7 @@ def frame(rng: np.random.Generator) -> np.ndarray:
 
 
 def rotor(rng: np.random.Generator) -> np.ndarray:
-    """A hub with blades or fins: fans, turbines, rockets, screws."""
+    """A hub with blades or fins, like a fan, a turbine, a rocket or a propeller."""
     height, radius = rng.uniform(0.15, 1.2), rng.uniform(0.1, 0.3)
     profile = np.array([[0, -1], [1, -1], [1, 0.6], [0.6, 1], [0, 1]]) * [radius, height / 2]
     pitch, twist = rng.uniform(0, np.pi / 2), rng.uniform(-0.8, 0.8)

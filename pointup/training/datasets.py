@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from accelerate import Accelerator
+from torch_geometric.data import Batch
 
+from pointup.datasets.batch import make_loader
 from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs, surface_path
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import DataError, TrainingError
@@ -124,3 +127,14 @@ def training_sampler(
         names=dataset.names,
         crop=config.crop,
     )
+
+
+def training_loader(
+    config: TrainConfig,
+    dataset: PairDataset,
+    sampler: TokenBudgetBatchSampler,
+    device: torch.device,
+) -> Iterable[Batch]:
+    """The loader of the sampler's batches; a sampler whose budget has changed needs a new one."""
+    dataset.max_tokens = sampler.token_budget if config.crop else None
+    return make_loader(dataset, sampler, config.num_workers, config.worker_timeout, device)

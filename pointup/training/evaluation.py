@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from torch_geometric.data import Batch
 
-from pointup.datasets.batch import make_loader, move
+from pointup.datasets.batch import make_loader
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
@@ -24,7 +23,6 @@ from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.out_of_memory import clouds
 from pointup.training.objective import training_ratio
-from pointup.visualization import evaluation_picture
 
 logger = logging.getLogger("pointup")
 
@@ -88,28 +86,8 @@ class Evaluation:
         self.references: dict[int, dict[str, Figures]] = {}
         self.unread: set[Path] = set()
 
-    @torch.no_grad()
-    def run(
-        self, model: torch.nn.Module, goes_on: Callable[[str], bool]
-    ) -> EvaluationResult | None:
-        """Evaluate; every process must call this, and all get the same result.
-
-        `goes_on` is told before each batch what is done, and answers whether to: where it says no
-        on any process, the evaluation is given up on all, and there is no result.
-        """
-        weights = self.accelerator.unwrap_model(model)
-        was_training = weights.training
-        weights.eval()
-        records: list[Record] = []
-        for batch in self.batches:
-            if not goes_on("evaluation"):
-                records.append({"index": GIVEN_UP})
-                break
-            records += self.records_of(move(batch, self.accelerator.device), weights)
-        weights.train(was_training)
-
-        goes_on("gathering the evaluation")
-        gathered = self.accelerator.gather_for_metrics(records, use_gather_object=True)
+    def result_of(self, gathered: list[Record]) -> EvaluationResult | None:
+        """The result of the records of all processes; None where a process has given up."""
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
         if GIVEN_UP in seen:
@@ -120,8 +98,11 @@ class Evaluation:
             names = [str(self.data.validation.names[record["index"]]) for record in faults]
             logger.warning(
                 "%d of %d validation samples can't be measured, the first one %s: %s",
-                len(faults), len(seen), names[0], faults[0]["fault"],
-            )  # fmt: skip
+                len(faults),
+                len(seen),
+                names[0],
+                faults[0]["fault"],
+            )
             logger.debug("can't be measured: %s", ", ".join(names))
         measured = [record["rows"] for record in gathered if "rows" in record]
         return EvaluationResult(
@@ -147,7 +128,16 @@ class Evaluation:
         ones = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
         return [record for one in ones for record in self.records_of(one, weights)]
 
+    @torch.no_grad()
     def measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+        was_training = weights.training
+        weights.eval()
+        try:
+            return self._measured(batch, weights)
+        finally:
+            weights.train(was_training)
+
+    def _measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
         ratio = training_ratio(batch, self.config.ratio, self.config.max_ratio)
         indices = batch.index.tolist()
         if any(index not in self.references for index in indices):
@@ -201,6 +191,9 @@ class Evaluation:
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
             try:
+                # Processes that draw nothing need not load matplotlib.
+                from pointup.visualization import evaluation_picture
+
                 pictures[name] = evaluation_picture(
                     source,
                     prediction,

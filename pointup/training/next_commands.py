@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.commands.config.config_args import default_config_file
 
-import pointup
 from pointup.io.files import writable_extensions
+from pointup.shipped import is_checkout, shipped_file
 
 if TYPE_CHECKING:
     # What a run needs takes seconds to import, and 200 MB; upsampling names commands, too.
@@ -27,7 +27,8 @@ def training_command(data: Path) -> str:
     names = (data.resolve().name + suffix for suffix in chain([""], map("-{}".format, count(2))))
     # A run that is there already is of other data, or of these before they were replaced.
     output_dir = next(path for name in names if not (path := Path("runs", name)).exists())
-    words = ["accelerate", "launch", *_launch_options(), _shipped("train.py")]
+    script = [_shown("train.py")] if is_checkout() else ["-m", "pointup", "train"]
+    words = ["accelerate", "launch", *_launch_options(), *script]
     return shlex.join([*words, "--data", str(data), "--output-dir", str(output_dir)])
 
 
@@ -64,16 +65,14 @@ def _launch_options() -> list[str]:
         return []
     num_gpus = torch.cuda.device_count()
     name = {0: "cpu", 1: "1gpu"}.get(num_gpus, "8gpu")
-    options = ["--config_file", _shipped(f"accelerate_configs/{name}.yaml")]
+    options = ["--config_file", _shown(f"accelerate_configs/{name}.yaml")]
     return options if num_gpus in (0, 1, 8) else [*options, "--num_processes", str(num_gpus)]
 
 
-def _shipped(name: str) -> str:
-    """A file beside the package, by its shorter name where that leads to it from here."""
-    path = Path(pointup.__file__).parents[1] / name
-    if not path.exists() or (Path(name).exists() and path.samefile(name)):
-        return name
-    return str(path)
+def _shown(name: str) -> str:
+    """A shipped file, by its shorter name where that leads to it from the working directory."""
+    path = shipped_file(name)
+    return name if Path(name).exists() and path.samefile(name) else str(path)
 
 
 def _surveys_of(data: Path) -> list[Path]:

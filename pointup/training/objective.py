@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch_geometric.data import Batch
 
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, NonFiniteError
 from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
+    segment_counts,
     segment_mean,
     sizes_from_ptr,
     to_device,
@@ -36,7 +37,7 @@ class LossConfig:
     """Options of the loss. Every term is in units of the target's spacing, estimated from the
     source, so that clouds of any scale weigh the same."""
 
-    chamfer: Literal["plain", "squared", "density-aware"] = "plain"
+    chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Distance between the output and the target; density-aware is for two separate surveys."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per unit of the target's spacing."""
@@ -85,8 +86,33 @@ def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
     """
     batch = batch_from_ptr(ptr, len(gaps))
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
-    spacing = distance / ratio.sqrt().float()[batch]
-    return torch.where(spacing > 0, spacing, torch.ones_like(spacing))
+    shrinking = to_device(on_host(ratio).sqrt().float(), gaps.device)
+    spacing = distance / shrinking[batch]
+    return spacing.masked_fill(spacing <= 0, 1.0)
+
+
+def losses_of_model(
+    model: nn.Module,
+    batch: Batch,
+    ratio: float | None,
+    max_ratio: float,
+    config: LossConfig,
+) -> Tensor:
+    """Loss (B,) of each cloud of a batch; an empty batch gives none, still joined to the weights.
+
+    NaN for every cloud where the model's output is not finite: its weights have diverged. Raises
+    NonFiniteError for coordinates of the batch that are not finite.
+    """
+    ratios = training_ratio(batch, ratio, max_ratio)
+    try:
+        output = model(batch.pos, batch.ptr, ratios)
+        spacing = target_spacing(output.gaps, batch.ptr, ratios)
+        return cloud_losses(output, batch, spacing, config)
+    except NonFiniteError:
+        if not batch.pos.isfinite().all():
+            raise
+        sum_of_weights = torch.stack([weights.sum() for weights in model.parameters()]).sum()
+        return math.nan * sum_of_weights.expand(len(ratios))
 
 
 def cloud_losses(
@@ -99,7 +125,7 @@ def cloud_losses(
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
-    mean_spacing = torch.where(mean_spacing > 0, mean_spacing, torch.ones_like(mean_spacing))
+    mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
             pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
@@ -112,8 +138,10 @@ def cloud_losses(
     else:
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
         unit = spacing[output.parent]
-        if config.chamfer == "plain":
-            to_target, to_output = safe_sqrt(to_target) / unit, safe_sqrt(to_output) / unit[index]
+        if config.chamfer == "unsquared":
+            distance = safe_sqrt(torch.cat([to_target, to_output]))
+            to_target, to_output = distance.split([len(pos), len(target)])
+            to_target, to_output = to_target / unit, to_output / unit[index]
         else:
             to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
@@ -149,13 +177,9 @@ def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:
     """
     with torch.no_grad():
         index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)
-        found = index >= 0
-        uniform = (
-            -sizes_from_ptr(batch.ptr)
-            .clamp(min=1)
-            .log()[batch_from_ptr(batch.target_ptr, len(index))]
-        )
+        log_sizes = segment_counts(batch.ptr).log()[batch_from_ptr(batch.target_ptr, len(index))]
     if not len(batch.pos):
         return segment_mean(0.0 * batch.target.sum(1), batch.target_ptr)
-    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)] - 2 * uniform
-    return -segment_mean(log_share.masked_fill(~found, 0.0), batch.target_ptr)
+    log_share = (output.log_shares + output.log_quotas)[index.clamp(min=0)]
+    missed = (-2 * log_sizes - log_share).masked_fill(index < 0, 0.0)
+    return segment_mean(missed, batch.target_ptr)

@@ -10,8 +10,12 @@ from typing import Any, get_type_hints
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig
+from pointup.training.distributed.reduction import StepTotals
+from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 DEFAULT_STEPS = 200
+STEPS_BETWEEN_EVALUATIONS = 500
+"""Where neither an option nor the length of the run in steps tells."""
 
 
 @dataclass
@@ -79,6 +83,22 @@ class Progress:
             share = self.step / (config.steps or DEFAULT_STEPS)
         return min(share, 1.0)
 
+    def advance(
+        self,
+        totals: StepTotals,
+        config: TrainConfig,
+        sampler: TokenBudgetBatchSampler,
+        eval_every: int,
+    ) -> float:
+        """Count an optimizer step that the sampler has advanced by; returns the share done."""
+        self.step += 1
+        self.elapsed_seconds = totals.elapsed_seconds
+        self.out_of_memory += totals.out_of_memory
+        share_done = self.share_done(config, sampler)
+        self.finished = share_done >= 1.0
+        self.evaluation_due = self.step % eval_every == 0 or self.finished
+        return share_done
+
     def budget(self, settled: int) -> int:
         """The token budget in force: as settled, unless that very number has been lowered since."""
         if self.lowered_budget is not None and self.budget_at_start == settled:
@@ -96,6 +116,39 @@ class Progress:
         if (target is not None and score <= target) or self.evaluations_since_best == patience:
             self.finished = True
         return is_best
+
+
+@dataclass(frozen=True)
+class RunSchedule:
+    """Length of a run, how often it evaluates and saves, and its learning rate."""
+
+    total_steps: int | None
+    """Length in optimizer steps, about, where given in epochs; None for one in hours."""
+    eval_every: int
+    save_every: int
+    peak_learning_rate: float
+    warmup_steps: int
+
+    @classmethod
+    def of(cls, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> RunSchedule:
+        """The schedule that `config` sets; by default four evaluations and checkpoints a run."""
+        total_steps = length_in_steps(config, sampler.num_steps)
+        quarter = math.ceil(total_steps / 4) if total_steps else STEPS_BETWEEN_EVALUATIONS
+        return cls(
+            total_steps,
+            config.eval_every or quarter,
+            config.save_every or quarter,
+            scaled_learning_rate(
+                config.learning_rate,
+                config.lr_scaling,
+                len(sampler.sizes) / sampler.num_steps,
+                config.reference_clouds,
+            ),
+            config.warmup_steps,
+        )
+
+    def learning_rate(self, step: int, share_done: float) -> float:
+        return learning_rate_at(step, share_done, self.peak_learning_rate, self.warmup_steps)
 
 
 def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:

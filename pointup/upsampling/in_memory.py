@@ -57,13 +57,14 @@ def upsample(
         density: points per unit of area on the ground, in place of the ratio; places that are
             denser are left alone.
         model: a model, its directory or its name on the Hub, or one that is shipped: "lidar", the
-            default for a cloud read from LAS or LAZ, or "shapes", that for all else.
+            default for a cloud read from a format of scanners (LAS, LAZ, E57, PTS, PCD, BIN), or
+            "shapes", that for all else.
         originals: without, all `round(ratio * N)` points are made by the model.
         only_new: leave the points themselves out of the result.
         max_distance: make no point farther than this from the nearest one of the cloud.
         above_ground: the third coordinate is a height; make no point below the lowest ones around,
-            and give new points class 2 on the ground only. By default for a cloud read from LAS or
-            LAZ, and with the model "lidar".
+            and give new points class 2 on the ground only. By default for a cloud read from a
+            format of scanners, and with the model "lidar".
         oversampling: points drafted for each one that is kept, 1 to 8, in place of what the model
             asks for: 1 is fast, 4 takes five to six times as long and fills more holes.
         classes: upsample only points of these classes, and keep the others.

@@ -10,15 +10,18 @@ import torch
 from pointup.io.files import LAS_EXTENSIONS
 from pointup.model.upsampler import Upsampler
 
+SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
+"""Of files that laser scanners on the ground, on cars and in the air are read out to."""
+
 
 def shipped_for(source: Path | None) -> str:
-    """Name of the shipped model for a file: "lidar" for LAS and LAZ, otherwise "shapes"."""
+    """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"."""
     return "lidar" if is_survey(source) else "shapes"
 
 
 def is_survey(source: Path | None) -> bool:
-    """Whether the third coordinate of a file is a height: that of a LAS or LAZ file."""
-    return source is not None and source.suffix.lower() in LAS_EXTENSIONS
+    """Whether a file is of a format of scanners, whose third coordinate is taken for a height."""
+    return source is not None and source.suffix.lower() in SCANNER_EXTENSIONS
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:

@@ -11,6 +11,7 @@ import torch
 from pointup.benchmark import data_loading as reading
 from pointup.benchmark import neighbor_search as searches
 from pointup.benchmark import reference_training as reference
+from pointup.benchmark import timing
 from pointup.benchmark import training_speed as steps
 from pointup.benchmark import upsampling as upsampled
 from pointup.benchmark.clouds import one_cloud, ragged, sheet, training_batch
@@ -128,6 +129,7 @@ def test_idle_is_the_share_that_the_quicker_ones_wait() -> None:
 
 
 def test_small_sizes_of_every_section_give_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
     for module in (steps, reference):
         monkeypatch.setattr(module, "QUICK_SIZES", (30,))
         monkeypatch.setattr(module, "token_budget", lambda device: 600)

@@ -65,7 +65,8 @@ def test_bad_samples_are_listed_by_name_and_reason(
     assert main(["inspect", str(with_bad)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"{with_bad}: 12 pairs,")
-    assert re.search("made by +tests", text)
+    # The description of the dataset, its values one below the other.
+    assert re.search(r"^  made by   tests\n  contents  \{'train': ", text, re.MULTILINE)
     assert "bad samples in train: 2" in text
     assert "  hurt: source has 1 points that are not finite" in text
     assert "  no: source is empty" in text

@@ -1,4 +1,4 @@
-"""Augmentation keeps what a pair means: the same similarity for every cloud, up stays up."""
+"""Augmentation applies one similarity transform to all clouds of a pair, and up stays up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sheet(num_points: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize("vertical", [True, False])
-def test_all_clouds_of_a_pair_move_by_one_similarity(vertical):
+def test_all_clouds_of_a_pair_get_the_same_similarity_transform(vertical):
     rng = np.random.default_rng(0)
     normal = np.array([-0.5, 0, 1]) / np.sqrt(1.25)
     clouds = {
@@ -38,7 +38,8 @@ def test_all_clouds_of_a_pair_move_by_one_similarity(vertical):
         ratio = pdist(moved["target"]) / pdist(clouds["target"])
         assert ratio.std() < 1e-3 * ratio.mean()
         assert SCALES[0] <= ratio.mean() <= SCALES[1]
-        # All lie in one plane still, the jittered source nearly, and the normals are that plane's.
+        # All clouds still lie in one plane, the jittered source approximately. The normals are
+        # those of the plane.
         n = moved["target_normals"]
         assert np.abs(np.linalg.norm(n, axis=1) - 1).max() < 1e-5
         origin = moved["target"][0]
@@ -47,14 +48,14 @@ def test_all_clouds_of_a_pair_move_by_one_similarity(vertical):
         assert 1e-6 < np.abs((moved["source"] - origin) @ n[0]).max() < 1e-2
         if vertical:
             assert np.abs(n[:, 2] - normal[2]).max() < 1e-5
-        # The source's mean is the fixed point.
+        # The mean of the source is the fixed point.
         shift = moved["source"].mean(axis=0) - clouds["source"].mean(axis=0)
         assert np.abs(shift).max() < 5e-3
     assert np.abs(clouds["source"] - sheet(40, np.random.default_rng(0))).max() == 0
 
 
 @pytest.mark.parametrize("vertical", [True, False])
-def test_rotations_are_orthogonal_mirrored_half_of_the_time_and_point_everywhere(vertical):
+def test_rotations_are_orthogonal_uniform_and_reflected_half_of_the_time(vertical):
     rng = np.random.default_rng(1)
     rotations = np.stack([random_rotation(rng, vertical) for _ in range(2000)])
     identity = rotations @ rotations.transpose(0, 2, 1)
@@ -67,7 +68,7 @@ def test_rotations_are_orthogonal_mirrored_half_of_the_time_and_point_everywhere
         assert np.abs(rotations[:, 2].mean(axis=0)).max() < 0.06
 
 
-def test_the_spacing_is_that_of_a_brute_force_within_the_sampling_error():
+def test_the_spacing_equals_a_brute_force_within_the_sampling_error():
     points = np.random.default_rng(2).random((500, 3), dtype=np.float32)
     nearest = cKDTree(points).query(points, 2)[0][:, 1]
     estimates = [estimate_spacing(points, np.random.default_rng(seed)) for seed in range(20)]
@@ -75,7 +76,7 @@ def test_the_spacing_is_that_of_a_brute_force_within_the_sampling_error():
     assert estimate_spacing(points[:1], np.random.default_rng(0)) == 0
 
 
-def test_pairs_of_hardly_any_points_are_augmented_too():
+def test_pairs_of_very_few_points_can_be_augmented():
     empty = np.empty((0, 3), np.float32)
     for source in (empty, empty + 0, np.ones((1, 3), np.float32), np.ones((5, 3), np.float32)):
         moved = augment_pair({"source": source, "target": empty}, True, np.random.default_rng(0))
@@ -83,7 +84,7 @@ def test_pairs_of_hardly_any_points_are_augmented_too():
         assert np.isfinite(moved["source"]).all()
 
 
-def test_a_crop_of_duplicates_still_keeps_the_budget():
+def test_a_crop_of_duplicate_points_has_exactly_the_budget():
     same = np.ones((50, 3), np.float32)
     cropped = crop_pair({"source": same, "target": same}, 30, np.random.default_rng(0))
     assert len(cropped["source"]) + len(cropped["target"]) == 30

@@ -1,8 +1,7 @@
-"""Collating samples, and the loader's workers."""
+"""Collating samples into batches, and the worker processes of the loader."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from conftest import shared_memory
+from conftest import shared_memory_of
 
 from pointup.datasets.batch import collate, make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_pairs
@@ -23,7 +22,7 @@ def samples(pair_directory) -> PairDataset:
     return PairDataset(open_pairs(pair_directory, "train"), seed=3, augment=True)
 
 
-def test_a_batch_holds_its_clouds_one_after_another(samples):
+def test_a_batch_concatenates_its_clouds(samples):
     chosen = [samples[(1, i)] for i in (4, 0, 9)]
     batch = collate(chosen)
     assert batch.num_graphs == 3
@@ -40,7 +39,7 @@ def test_a_batch_holds_its_clouds_one_after_another(samples):
         assert torch.equal(batch.resample[start:end], sample.resample)
 
 
-def test_a_sample_without_normals_or_second_sampling_takes_none_from_the_others(samples):
+def test_a_sample_without_normals_or_resample_gets_zeros_and_no_points(samples):
     chosen = [samples[0], samples[1]]
     del chosen[1].resample, chosen[1].target_normals
     batch = collate(chosen)
@@ -54,7 +53,7 @@ def test_a_sample_without_normals_or_second_sampling_takes_none_from_the_others(
     assert "resample_ptr" not in batch
 
 
-def test_an_empty_batch_is_a_batch():
+def test_an_empty_list_of_samples_makes_an_empty_batch():
     batch = send_to_device(collate([]), torch.device("cpu"), non_blocking=True)
     assert batch.num_graphs == 0
     assert batch.pos.shape == batch.target.shape == (0, 3)
@@ -63,7 +62,7 @@ def test_an_empty_batch_is_a_batch():
     assert batch.batch.dtype == batch.target_batch.dtype == batch.index.dtype == torch.int64
 
 
-def test_a_batch_moves_to_a_device_whole(samples):
+def test_all_tensors_of_a_batch_move_to_the_device(samples):
     batch = send_to_device(collate([samples[0], samples[1]]), torch.device("meta"))
     tensors = {name: value for name, value in batch.to_dict().items() if torch.is_tensor(value)}
     assert len(tensors) == 10
@@ -71,7 +70,7 @@ def test_a_batch_moves_to_a_device_whole(samples):
     assert batch.num_graphs == 2
 
 
-def test_workers_make_the_batches_that_the_process_itself_would(samples):
+def test_workers_make_the_same_batches_as_the_process_itself(samples):
     sampler = TokenBudgetBatchSampler(samples.sizes, 1000, accumulation_steps=2, seed=1)
     loaders = [make_loader(samples, sampler, num_workers) for num_workers in (0, 2)]
     for epoch in (0, 1):
@@ -90,52 +89,49 @@ from multiprocessing import active_children
 from pointup.datasets.batch import make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_pairs
 
+# One process for each ending, of a session of its own: launchers signal whole groups of processes.
+endings = {}
+for ending in sys.argv[2:]:
+    endings[ending] = os.fork()
+    if not endings[ending]:
+        os.setsid()
+        break
+else:
+    for ending, pid in endings.items():
+        print(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    os._exit(0)
 samples = PairDataset(open_pairs(sys.argv[1], "train"))
 batches = iter(make_loader(samples, [[(0, i)] for i in range(40)] * 10, num_workers=2))
-# They have only just been forked: nothing has been heard of them yet.
+# The workers have just been forked and may not yet have installed their handlers.
 workers = [child.pid for child in active_children()]
 for worker in workers:
     os.kill(worker, signal.SIGTERM)
     os.kill(worker, signal.SIGINT)
 for _ in range(30):
     next(batches)
-print("workers", *workers, flush=True)
-if sys.argv[2] == "exception":
+os.write(1, b"workers %d %d\\n" % tuple(workers))
+if ending == "exception":
     raise RuntimeError("the step failed")
-if sys.argv[2] == "interrupt":
+if ending == "interrupt":
+    os.killpg(0, signal.SIGINT)
     time.sleep(60)
 """
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is no directory here")
-def test_workers_outlive_signals_and_leave_nothing_after_an_end_an_exception_or_ctrl_c(
+def test_workers_ignore_signals_and_leave_nothing_after_an_exit_an_exception_or_ctrl_c(
     pair_directory,
 ):
-    before = shared_memory()
-    endings = {
-        ending: subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, pair_directory, ending],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # A launcher signals the whole process group, workers too.
-            start_new_session=True,
-        )
-        for ending in ("end", "exception", "interrupt")
-    }
     expected = {"end": 0, "exception": 1, "interrupt": -signal.SIGINT}
-    try:
-        for ending, process in endings.items():
-            assert process.stdout is not None
-            workers = process.stdout.readline().split()[1:]
-            assert len(workers) == 2, process.communicate(timeout=60)
-            if ending == "interrupt":
-                os.killpg(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == expected[ending], errors
-            assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
-        assert shared_memory() <= before
-    finally:
-        for process in endings.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT, pair_directory, *expected],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = [line.split() for line in ended.stdout.splitlines()]
+    assert {word[0]: int(word[1]) for word in told if word[0] in expected} == expected, ended.stderr
+    workers = [pid for words in told if words[0] == "workers" for pid in words[1:]]
+    assert len(workers) == 6 and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert "the step failed" in ended.stderr
+    assert shared_memory_of(set(map(int, workers))) == set()

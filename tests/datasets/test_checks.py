@@ -1,4 +1,4 @@
-"""Every column of a dataset is checked, and each bad sample is named."""
+"""All columns of a dataset are checked, and each bad sample is named."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REASONS = {
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """A dataset whose splits hold a good sample before each bad one."""
+    """A dataset whose splits have a good sample before each bad sample."""
     folder = tmp_path / "pairs"
     good = [
         pair(f"good {i}", surface="a.npz", target_normals=cloud(40, 2), resample=cloud(9, 3))
@@ -80,7 +80,9 @@ def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> No
         assert REASONS[sample.name] in sample.reason
 
 
-def test_training_leaves_them_out_by_name(damaged: Path, accelerator: Accelerator) -> None:
+def test_training_leaves_bad_samples_out_and_names_them(
+    damaged: Path, accelerator: Accelerator
+) -> None:
     config = options(damaged, damaged.parent / "run")
     data = open_training_data(config, accelerator)
     for part in (data.train, data.validation):
@@ -93,7 +95,7 @@ def test_training_leaves_them_out_by_name(damaged: Path, accelerator: Accelerato
     assert all(path is not None and path.is_file() for path in data.surfaces)
 
 
-def test_a_missing_entry_spoils_its_own_sample_only() -> None:
+def test_a_missing_point_makes_only_its_own_sample_bad() -> None:
     whole = pack_points([cloud(6), cloud(7), cloud(8)])
     triples = pa.array([[0.0, 0.0, 0.0], None, [1.0, 1.0, 1.0]], pa.list_(pa.float32(), 3))
     hurt = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), triples)
@@ -108,7 +110,7 @@ def test_a_missing_entry_spoils_its_own_sample_only() -> None:
         }
     )
     (bad,) = find_bad_samples(Dataset(table), 2)
-    assert (bad.index, bad.name, bad.reason) == (1, "b", "an entry is missing")
+    assert (bad.index, bad.name, bad.reason) == (1, "b", "a point is missing")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_missing_entry_spoils_its_own_sample_only() -> None:
         ("num_target", [8, None]),
     ],
 )
-def test_missing_values_of_a_column_are_one_line_with_the_dataset_and_the_remedy(
+def test_missing_values_of_a_column_raise_one_line_with_the_dataset_and_the_remedy(
     column: str, values: list[Any], tmp_path: Path
 ) -> None:
     points = [cloud(8).tolist()] * 2
@@ -136,7 +138,7 @@ def test_missing_values_of_a_column_are_one_line_with_the_dataset_and_the_remedy
     assert "\n" not in str(error.value)
 
 
-def test_whether_z_is_up_may_be_missing(tmp_path: Path) -> None:
+def test_the_column_vertical_may_have_missing_values(tmp_path: Path) -> None:
     points = [cloud(8).tolist()] * 3
     columns = {"source": points, "target": points, "vertical": [None, True, False]}
     features = datasets.Dataset.from_dict(columns)

@@ -1,3 +1,5 @@
+"""HDF5 patches: choice of the arrays, pairs, places, and damaged files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,7 +33,7 @@ def unexpected(reason: str) -> None:
     raise AssertionError(reason)
 
 
-def test_patches_come_as_the_file_has_them_centred_on_the_source(tmp_path: Path) -> None:
+def test_patches_are_those_of_the_file_centred_on_the_source(tmp_path: Path) -> None:
     source, target = patches(600, 8), patches(600, 32)
     path = write(tmp_path / "a.h5", poisson_256=source, poisson_1024=target)
     chosen = np.arange(600) % 7 == 3
@@ -58,7 +60,7 @@ def test_six_columns_are_points_and_normals(tmp_path: Path) -> None:
         np.testing.assert_allclose(pair.target_normals, target[i, :, 3:], atol=1e-6)
 
 
-def test_six_columns_that_are_no_normals_are_not_taken_for_them(tmp_path: Path) -> None:
+def test_columns_that_are_not_unit_vectors_are_not_read_as_normals(tmp_path: Path) -> None:
     colors = np.concatenate([patches(3, 32), 100 * patches(3, 32)], axis=2)
     path = write(tmp_path / "a.h5", poisson_256=patches(3, 8), poisson_1024=colors)
     (pair, *_) = patch_pairs(open_patches(path), np.ones(3, bool), unexpected)
@@ -75,7 +77,7 @@ def test_a_patch_that_is_not_finite_is_left_out_and_reported(tmp_path: Path) -> 
     assert reports == ["a/2: coordinates that are not finite"]
 
 
-def test_shapes_are_places_where_the_file_names_them(tmp_path: Path) -> None:
+def test_each_named_shape_is_a_place(tmp_path: Path) -> None:
     names = np.array([b"cat", b"dog", b"cat", b"hen"])
     arrays = {"poisson_256": patches(4, 8), "poisson_1024": patches(4, 32), "name": names}
     place = open_patches(write(tmp_path / "a.h5", **arrays)).place
@@ -94,7 +96,7 @@ def test_blocks_hold_whole_shapes_of_the_published_files(
     assert len(np.unique(place)) >= 10
 
 
-def test_unknown_names_are_told_apart_by_size_or_by_keys(tmp_path: Path) -> None:
+def test_arrays_of_unknown_names_are_chosen_by_size_or_by_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "two.h5", dense=patches(3, 32), sparse=patches(3, 8))
     assert (open_patches(path).source_key, open_patches(path).target_key) == ("sparse", "dense")
     path = write(tmp_path / "three.h5", a=patches(3, 8), b=patches(3, 16), c=patches(3, 32))
@@ -105,7 +107,7 @@ def test_unknown_names_are_told_apart_by_size_or_by_keys(tmp_path: Path) -> None
     assert open_patches(path, "a", "b").target_key == "b"
 
 
-def test_files_that_are_unusable_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_named(tmp_path: Path) -> None:
     junk = tmp_path / "junk.h5"
     junk.write_bytes(b"no HDF5 at all")
     whole = write(tmp_path / "whole.h5", poisson_256=patches(99, 8), poisson_1024=patches(99, 32))

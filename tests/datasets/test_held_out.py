@@ -1,4 +1,4 @@
-"""Held-out places never touch training places: by brute force over all points."""
+"""Held-out tiles never touch training ground: compared with a brute force over all points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TILE = 10.0
 
 
 def ground(columns: int, rows: int, per_tile: int, seed: int, shift: float = 0.0) -> np.ndarray:
-    """Points over columns x rows tiles; with a shift they lie in parts of one more each way."""
+    """Random points on columns x rows tiles; a shift moves them partly into one more tile each."""
     rng = np.random.default_rng(seed)
     points = rng.random((per_tile * columns * rows, 3)) * [columns * TILE, rows * TILE, 3]
     return OFFSET + points.round(3) + [shift, shift, 0]
@@ -34,7 +34,7 @@ def prepare(folder: Path, *options: Any) -> int:
 
 
 def points_of(folder: Path, split: str) -> np.ndarray:
-    """(N, 2) all points of a split in the coordinates of the files."""
+    """All points (N, 2) of a split in the coordinates of the files."""
     dataset = open_pairs(folder / "out", split)
     clouds = [
         np.reshape(row[side], (-1, 3)) + row["origin"]
@@ -45,7 +45,7 @@ def points_of(folder: Path, split: str) -> np.ndarray:
 
 
 def smallest_distance(one: np.ndarray, other: np.ndarray) -> float:
-    """By all distances between two sets."""
+    """The smallest of all distances between two sets."""
     nearest = [np.square(other - point).sum(axis=1).min() for point in one]
     return float(np.sqrt(min(nearest)))
 
@@ -59,7 +59,7 @@ def smallest_distance(one: np.ndarray, other: np.ndarray) -> float:
     command=st.sampled_from(["pairs", "thin"]),
     seed=st.integers(0, 5),
 )
-def test_no_point_of_training_is_nearer_to_a_held_out_one_than_the_strip(
+def test_no_training_point_is_nearer_to_a_held_out_point_than_the_strip(
     columns: int, rows: int, shift: float, strip: float | None, command: str, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -74,7 +74,7 @@ def test_no_point_of_training_is_nearer_to_a_held_out_one_than_the_strip(
         options = [*inputs, "--min-points", 4, "--seed", seed]
         assert prepare(folder, *options, *(["--strip", strip] if strip else [])) == 0
         if columns * rows == 1 and not shift:
-            return  # A single tile is not split.
+            return  # a single tile is not split
         train, validation = (points_of(folder, split) for split in ("train", "validation"))
         distance = smallest_distance(validation, train)
         # Points are stored as float32 relative to the origin of their pair.
@@ -117,7 +117,7 @@ def test_only_points_within_the_strip_are_left_out(
     np.testing.assert_array_equal(kept, np.reshape(expected, (-1, 3)))
 
 
-def test_points_at_the_edge_of_the_strip_stay() -> None:
+def test_points_at_the_edge_of_the_strip_are_kept() -> None:
     xy = np.array([[0.5, 0.5], [1.999, 0.5], [2.0, 0.5], [-1.0, 0.5], [1.8, 1.8], [1.7, 1.7]])
     kept = away_from(xy, 1.0, np.array([[0, 0]]), 1.0)
     assert kept.tolist() == [False, False, True, True, True, False]
@@ -136,16 +136,16 @@ def test_few_tiles_are_split_by_their_points_and_not_by_their_order(
     weights = np.array([random.randint(1, 100) for _ in tiles])
     held = split_few(tile_xy, weights, fraction, seed)
     assert 0 < held.sum() < len(tiles)
-    # No other number of points of that many tiles is taken where a single light one would do.
-    wanted = fraction * weights.sum()
-    light = weights[weights < 2 * wanted]
+    # If a tile is light enough, the held-out weight is below twice the goal.
+    goal = fraction * weights.sum()
+    light = weights[weights < 2 * goal]
     if len(light) and (weights.argmax() != weights.argmin()):
-        assert weights[held].sum() < 2 * wanted or weights[held].sum() == weights.min()
+        assert weights[held].sum() < 2 * goal or weights[held].sum() == weights.min()
     order = random.sample(range(len(tiles)), len(tiles))
     assert np.array_equal(split_few(tile_xy[order], weights[order], fraction, seed), held[order])
 
 
-def test_the_few_tiles_held_out_lie_together_and_the_fullest_is_trained_on() -> None:
+def test_the_few_held_out_tiles_are_adjacent_and_the_fullest_is_for_training() -> None:
     tile_xy = np.stack(np.meshgrid(np.arange(8), np.arange(2)), axis=-1).reshape(-1, 2)
     for seed in range(20):
         (held,) = hold_out([tile_xy], 0.13, seed, block=4, weights=[np.ones(16)])
@@ -157,7 +157,7 @@ def test_the_few_tiles_held_out_lie_together_and_the_fullest_is_trained_on() -> 
         assert held.tolist() == [False, True]
 
 
-def test_source_and_target_of_a_cut_pair_cover_the_same_ground(tmp_path: Path) -> None:
+def test_source_and_target_of_a_pair_cut_by_the_strip_cover_the_same_ground(tmp_path: Path) -> None:
     np.save(tmp_path / "sparse.npy", ground(3, 1, 3000, 0))
     np.save(tmp_path / "dense.npy", ground(3, 1, 3000, 1))
     inputs = ["--source", tmp_path / "sparse.npy", "--target", tmp_path / "dense.npy"]
@@ -172,7 +172,7 @@ def test_source_and_target_of_a_cut_pair_cover_the_same_ground(tmp_path: Path) -
     assert cut >= 1
 
 
-def test_what_leaves_nothing_to_train_on_says_what_to_do(
+def test_a_strip_that_leaves_no_training_pairs_is_an_error_with_a_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "dense.npy", ground(2, 1, 400, 0))
@@ -192,7 +192,7 @@ def test_an_impossible_strip_is_refused(
     assert f"--strip {float(str(strip))}" in capsys.readouterr().err
 
 
-def test_inspect_tells_what_is_held_out_and_where_it_touches(
+def test_inspect_reports_the_held_out_share_and_contact_with_training_ground(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "dense.npy", ground(3, 3, 400, 0))
@@ -202,12 +202,12 @@ def test_inspect_tells_what_is_held_out_and_where_it_touches(
         )
         capsys.readouterr()
         assert main(["inspect", str(tmp_path / "out")]) == 0
-        told = capsys.readouterr().out
-        assert "held out to validate on: 1 pair (11.1%)" in told
-        assert text in told
+        output = capsys.readouterr().out
+        assert "held out to validate on: 1 pair (11.1%)" in output
+        assert text in output
 
 
-def test_files_with_coordinates_of_their_own_are_compared_with_themselves_only(
+def test_gaps_of_separate_files_are_measured_within_each_file_only(
     tmp_path: Path,
 ) -> None:
     for name in ("a", "b", "c"):
@@ -220,7 +220,7 @@ def test_files_with_coordinates_of_their_own_are_compared_with_themselves_only(
     assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)
 
 
-def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on(
+def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_points(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "dense.npy", ground(4, 4, 200, 0))
@@ -234,9 +234,9 @@ def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on
     capsys.readouterr()
     folders = [str(tmp_path / name) for name in names]
     assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().err
-    assert f"training pairs touch what {folders[1]} validates on" in told
-    assert folders[2] not in told
+    output = capsys.readouterr().err
+    assert f"training pairs touch what {folders[1]} validates on" in output
+    assert folders[2] not in output
 
     def points(split: str, numbers: str) -> list[np.ndarray]:
         rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
@@ -245,7 +245,7 @@ def test_joined_datasets_of_one_survey_train_on_nothing_that_either_validates_on
     validation = np.concatenate(points("validation", "01"))
     train = points("train", "01")
     assert min(smallest_distance(validation, pair) for pair in train) >= 2 - 1e-4
-    # No more than what touches is left out.
+    # Only the pairs that touch validation points are left out.
     for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
         before = open_pairs(tmp_path / name, "train")
         held = points("validation", "1" if other == "b" else "0")

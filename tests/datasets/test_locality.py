@@ -1,3 +1,5 @@
+"""The spatial order of points is that of a Morton curve."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,13 +13,13 @@ from pointup.datasets.locality import in_spatial_order, spatial_order
 
 
 def morton_code(cell: np.ndarray) -> int:
-    """Bit by bit: the lowest bits of x, y and z, then the next ones, and so on."""
+    """Interleaves the bits one by one: the lowest bits of x, y and z, then the next ones."""
     return sum(
         ((int(cell[axis]) >> bit) & 1) << (3 * bit + axis) for bit in range(16) for axis in range(3)
     )
 
 
-def test_points_come_in_the_order_of_the_curve() -> None:
+def test_points_are_sorted_along_the_morton_curve() -> None:
     cells = np.random.default_rng(0).integers(0, 2**16, (300, 3))
     cells[:2] = [[0, 0, 0], [2**16 - 1] * 3]
     order = spatial_order(cells.astype(np.float64) + 7.0)
@@ -38,14 +40,14 @@ def test_neighbours_in_the_order_are_neighbours_in_space() -> None:
         elements=st.sampled_from([0.0, 1.0, -3e7, np.nan, np.inf]),
     )
 )
-def test_whatever_the_points_each_comes_once(points: np.ndarray) -> None:
+def test_the_order_is_a_permutation_of_any_points(points: np.ndarray) -> None:
     order = spatial_order(points)
     assert sorted(order.tolist()) == list(range(len(points)))
     if not np.isfinite(points).all():
         assert order.tolist() == list(range(len(points)))
 
 
-def test_large_clouds_of_a_pair_are_sorted_and_normals_stay_with_their_points(
+def test_large_clouds_of_a_pair_are_sorted_together_with_their_normals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(locality, "SORTED_FROM", 30)

@@ -1,3 +1,5 @@
+"""Pairs from meshes: all samplings lie on the surface and are independent."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,7 +28,7 @@ def sample(
 
 
 @pytest.mark.parametrize("pattern", ["poisson", "random", "scanline"])
-def test_both_sides_lie_on_the_surface_and_share_no_point(pattern: str) -> None:
+def test_all_samplings_lie_on_the_surface_and_have_no_common_point(pattern: str) -> None:
     (pair,) = sample(pattern=pattern, resample=True)
     assert pair.name == f"t/0-{pattern}"
     assert len(pair.source) == 60
@@ -39,20 +41,20 @@ def test_both_sides_lie_on_the_surface_and_share_no_point(pattern: str) -> None:
     np.testing.assert_allclose(np.linalg.norm(pair.target_normals, axis=1), 1, atol=1e-6)
 
 
-def test_a_mix_takes_the_patterns_in_turn() -> None:
+def test_the_mixed_pattern_takes_the_patterns_in_turn() -> None:
     kinds = [pair.name.split("-")[1] for pair in sample(6, pattern="mixed")]
     assert kinds[:3] == kinds[3:]
     assert set(kinds) == {"poisson", "random", "scanline"}
 
 
-def test_a_sampling_follows_from_seed_name_and_number_alone() -> None:
+def test_a_sampling_depends_only_on_seed_name_and_number() -> None:
     once, again, other = sample(2), sample(1), sample(1, seed=1)
     np.testing.assert_array_equal(once[0].target, again[0].target)
     assert not np.array_equal(once[0].target, once[1].target)
     assert not np.array_equal(once[0].target, other[0].target)
 
 
-def test_a_patch_is_one_ball_on_all_sides() -> None:
+def test_a_patch_is_the_same_ball_of_all_clouds() -> None:
     (whole,) = sample(resample=True)
     patches = sample(resample=True, num_patches=5, patch_size=12)
     assert len({pair.name for pair in patches}) == 5
@@ -74,7 +76,7 @@ def test_a_patch_is_one_ball_on_all_sides() -> None:
         assert len(patch.target_normals) == len(patch.target)
 
 
-def test_a_mesh_file_is_normalised_and_its_truth_is_named(tmp_path: Path) -> None:
+def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path) -> None:
     path = tmp_path / "big.off"
     path.write_text("OFF\n4 2 0\n0 0 0\n50 0 0\n50 50 0\n0 50 0\n3 0 1 2\n3 0 2 3\n")
     sampling = Sampling(num_source=50, ratio=2, pattern="poisson")

@@ -1,4 +1,4 @@
-"""Pair datasets: written, opened, checked, and read one sample at a time."""
+"""Pair datasets: writing, opening, checking, and reading samples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def saved(directory: Path, columns: dict, features: Features | None = None) -> P
     return directory
 
 
-def test_pairs_come_back_as_they_were_written(tmp_path):
+def test_pairs_are_read_as_they_were_written(tmp_path):
     full = Pair(
         "tile",
         cloud(5),
@@ -96,7 +96,7 @@ def test_writing_that_fails_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_is_there_is_not_overwritten(tmp_path):
+def test_an_existing_directory_is_not_overwritten(tmp_path):
     write_pairs(pairs(1), [], tmp_path / "pairs", {})
     with pytest.raises(FileError, match="exists already"):
         write_pairs(pairs(2), [], tmp_path / "pairs", {})
@@ -158,14 +158,14 @@ def test_float64_columns_of_other_shapes_are_converted_without_losing_digits(tmp
         ({"source": [[[1.0, 2.0, 3.0]]], "target": [[[1, 2, 3]]]}, "column 'target' is List"),
     ],
 )
-def test_a_missing_or_wrong_column_is_named_with_what_is_expected(tmp_path, columns, message):
+def test_a_missing_or_wrong_column_is_named_with_the_expected_type(tmp_path, columns, message):
     with pytest.raises(DataError, match=message) as error:
         open_pairs(saved(tmp_path / "given", columns), "train")
     assert "expected" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_dataset_is_told_in_one_line(tmp_path):
+def test_a_path_without_a_dataset_raises_a_one_line_error(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     (tmp_path / "junk").mkdir()
@@ -185,9 +185,7 @@ def test_what_is_no_dataset_is_told_in_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_without_a_validation_split_the_same_tenth_is_held_out_of_train_and_this_is_said(
-    tmp_path, caplog
-):
+def test_without_a_validation_split_the_same_tenth_is_held_out_with_a_warning(tmp_path, caplog):
     write_pairs(pairs(30), [], tmp_path / "pairs", {})
     with caplog.at_level(logging.WARNING):
         validation = open_pairs(tmp_path / "pairs", "validation")["name"][:]
@@ -230,7 +228,7 @@ def test_every_kind_of_bad_sample_is_found_and_good_ones_are_not(tmp_path):
         assert re.search(bad[sample.name][1], sample.reason)
 
 
-def test_sizes_that_are_not_what_the_columns_hold_are_found():
+def test_sizes_that_differ_from_the_columns_are_found():
     points = [cloud(6).tolist()] * 3
     columns = {"source": points, "target": points, "num_target": [6, 9, 6]}
     columns["target_normals"] = [[], [], points[0][:2]]
@@ -241,7 +239,7 @@ def test_sizes_that_are_not_what_the_columns_hold_are_found():
     }
 
 
-def test_kept_samples_are_counted_from_zero(pair_directory):
+def test_indices_refer_to_the_kept_samples(pair_directory):
     dataset = open_pairs(pair_directory, "train")
     every, some = PairDataset(dataset), PairDataset(dataset, keep=[7, 3])
     assert len(some) == 2
@@ -252,7 +250,7 @@ def test_kept_samples_are_counted_from_zero(pair_directory):
     assert np.array_equal(sample.pos, every[3].pos)
 
 
-def test_samples_may_be_written_to_without_touching_the_dataset(pair_directory):
+def test_writing_to_a_sample_does_not_change_the_dataset(pair_directory):
     samples = PairDataset(open_pairs(pair_directory, "train"))
     before = samples[0].pos.clone()
     sample = samples[0]
@@ -261,7 +259,7 @@ def test_samples_may_be_written_to_without_touching_the_dataset(pair_directory):
     assert np.array_equal(samples[0].pos, before)
 
 
-def test_augmentation_depends_on_seed_epoch_and_index_alone(pair_directory):
+def test_augmentation_depends_only_on_seed_epoch_and_index(pair_directory):
     dataset = open_pairs(pair_directory, "train")
     samples = PairDataset(dataset, seed=1, augment=True)
     first = samples[(2, 5)]
@@ -273,7 +271,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(pair_directory):
     assert not any(np.array_equal(first.pos, other.pos) for other in others)
 
 
-def test_a_cropped_pair_is_the_nearest_points_to_one_of_its_source_points(pair_directory):
+def test_a_crop_keeps_the_points_nearest_to_one_source_point(pair_directory):
     dataset = open_pairs(pair_directory, "train")
     samples = PairDataset(dataset, max_tokens=150)
     assert samples.sizes.tolist() == samples.full_sizes.clip(max=150).tolist()
@@ -301,7 +299,7 @@ def test_a_cropped_pair_is_the_nearest_points_to_one_of_its_source_points(pair_d
         assert 0 < len(sample.resample) < len(uncut.resample)
 
 
-def test_a_surface_is_a_file_in_the_folder_of_its_dataset(tmp_path):
+def test_a_surface_path_is_a_file_in_the_surfaces_folder_of_its_dataset(tmp_path):
     (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "data")
     for dataset in ("data", "linked", "other/../data"):
@@ -323,7 +321,7 @@ def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
         surface_path(tmp_path / "data", name)
 
 
-def test_offsets_beyond_a_damaged_file_are_an_error_before_they_are_read(tmp_path):
+def test_offsets_beyond_the_end_of_a_damaged_file_are_an_error_at_opening(tmp_path):
     write_pairs(pairs(2), pairs(1), tmp_path / "data", info={})
     (path,) = (tmp_path / "data" / "train").glob("*.arrow")
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The token-budget sampler: what a plan promises, how it resumes, how Accelerate deals it."""
+"""The token-budget sampler: properties of a plan, resuming, and sharding by Accelerate."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ sizes_lists = st.one_of(
 limits = st.one_of(st.none(), st.integers(1, 5))
 
 
-def batches_of_all(
+def batches_by_process(
     sizes: list[int], num_processes: int, steps: int, **options
 ) -> list[list[Batch]]:
-    """Batches by process, of accumulation steps times so many processes."""
+    """The batches of each process, with `steps` accumulation steps."""
     return [
         list(
             TokenBudgetBatchSampler(
@@ -42,10 +42,10 @@ def batches_of_all(
 
 
 @given(sizes_lists, st.integers(1, 9), st.integers(1, 3), limits, st.integers(0, 3), st.booleans())
-def test_every_sample_comes_once_within_budget_and_limit_and_all_processes_get_as_many_batches(
+def test_each_sample_occurs_once_within_the_budget_and_all_processes_get_equally_many_batches(
     sizes, num_processes, steps, max_clouds, seed, shuffle
 ):
-    per_process = batches_of_all(
+    per_process = batches_by_process(
         sizes, num_processes, steps, seed=seed, max_clouds=max_clouds, shuffle=shuffle
     )
     sampler = TokenBudgetBatchSampler(
@@ -63,7 +63,9 @@ def test_every_sample_comes_once_within_budget_and_limit_and_all_processes_get_a
 
 @given(sizes_lists, limits, st.integers(0, 2))
 @settings(max_examples=30)
-def test_a_slot_of_a_step_is_the_same_list_however_the_slots_are_made_up(sizes, limit, epoch):
+def test_a_slot_holds_the_same_samples_for_any_split_into_processes_and_accumulation_steps(
+    sizes, limit, epoch
+):
     plans = []
     for num_processes, steps in ((1, 8), (2, 4), (4, 2), (8, 1)):
         slots: dict[tuple[int, int], Batch] = {}
@@ -89,7 +91,9 @@ def test_a_slot_of_a_step_is_the_same_list_however_the_slots_are_made_up(sizes, 
     st.data(),
 )
 @settings(max_examples=60)
-def test_an_epoch_resumed_on_other_processes_and_budgets_sees_every_sample_once(sizes, parts, data):
+def test_an_epoch_resumed_on_other_processes_and_budgets_visits_each_sample_once(
+    sizes, parts, data
+):
     seen: list[int] = []
     state = None
     for number, (num_processes, steps, budget, limit) in enumerate(parts):
@@ -118,7 +122,7 @@ def test_an_epoch_resumed_on_other_processes_and_budgets_sees_every_sample_once(
     assert samplers[0].steps_done == samplers[0].num_steps
 
 
-def test_eight_then_four_then_six_then_one_process_with_a_smaller_budget_see_every_sample_once():
+def test_eight_four_six_and_one_process_in_turn_visit_each_sample_once():
     sizes = np.random.default_rng(0).integers(50, 900, 2000)
     seen: list[int] = []
     state = None
@@ -140,7 +144,19 @@ def test_eight_then_four_then_six_then_one_process_with_a_smaller_budget_see_eve
     assert [segment[:2] for segment in state["segments"]] == [[8, 4000], [4, 4000], [6, 2500]]
 
 
-def test_the_same_slots_go_on_batch_for_batch():
+def test_an_epoch_resumed_with_another_limit_of_clouds_alone_sees_every_sample_once():
+    sizes = np.random.default_rng(1).integers(1, 500, 300)
+    before = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=None)
+    before.advance(20)
+    seen = [index for step in range(20) for index in before.plan.batch(step, 0)]
+    after = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=2)
+    after.load_state_dict(before.state_dict())
+    batches = list(after)
+    assert max(map(len, batches)) == 2
+    assert sorted([*seen, *(index for batch in batches for _, index in batch)]) == list(range(300))
+
+
+def test_with_the_same_slots_the_batches_continue_unchanged():
     sizes = np.random.default_rng(1).integers(1, 500, 300)
     before = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3, seed=4)
     before.set_epoch(7)
@@ -157,7 +173,7 @@ def test_the_same_slots_go_on_batch_for_batch():
     assert alone.num_steps == before.num_steps
 
 
-def test_reading_ahead_does_not_move_the_position_but_advance_does():
+def test_only_advance_changes_the_position():
     sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
     whole = list(sampler)
     assert list(sampler) == whole
@@ -188,8 +204,8 @@ def test_epochs_and_seeds_differ_and_evaluation_does_not():
     assert {epoch for batch in evaluation for epoch, _ in batch} == {5}
 
 
-def test_a_small_dataset_is_cut_into_other_batches_every_epoch():
-    # Without blurred sizes a single window packs the same clouds together, 98 % of the pairs again.
+def test_a_small_dataset_has_different_batches_in_each_epoch():
+    # Without jittered sizes, 98 % of the sample pairs of a batch share a batch in the next epoch.
     sizes = np.random.default_rng(3).lognormal(5, 0.7, 300).astype(int).clip(1, 5000)
     sampler = TokenBudgetBatchSampler(sizes, 5000, num_processes=4)
 
@@ -204,7 +220,7 @@ def test_a_small_dataset_is_cut_into_other_batches_every_epoch():
 
 
 @pytest.mark.parametrize("num_processes", [1, 8, 32])
-def test_a_large_plan_is_full_and_even(num_processes):
+def test_a_large_plan_has_full_batches_and_balanced_steps(num_processes):
     rng = np.random.default_rng(4)
     number = 60_000
     for sizes in (
@@ -213,19 +229,19 @@ def test_a_large_plan_is_full_and_even(num_processes):
         np.where(rng.random(number) < 0.5, 2000, 24_000) * rng.normal(1, 0.1, number).clip(0.5, 2),
     ):
         statistics = TokenBudgetBatchSampler(sizes.astype(int), 100_000, num_processes).statistics()
-        # A last step is never full: 1 in 100 to 200 of them here.
+        # The last step is not full. It is one of 100 to 200 steps here.
         assert statistics.fill > (0.99 if num_processes <= 8 else 0.97)
         assert statistics.idle < 1e-3
 
 
-def test_a_few_hundred_samples_are_spread_evenly():
+def test_a_few_hundred_samples_make_balanced_steps():
     for seed in range(5):
         sizes = np.random.default_rng(seed).lognormal(9, 1, 300).clip(16, 100_000).astype(int)
         statistics = TokenBudgetBatchSampler(sizes, 100_000, num_processes=8).statistics()
         assert statistics.idle < 3e-3
 
 
-def test_a_cloud_larger_than_the_mean_step_is_joined_by_as_many_tokens_in_the_other_slots():
+def test_slots_beside_a_cloud_larger_than_the_mean_load_get_as_many_tokens():
     sizes = [900] + [100] * 43
     sampler = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=4)
     loads = sampler.plan.loads(np.array(sizes))
@@ -238,7 +254,7 @@ def test_fewer_samples_than_slots_leave_empty_batches():
     assert sampler.statistics().num_empty == 5
 
 
-def test_statistics_are_what_they_say():
+def test_statistics_equal_their_definitions():
     sampler = TokenBudgetBatchSampler([600, 700, 800, 900], BUDGET, num_processes=2)
     statistics = sampler.statistics()
     assert statistics.fill == pytest.approx(3000 / 4000)
@@ -275,8 +291,8 @@ def test_cropped_sizes_count_as_the_budget_and_resume_with_another_one():
         ({"seed": -1}, "seed is -1"),
         ({"process_index": 2, "num_processes": 2}, "process_index is 2 of 2"),
         ({"process_index": -1}, "process_index is -1 of 1"),
-        ({"sizes": []}, "whole numbers"),
-        ({"sizes": [1.5]}, "whole numbers"),
+        ({"sizes": []}, "integers"),
+        ({"sizes": [1.5]}, "integers"),
         ({"sizes": [3, -2]}, "size of sample 1 is -2"),
         ({"names": ["a"]}, "1 names for 2 sizes"),
     ],
@@ -293,7 +309,7 @@ def test_a_changed_dataset_is_refused_at_resume():
 
 
 class Keys(Dataset):
-    """Hands back the keys it is asked for."""
+    """Returns the requested keys."""
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
         return key
@@ -301,7 +317,7 @@ class Keys(Dataset):
 
 @pytest.mark.parametrize("even_batches", [True, False])
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-def test_accelerate_deals_a_global_plan_as_the_sampler_itself_would(num_processes, even_batches):
+def test_accelerate_shards_a_global_plan_like_the_sampler_itself(num_processes, even_batches):
     sizes = np.random.default_rng(5).integers(1, 500, 101)
     assert not hasattr(TokenBudgetBatchSampler, "batch_size")
     for process in range(num_processes):

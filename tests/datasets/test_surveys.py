@@ -1,3 +1,5 @@
+"""Pairs from large surveys: sorting into blocks, thinning, and held-out tiles."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,7 +36,9 @@ def sorted_files(folder: Path, *clouds: np.ndarray, tile: float, block: int) -> 
     return files
 
 
-def test_blocks_hold_what_a_mask_picks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_hold_the_same_points_as_a_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = surveys.iter_points
     monkeypatch.setattr(
         surveys, "iter_points", lambda path, attributes: read(path, 300, attributes)
@@ -50,7 +54,7 @@ def test_blocks_hold_what_a_mask_picks(tmp_path: Path, monkeypatch: pytest.Monke
         assert rows(found) == rows(expected)
 
 
-def test_tiles_count_the_points_of_every_side(tmp_path: Path) -> None:
+def test_tiles_with_enough_points_on_every_side_are_found(tmp_path: Path) -> None:
     clouds = survey(0, 900), survey(1, 400), survey(2, 400)
     sparse, *dense = sorted_files(tmp_path, *clouds, tile=10.0, block=4)
     place = Place("tile", ([sparse], dense))
@@ -66,7 +70,7 @@ def test_tiles_count_the_points_of_every_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["random", "poisson", "scanline", "mixed"])
-def test_the_rest_and_the_source_make_up_the_tile(pattern: str, tmp_path: Path) -> None:
+def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path: Path) -> None:
     points = survey(0, 800, width=9.9)
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
@@ -81,7 +85,7 @@ def test_the_rest_and_the_source_make_up_the_tile(pattern: str, tmp_path: Path) 
     assert rows(together.round(2)) == rows(points.round(2))
 
 
-def test_all_points_are_the_target_on_request(tmp_path: Path) -> None:
+def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
     points = survey(0, 800, width=9.9)
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
@@ -95,14 +99,16 @@ def test_all_points_are_the_target_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("disjoint", [True, False])
 @pytest.mark.parametrize("ratio", [1.0, 2.5, 4.0])
-def test_tiles_large_enough_give_both_sides_enough_points(ratio: float, disjoint: bool) -> None:
+def test_tiles_with_the_smallest_accepted_size_give_both_sides_enough_points(
+    ratio: float, disjoint: bool
+) -> None:
     num_points = fewest_dense_points(32, ratio, disjoint)
     num_source = round(num_points / surveys.thinning_ratio(ratio, disjoint))
     assert num_source >= 32
     assert not disjoint or num_points - num_source >= 32
 
 
-def test_held_out_tiles_are_whole_blocks_of_every_place() -> None:
+def test_held_out_tiles_are_whole_blocks_of_each_place() -> None:
     grid = np.stack(np.meshgrid(np.arange(-3, 21), np.arange(24)), axis=-1).reshape(-1, 2)
     held = hold_out([grid, grid + 4], fraction=0.1, seed=0, block=4)
     assert 0.05 < np.concatenate(held).mean() < 0.15
@@ -113,12 +119,12 @@ def test_held_out_tiles_are_whole_blocks_of_every_place() -> None:
         assert all(len(chosen) == 1 for chosen in by_block.values())
 
 
-def test_blocks_shrink_where_there_are_few() -> None:
+def test_blocks_shrink_if_there_are_few() -> None:
     strip = np.column_stack([np.arange(16) // 2, np.arange(16) % 2])
     (held,) = hold_out([strip], fraction=0.1, seed=0, block=4)
     assert held.sum() == 2
 
 
-def test_nothing_is_held_out_on_request() -> None:
+def test_a_fraction_of_zero_holds_out_nothing() -> None:
     (held,) = hold_out([np.zeros((5, 2), int)], fraction=0, seed=0, block=4)
     assert not held.any()

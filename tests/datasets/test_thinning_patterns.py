@@ -1,4 +1,4 @@
-"""Thinning: exact numbers, and the pattern that was asked for."""
+"""Thinning: the exact number of points, in the requested pattern."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLOUDS = {
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", CLOUDS)
-def test_exactly_the_wanted_number_of_distinct_points_is_kept(name: str, pattern: str) -> None:
+def test_thinning_keeps_the_exact_number_of_distinct_points(name: str, pattern: str) -> None:
     cloud = CLOUDS[name]
     for ratio in (1, 1.5, 4, 7.3, 100):
         index = thin(cloud, ratio, pattern, np.random.default_rng(1))
@@ -48,7 +48,7 @@ def test_exactly_the_wanted_number_of_distinct_points_is_kept(name: str, pattern
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_thinning_is_a_function_of_its_generator(pattern: str) -> None:
+def test_thinning_depends_only_on_the_generator(pattern: str) -> None:
     cloud = CLOUDS["sphere"]
     first, again, other = (thin(cloud, 4, pattern, np.random.default_rng(s)) for s in (1, 1, 2))
     assert np.array_equal(first, again)
@@ -59,7 +59,7 @@ def spacing(points: np.ndarray) -> np.ndarray:
     return cKDTree(points).query(points, 2)[0][:, 1]
 
 
-def test_poisson_is_even_and_random_is_not() -> None:
+def test_poisson_points_are_evenly_spaced_and_random_points_are_not() -> None:
     cloud = make_sphere(8000)
     even, random = (
         spacing(cloud[thin(cloud, 8, pattern, np.random.default_rng(0))])
@@ -70,7 +70,7 @@ def test_poisson_is_even_and_random_is_not() -> None:
 
 
 def anisotropy(points: np.ndarray) -> float:
-    """Ratio of the spread of the steps to the nearest neighbours along and across their heading."""
+    """Spread of the steps to the nearest neighbours: ratio of largest to smallest direction."""
     xy = points[:, :2] - points[:, :2].mean(axis=0)
     near = cKDTree(xy).query(xy, 3)[1][:, 1:]
     steps = (xy[near] - xy[:, None]).reshape(-1, 2)
@@ -87,7 +87,7 @@ def test_scan_lines_are_further_apart_than_the_points_along_them(seed: int) -> N
     random = ground[thin(ground, 8, "random", rng)]
     assert anisotropy(random) < 1.15
     assert anisotropy(lines) > 1.6
-    # No part of the ground is left out: every original point has a line near it.
+    # The lines cover the ground: every original point has a kept point near it.
     gaps = cKDTree(lines).query(ground)[0]
     assert gaps.max() < 3 * np.sqrt(8 * 60 * 60 / len(ground))
 
@@ -99,7 +99,7 @@ def test_scan_lines_reach_walls_and_all_sides_of_shapes() -> None:
     assert gaps.max() < 4 * np.sqrt(4 * np.pi / len(kept))
 
 
-def test_scan_lines_pass_through_what_is_above_the_ground() -> None:
+def test_scan_lines_keep_points_on_the_ground_and_above_it() -> None:
     rng = np.random.default_rng(0)
     floors = rng.random((40_000, 3)) * [60, 60, 0] + [0, 0, 5] * rng.integers(0, 2, (40_000, 1))
     kept = floors[thin(floors, 8, "scanline", rng)]

@@ -1,4 +1,4 @@
-"""Tiles: every point in the right one, pairs centred without loss, splits by place."""
+"""Tiles: grouping of points, pairs that keep their coordinates, and splits by place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUMBERS = arrays.arrays(
 
 
 @given(NUMBERS, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([None, (0.25, -2.0)]))
-def test_tiles_are_those_of_a_dictionary(
+def test_tiles_equal_a_grouping_by_dictionary(
     numbers: np.ndarray, tile: float, origin: tuple[float, float] | None
 ) -> None:
     positions = numbers / 4
@@ -33,7 +33,7 @@ def test_tiles_are_those_of_a_dictionary(
     assert len(tiles) == len(found)
 
 
-def test_a_tile_holds_what_lies_between_its_corners() -> None:
+def test_a_tile_holds_the_points_between_its_corners() -> None:
     positions = np.random.default_rng(0).random((500, 2)) * [70, 30] + [4e5, 5.1e6]
     tiles = split_tiles(positions, 10.0)
     assert len(tiles) == 21
@@ -53,7 +53,7 @@ def test_impossible_tiles_are_errors() -> None:
         split_tiles(np.array([[0, 0], [1e12, 1e12]]), 1.0)
 
 
-def test_pairs_of_surveys_keep_map_coordinates_to_the_tenth_of_a_millimetre() -> None:
+def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre() -> None:
     rng = np.random.default_rng(0)
     source, target = (rng.random((n, 3)) * [40, 20, 9] + [4e5, 5.1e6, 100] for n in (800, 3000))
     pairs = list(survey_pairs(source, target, 10.0, min_points=10, stem="here"))
@@ -71,7 +71,7 @@ def test_pairs_of_surveys_keep_map_coordinates_to_the_tenth_of_a_millimetre() ->
         assert pair.vertical
 
 
-def test_tiles_that_either_survey_lacks_are_no_pairs() -> None:
+def test_tiles_without_enough_points_in_both_surveys_give_no_pairs() -> None:
     def row(tiles: list[int]) -> np.ndarray:
         return np.array([[10 * x + 5.0, 5.0, 0.0] for x in tiles])
 
@@ -92,7 +92,7 @@ def test_tiles_that_either_survey_lacks_are_no_pairs() -> None:
     st.integers(1, 5),
     st.randoms(use_true_random=False),
 )
-def test_both_sides_of_a_split_have_tiles_and_no_block_is_torn(
+def test_both_sides_of_a_split_have_tiles_and_no_block_is_split(
     tile_xy: np.ndarray, fraction: float, seed: int, block: int, random
 ) -> None:
     held_out = split_blocks(tile_xy, fraction, seed, block)
@@ -110,7 +110,7 @@ def test_both_sides_of_a_split_have_tiles_and_no_block_is_torn(
     assert np.array_equal(split_blocks(tile_xy[order], fraction, seed, block), held_out[order])
 
 
-def test_a_split_holds_out_about_the_fraction_asked_for_and_depends_on_the_seed() -> None:
+def test_a_split_holds_out_about_the_requested_fraction_and_depends_on_the_seed() -> None:
     tile_xy = np.stack(np.meshgrid(np.arange(40), np.arange(25)), axis=-1).reshape(-1, 2)
     splits = [split_blocks(tile_xy, 0.1, seed, 5) for seed in range(5)]
     assert [int(split.sum()) for split in splits] == [100] * 5

@@ -22,6 +22,7 @@ from pointup.evaluation.common_extent import common_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.shapes import Shape, measure_shape
+from pointup.io.files import read_points
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
 
@@ -319,6 +320,25 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     assert "its coordinates are in degrees" in capsys.readouterr().err
 
 
+def test_a_survey_is_measured_as_pointup_upsample_writes_it(surveys: Path, model: Path) -> None:
+    points = np.loadtxt(surveys / "dense.xyz")
+    classes = np.where(points[:, 2] < 101, 2, 5)
+    write_las(surveys / "dense.las", points, classes, None)
+    write_las(surveys / "sparse.las", points[::4], classes[::4], None)
+    assert not evaluate(
+        "lidar", "--reference", surveys / "dense.las", "--source", surveys / "sparse.las",
+        "--ratio", "3", "--model", model, "--json", surveys / "out.json",
+    )  # fmt: skip
+    found = figures_of(surveys / "out.json")["rows"]["model"]["chamfer"]
+    # By default, surveys have heights.
+    by_default = upsample(read_points(surveys / "sparse.las"), 3.0, model=model).positions
+    without = upsample(points[::4], 3.0, model=model)
+    source, reference = (read_points(surveys / f"{n}.las").positions for n in ("sparse", "dense"))
+    figures = [chamfer_of(made, source, reference) for made in (by_default, without)]
+    assert found == pytest.approx(figures[0], rel=1e-6)
+    assert found != pytest.approx(figures[1], rel=1e-4)
+
+
 def test_pairs_have_the_figures_that_training_validates_on(
     pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -407,24 +427,35 @@ def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_pat
         )
 
 
-def test_pairs_are_measured_as_pointup_upsample_writes_them(
-    pair_directory: Path, model: Path, tmp_path: Path
-) -> None:
-    from pointup.datasets.pair_dataset import open_pairs, read_pair
+def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_path: Path) -> None:
+    from conftest import wavy_pair
 
+    from pointup.datasets.pair_dataset import open_pairs, read_pair
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    made = [wavy_pair(f"sheet_{i}", 200, 3, rng) for i in range(2)]
+    for pair in made:
+        pair.source[:, 2] = rng.random(len(pair.source))
+    # Z is up in one of them.
+    made[1].vertical = False
+    write_pairs(made[:1], made, tmp_path / "pairs", info={"recipe": 1})
     path = tmp_path / "out.json"
     assert not evaluate(
-        "pairs", pair_directory, "--model", model, "--as-written", "--ratio", 3, "--json", path
+        "pairs", tmp_path / "pairs", "--model", model, "--as-written", "--ratio", 3, "--json", path
     )
-    pair = read_pair(open_pairs(pair_directory, "validation"), 0)
-    made = upsample(pair.source.astype(np.float64), 3.0, model=Upsampler.from_pretrained(model))
-    distance = np.linalg.norm(made[:, None] - pair.target[None], axis=2)
-    expected = distance.min(axis=0).mean() + distance.min(axis=1).mean()
-    found = figures_of(path)["pairs"][0]
-    assert found["name"] == pair.name
-    assert found["rows"]["model"]["chamfer"] == pytest.approx(expected, rel=1e-4)
-    # Far fewer new points than points: the measured ones are among them.
-    assert found["rows"]["model"]["chamfer"] != found["rows"]["midpoints"]["chamfer"]
+    for number, found in enumerate(figures_of(path)["pairs"]):
+        pair = read_pair(open_pairs(tmp_path / "pairs", "validation"), number)
+        assert found["name"] == pair.name and pair.vertical == (number == 0)
+        expected = []
+        for above_ground in (pair.vertical, not pair.vertical):
+            cloud = upsample(
+                pair.source.astype(np.float64), 3.0, model=model, above_ground=above_ground
+            )
+            distance = np.linalg.norm(cloud[:, None] - pair.target[None], axis=2)
+            expected.append(distance.min(axis=0).mean() + distance.min(axis=1).mean())
+        assert found["rows"]["model"]["chamfer"] == pytest.approx(expected[0], rel=1e-5)
+        assert expected[1] != pytest.approx(expected[0], rel=1e-4)
 
 
 def test_pairs_don_t_depend_on_the_token_budget(

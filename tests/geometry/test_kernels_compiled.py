@@ -91,7 +91,13 @@ def test_knn_compiles(
         "knn.knn_kernel",
         floats,
         dict.fromkeys(pointers, "*i64") | dict.fromkeys(counts, "i32") | {"query_cloud": "*i32"},
-        {"K": k, "BLOCK_Q": knn.BLOCK_Q, "TILE": knn.TILE, "CHUNK": knn.CHUNK},
+        {
+            "K": k,
+            "BLOCK_Q": knn.BLOCK_Q,
+            "TILE": knn.TILE,
+            "CHUNK": knn.CHUNK,
+            "OWN_FIRST": True,
+        },
         architecture,
         num_warps=knn.NUM_WARPS,
     )
@@ -146,8 +152,21 @@ def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
     compiled = compile_kernel(
         "insertion.insertion_kernel",
         "fp32",
-        {"neighbor": "*i32", "parent": "*i32", "state": "*i32", "num_points": "i32"},
-        {"K": NUM_NEIGHBORS, "BLOCK": insertion.BLOCK, "PASSES": insertion.PASSES},
+        {
+            "neighbor": "*i32",
+            "parent": "*i32",
+            "state": "*i32",
+            "left_before": "*i32",
+            "left_after": "*i32",
+            "num_points": "i32",
+            "num_before": "i32",
+        },
+        {
+            "K": NUM_NEIGHBORS,
+            "BLOCK": insertion.BLOCK,
+            "PASSES": insertion.PASSES,
+            "PATIENCE": insertion.PATIENCE,
+        },
         architecture,
         num_warps=insertion.NUM_WARPS,
     )

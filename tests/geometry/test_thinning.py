@@ -13,7 +13,11 @@ from torch import Tensor
 
 from pointup.geometry import thinning
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.geometry.thinning import farthest_point_sample, poisson_disk_subset
+from pointup.geometry.thinning import (
+    _throw_darts,
+    farthest_point_sample,
+    poisson_disk_subset,
+)
 
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 # No deadline: the time depends on the load of the machine.
@@ -155,6 +159,15 @@ def test_a_poisson_disk_subset_is_as_even_as_farthest_points() -> None:
     farthest_gap, farthest_reach = gap_and_reach(points, farthest.numpy())
     assert gap > 0.95 * farthest_gap and reach < 1.1 * farthest_reach
     assert gap > 0.95 * reach
+
+
+@pytest.mark.parametrize("radius", [0.05, 0.3])
+def test_darts_lie_apart_and_leave_no_room_for_another(radius: float) -> None:
+    points = on_sphere(2000)
+    darts = _throw_darts(points, radius)
+    distance = np.linalg.norm(points[:, None] - points[darts], axis=2)
+    assert distance.min(axis=1).max() <= radius
+    assert (distance[darts] + np.diag([np.inf] * len(darts))).min() > radius
 
 
 def test_a_poisson_disk_subset_depends_on_the_generator_alone() -> None:

@@ -1,4 +1,4 @@
-"""Files of points and meshes: exact round trips, forgiving readers, errors that tell the remedy."""
+"""Point files: exact round trips, and the variants of text that the readers accept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from typed import digest
 
 from pointup.errors import DataError
 from pointup.io.files import (
@@ -31,7 +32,7 @@ SUFFIXES = (".ply", ".xyz", ".txt", ".csv", ".npz")
 
 
 def make_cloud(count: int = 30) -> PointCloud:
-    """Map coordinates, which floats are too coarse for, and an attribute of every type."""
+    """Map coordinates, which float32 can't hold, and an attribute of every type."""
     rng = np.random.default_rng(0)
     positions = rng.random((count, 3)) * 100 + [4e5, 5.1e6, 100]
     attributes = {f"{name}_values": (rng.normal(size=count) * 50).astype(name) for name in TYPES}
@@ -62,7 +63,7 @@ def test_round_trips_are_exact(tmp_path: Path, suffix: str) -> None:
         elements=st.floats(allow_nan=False, allow_infinity=False),
     )
 )
-def test_every_float64_survives(
+def test_every_finite_float64_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, positions: np.ndarray
 ) -> None:
     path = tmp_path_factory.mktemp("floats") / f"a{suffix}"
@@ -83,16 +84,16 @@ def test_ply_keeps_its_encoding_comments_types_and_order(tmp_path: Path, encodin
     assert after.header.encoding == encoding
     assert after.header.comments[0] == "comment EPSG 25832"
     assert after.header.properties[:4] == properties
-    # Written once more, the file stays the same, to the byte.
+    # A second copy of the file is identical to the byte.
     write_points(tmp_path / "b.ply", after)
-    assert (tmp_path / "a.ply").read_bytes() == (tmp_path / "b.ply").read_bytes()
+    assert digest(tmp_path / "a.ply") == digest(tmp_path / "b.ply")
 
 
-def test_ply_has_no_whole_numbers_of_64_bits(tmp_path: Path) -> None:
+def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path: Path) -> None:
     path, positions = tmp_path / "a.ply", np.zeros((2, 3))
     write_points(path, PointCloud(positions, {"time": np.array([2**40 + 1, -5])}))
     assert read_points(path).attributes["time"].tolist() == [2**40 + 1, -5]
-    with pytest.raises(DataError, match=r"a\.ply: time: whole numbers up to .* don't fit float64"):
+    with pytest.raises(DataError, match=r"a\.ply: time: integers up to .* don't fit float64"):
         write_points(path, PointCloud(positions, {"time": np.array([2**53 + 1, 0])}))
 
 
@@ -105,7 +106,7 @@ def test_trimesh_reads_what_is_written_as_ply(tmp_path: Path, encoding: str) -> 
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "binary_little_endian"])
-def test_vertices_of_meshes_are_points(tmp_path: Path, encoding: str) -> None:
+def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path: Path, encoding: str) -> None:
     box = trimesh.creation.box()
     path = tmp_path / "a.ply"
     path.write_bytes(
@@ -175,7 +176,7 @@ TEXTS: dict[str, tuple[str, dict[str, list[float]]]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_tables_of_text_are_read_as_they_come(tmp_path: Path, case: str) -> None:
+def test_common_variants_of_text_tables_are_read(tmp_path: Path, case: str) -> None:
     text, attributes = TEXTS[case]
     path = tmp_path / "a.txt"
     path.write_text(text, newline="")
@@ -186,7 +187,7 @@ def test_tables_of_text_are_read_as_they_come(tmp_path: Path, case: str) -> None
         assert np.array_equal(cloud.attributes[name], values, equal_nan=True)
 
 
-def test_a_column_that_begins_with_whole_numbers_may_end_with_others(tmp_path: Path) -> None:
+def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path: Path) -> None:
     rows = [f"{i} 0 0 {2**60 + i}" for i in range(60_000)]
     (tmp_path / "a.xyz").write_text("\n".join([*rows, "0.5 0 0 1"]))
     cloud = read_points(tmp_path / "a.xyz")
@@ -203,7 +204,7 @@ def test_a_column_that_begins_with_whole_numbers_may_end_with_others(tmp_path: P
         ("a.txt", "1.5;2;3;3\n4.5;5;6;4\n"),
     ],
 )
-def test_text_is_written_in_the_manner_it_was_read(tmp_path: Path, name: str, text: str) -> None:
+def test_text_is_written_in_the_layout_it_was_read_in(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     write_points(tmp_path / f"b{name}", read_points(tmp_path / name))
     assert (tmp_path / f"b{name}").read_text() == text

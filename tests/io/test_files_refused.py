@@ -1,4 +1,4 @@
-"""Files of points and meshes: exact round trips, forgiving readers, errors that tell the remedy."""
+"""Bad point and mesh files raise one-line errors, and failed writes leave no file behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from pointup.io.files import (
 )
 
 BAD_TEXTS = {
-    "words": ("once upon a time\n", r"'once upon a time' holds neither numbers nor columns"),
-    "a word": ("1 2 3\n4 five 6\n", r"line 2: 'five' is not a number; mend it"),
+    "words": (
+        "once upon a time\n",
+        r"'once upon a time' holds neither numbers nor the column names",
+    ),
+    "a word": ("1 2 3\n4 five 6\n", r"line 2: 'five' is not a number; correct it"),
     "words in a column": ("x y z kind\n1 2 3 tree\n", r"line 2: 'tree' is not a number"),
     "two columns": ("1 2\n3 4\n", r"2 columns in '1 2'; at least x, y and z are needed"),
     "a short line": ("#\n1 2 3\n\n4 5\n", r"line 4 has 2 columns, the lines before it 3"),
@@ -37,7 +40,7 @@ BAD_TEXTS = {
 
 
 @pytest.mark.parametrize("case", BAD_TEXTS)
-def test_bad_text_is_an_error_that_names_the_line(tmp_path: Path, case: str) -> None:
+def test_bad_text_raises_an_error_that_names_the_line(tmp_path: Path, case: str) -> None:
     text, message = BAD_TEXTS[case]
     path = tmp_path / "field.xyz"
     path.write_text(text)
@@ -67,7 +70,7 @@ def npy(array: np.ndarray) -> bytes:
 BAD_BYTES = {
     "cut.ply": (ply("1 2 3\n", 2), "ends after at most 1 of 2 points; copy it again"),
     "no_points.ply": (ply("", 0), "no points in it"),
-    "no_z.ply": (ply("1 2\n", 1, "float x float y"), "must be vertices with x, y, z"),
+    "no_z.ply": (ply("1 2\n", 1, "float x float y"), "must be vertex, with x, y and z"),
     "type.ply": (ply("1 2 3\n", 1, "float x float y long z"), "unknown property type 'long'"),
     "word.ply": (ply("1 2 three\n", 1), "could not convert string 'three'"),
     "nan.ply": (ply("1 2 nan\n", 1), "1 of 1 have NaN"),
@@ -95,7 +98,7 @@ BAD_BYTES = {
 
 
 @pytest.mark.parametrize("name", BAD_BYTES)
-def test_bad_files_are_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+def test_bad_files_raise_a_one_line_error(tmp_path: Path, name: str) -> None:
     data, message = BAD_BYTES[name]
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FileError, match=rf"{name}: .*{message}") as raised:
@@ -103,9 +106,9 @@ def test_bad_files_are_an_error_in_one_line(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_an_npz_without_points_lists_what_it_has(tmp_path: Path) -> None:
+def test_an_npz_without_points_lists_its_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", vertices=np.zeros((2, 3)))
-    with pytest.raises(FileError, match=r"no array is named positions, pos, .* not vertices"):
+    with pytest.raises(FileError, match=r"no array is named positions, .*\(there are: vertices\)"):
         read_points(tmp_path / "a.npz")
 
 
@@ -123,7 +126,9 @@ def test_missing_files_and_folders_are_errors(tmp_path: Path) -> None:
         write_points(tmp_path / "a.rcp", make_cloud())
 
 
-def test_what_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operating_system_error_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -133,7 +138,7 @@ def test_what_the_system_refuses_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path: Path) -> None:
     with (
         pytest.raises(FileError, match=r"a\.ply: can't be written: No space left on device"),
         open_writer(tmp_path / "a.ply", make_cloud()) as writer,
@@ -146,7 +151,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".laz", ".las", ".npy", *SUFFIXES])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_interrupted_writer_leaves_the_old_file_and_nothing_else(
+def test_an_interrupted_writer_leaves_only_the_old_file(
     tmp_path: Path, suffix: str, error: type[BaseException], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / f"a{suffix}"
@@ -188,7 +193,7 @@ def test_all_points_of_a_table_need_the_same_attributes(tmp_path: Path, suffix: 
         writer.write(PointCloud(cloud.positions, attributes))
 
 
-def test_writing_respects_the_umask_and_writes_over_the_original(tmp_path: Path) -> None:
+def test_writing_replaces_the_original_and_respects_the_umask(tmp_path: Path) -> None:
     path = tmp_path / "a.ply"
     write_points(path, make_cloud(5))
     cloud = read_points(path)
@@ -206,7 +211,7 @@ def test_values_are_rounded_to_integers_but_never_wrapped() -> None:
     for bad in ([-1], [256], [np.nan], [1e300]):
         with pytest.raises(DataError, match=r"a: values .* don't fit uint8"):
             cast_values(np.array(bad), uint8, "a")
-    with pytest.raises(DataError, match=r"a: whole numbers up to .* don't fit float64"):
+    with pytest.raises(DataError, match=r"a: integers up to .* don't fit float64"):
         cast_values(np.array([2**53 + 1]), np.dtype(np.float64), "a")
 
 

@@ -1,4 +1,4 @@
-"""Each format, written and read by another program where one can be installed."""
+"""Each format is compared with an independent reader or writer, if one is installed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typed import digest
 
 from pointup.errors import FileError
 from pointup.io.files import (
@@ -24,11 +25,11 @@ from pointup.io.files import (
 )
 from pointup.io.ply import PlyHeader
 
-READERS = "another program's reader, of the extra `readers`, is not installed"
+READERS = "an independent reader of the extra `readers` is not installed"
 
 
 def scanned(count: int = 50) -> PointCloud:
-    """A cloud as a scanner makes it: in metres around it, float32, with intensity and colours."""
+    """A cloud in the frame of a scanner: float32 metres, with intensity and colours."""
     rng = np.random.default_rng(0)
     positions = (rng.normal(size=(count, 3)) * 20).astype(np.float32).astype(np.float64)
     colours = {name: rng.integers(0, 256, count, np.uint8) for name in ("red", "green", "blue")}
@@ -71,7 +72,7 @@ def read_by_numpy(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_as_pts(path: Path) -> dict[str, np.ndarray]:
-    """As the readers of C do: a count by scanf, then that many rows."""
+    """Reads a count, then that many rows, as simple C readers do."""
     lines = path.read_text().splitlines()
     assert int(lines[0]) == len(lines) - 1
     rows = np.array([[float(word) for word in line.split(" ")] for line in lines[1:]])
@@ -108,7 +109,7 @@ def test_other_programs_read_what_is_written(tmp_path: Path, suffix: str) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".pcd", ".e57", ".pts", ".ply"])
-def test_scans_come_back_as_they_were(tmp_path: Path, suffix: str) -> None:
+def test_scanner_clouds_are_read_back_unchanged(tmp_path: Path, suffix: str) -> None:
     if suffix == ".e57":
         pytest.importorskip("pye57", reason=READERS)
     cloud = scanned()
@@ -145,7 +146,7 @@ def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
     count = 300
     packed = pypcd4.PointCloud.encode_rgb(rng.integers(0, 256, (count, 3)).astype(np.uint8))
     if encoding == "ASCII":
-        # Written there with 10 decimals, which small floats don't survive.
+        # pypcd4 writes 10 decimals, which lose small floats.
         packed = np.zeros(count, np.float32)
     points = [*rng.random((3, count)).astype(np.float32), packed, np.arange(count)]
     other = pypcd4.PointCloud.from_points(
@@ -162,7 +163,7 @@ def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
         assert np.allclose(cloud.positions, positions, atol=1e-9)
         positions = cloud.positions
     assert_holds(cloud, positions, **expected)
-    # Written once more, the other program finds its own fields again.
+    # pypcd4 finds its own fields in a file that is written again.
     write_points(tmp_path / "b.pcd", cloud)
     again = read_points(tmp_path / "b.pcd")
     assert_holds(again, positions, **expected)
@@ -192,7 +193,7 @@ nan nan nan 0 0 0 0 nan nan nan
 
 
 @pytest.mark.parametrize("text", ["F\n4.808e+06", "U\n4880121", "F\n6.8385e-39"])
-def test_colours_packed_into_text_are_unpacked(tmp_path: Path, text: str) -> None:
+def test_packed_colours_in_text_are_unpacked(tmp_path: Path, text: str) -> None:
     kind, value = text.split("\n")
     (tmp_path / "a.pcd").write_text(
         f"FIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F {kind}\nCOUNT 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
@@ -206,7 +207,7 @@ def test_colours_packed_into_text_are_unpacked(tmp_path: Path, text: str) -> Non
     assert read_points(tmp_path / "b.pcd").attributes == cloud.attributes
 
 
-def test_organised_pcd_loses_its_missing_returns_and_says_so(
+def test_missing_returns_of_an_organised_pcd_are_dropped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.pcd"
@@ -222,7 +223,7 @@ def test_organised_pcd_loses_its_missing_returns_and_says_so(
     assert "VIEWPOINT 1 2 3 1 0 0 0" in (tmp_path / "b.pcd").read_text("latin-1")
 
 
-def test_e57_of_several_scans_is_put_together_by_their_poses(tmp_path: Path) -> None:
+def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path: Path) -> None:
     pye57 = pytest.importorskip("pye57", reason=READERS)
     points = np.random.default_rng(0).random((20, 3))
     scan = {f"cartesian{axis}": points[:, i].copy() for i, axis in enumerate("XYZ")}
@@ -233,7 +234,7 @@ def test_e57_of_several_scans_is_put_together_by_their_poses(tmp_path: Path) -> 
         turned = np.array([np.sqrt(0.5), 0, 0, np.sqrt(0.5)])
         file.write_scan_raw(scan, rotation=turned, translation=np.array([100.0, 200.0, 300.0]))
     cloud = read_points(tmp_path / "a.e57")
-    # Its writer has single precision.
+    # The writer of pye57 has single precision.
     assert np.allclose(cloud.positions[:15], points[5:], atol=1e-6)
     moved = points[:, [1, 0, 2]] * [-1, 1, 1] + np.array([100, 200, 300])
     assert np.allclose(cloud.positions[15:], moved, atol=1e-6)
@@ -246,7 +247,7 @@ def test_e57_keeps_map_coordinates_exactly(tmp_path: Path) -> None:
     assert_holds(read_points(tmp_path / "a.e57"), positions)
 
 
-def test_without_its_library_e57_is_refused_and_names_the_extra(
+def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: None)
@@ -282,7 +283,7 @@ PTS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", PTS)
-def test_pts_is_read_as_it_comes(tmp_path: Path, case: str) -> None:
+def test_common_variants_of_pts_are_read(tmp_path: Path, case: str) -> None:
     text, names = PTS[case]
     (tmp_path / "a.pts").write_text(text, newline="")
     cloud = read_points(tmp_path / "a.pts")
@@ -292,7 +293,7 @@ def test_pts_is_read_as_it_comes(tmp_path: Path, case: str) -> None:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "short.pts": (b"3\n1 2 3\n4 5 6\n", "ends after 2 of 3 points; copy it again"),
-    "long.pts": (b"1\n1 2 3\n4 5 6\n", "has 2 points, more than the 1 that its counts tell"),
+    "long.pts": (b"1\n1 2 3\n4 5 6\n", "has 2 points, more than the 1 of its counts"),
     "word.pts": (b"2\n1 2 3\n4 five 6\n", "line 3: 'five' is not a number"),
     "empty.pts": (b"0\n", "no points in it"),
     "rows.bin": (b"x" * 31, "not a KITTI sweep: 31 bytes are not rows of 4 float32"),
@@ -304,12 +305,12 @@ BAD: dict[str, tuple[bytes, str]] = {
     "absurd.pcd": (ORGANISED.replace("POINTS 4", "POINTS 9999999999").encode(), "ends before its"),
     "digits.pcd": (ORGANISED.replace("POINTS 4", "POINTS " + "9" * 99).encode(), "POINTS is '999"),
     "field.pcd": (ORGANISED.replace("SIZE 4", "SIZE 3").encode(), "unknown field type F of 3"),
-    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "its fields must be x, y, z"),
+    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "it must have the fields x, y, z"),
     "no.e57": (b"nothing", "E57"),
     "a.off": (b"OFF", "is a mesh, and points are needed: sample its surface .* `pointup prepare"),
     "a.glb": (b"glTF", "is a mesh, and points are needed"),
     "count.ply": (
-        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n", "can't hold 999",
+        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n", "its header counts 999",
     ),
     "many.ply": (
         b"ply\nformat binary_little_endian 1.0\nelement vertex 999999999999999\n"
@@ -321,7 +322,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_damaged_file_is_an_error_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_raises_a_one_line_error(tmp_path: Path, name: str) -> None:
     content, message = BAD[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FileError, match=rf"{name}: .*{message}") as raised:
@@ -329,13 +330,13 @@ def test_a_damaged_file_is_an_error_in_one_line(tmp_path: Path, name: str) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_sweeps_hold_intensity_and_by_name_the_ring(tmp_path: Path) -> None:
+def test_sweeps_have_intensity_and_nuscenes_sweeps_also_the_ring(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).random((9, 5)).astype("<f4")
     rows.tofile(tmp_path / "a.pcd.bin")
     cloud = read_points(tmp_path / "a.pcd.bin")
     assert_holds(cloud, rows[:, :3], intensity=rows[:, 3], ring=rows[:, 4])
     write_points(tmp_path / "b.pcd.bin", cloud)
-    assert (tmp_path / "b.pcd.bin").read_bytes() == (tmp_path / "a.pcd.bin").read_bytes()
+    assert digest(tmp_path / "b.pcd.bin") == digest(tmp_path / "a.pcd.bin")
     write_points(tmp_path / "b.bin", cloud)
     assert np.array_equal(np.fromfile(tmp_path / "b.bin", "<f4").reshape(9, 4), rows[:, :4])
     for far in (5e4, 5.1e6):
@@ -343,7 +344,7 @@ def test_sweeps_hold_intensity_and_by_name_the_ring(tmp_path: Path) -> None:
             write_points(tmp_path / "c.bin", PointCloud(cloud.positions + far))
 
 
-def test_what_a_format_has_no_place_for_is_told_once(
+def test_attributes_that_a_format_cannot_store_are_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cloud, path = scanned(5), tmp_path / "a.pts"
@@ -352,12 +353,12 @@ def test_what_a_format_has_no_place_for_is_told_once(
         with open_writer(path, cloud, [ExtraDimension("parent", "u4", default="index")]) as writer:
             copy_points(path, writer)
     (record,) = caplog.records
-    assert "a.pts: .pts files have no place for parent; left out" in record.getMessage()
+    assert "a.pts: .pts files can't store parent; left out" in record.getMessage()
     assert_holds(read_points(path), cloud.positions, **cloud.attributes)
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".obj"])
-def test_dropped_faces_are_told(
+def test_dropped_faces_are_reported(
     tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     trimesh.creation.box().export(tmp_path / f"a{suffix}")
@@ -385,7 +386,7 @@ def test_text_may_have_comments_of_two_slashes(tmp_path: Path, text: str, names:
 
 
 @pytest.mark.parametrize("arrays", ["positions", "other"])
-def test_an_npz_that_expands_beyond_measure_is_refused_unread(
+def test_an_npz_that_would_expand_to_too_many_bytes_is_not_read(
     tmp_path: Path, arrays: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pointup.geometry.array_files.ALWAYS_READ", 10**6)
@@ -395,12 +396,12 @@ def test_an_npz_that_expands_beyond_measure_is_refused_unread(
         with pytest.raises(FileError, match=r"a\.npz: its .* bytes would expand to 24,000,000"):
             read_points(tmp_path / "a.npz")
     else:
-        # What isn't needed isn't read, and doesn't count.
+        # An array that is not needed is not read and does not count.
         np.savez_compressed(tmp_path / "a.npz", positions=np.ones((2, 3)), other=np.zeros(other))
         assert len(read_points(tmp_path / "a.npz")) == 2
 
 
-def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_followed_and_kept(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     target, link = tmp_path / "there" / "b.ply", tmp_path / "a.ply"
     link.symlink_to(target)
@@ -414,7 +415,7 @@ def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
         write_points(link, scanned(3))
 
 
-def test_names_that_cannot_be_written_are_told_before_any_work(tmp_path: Path) -> None:
+def test_paths_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
     for name, message in (
         ("a.rcp", r"unknown extension '\.rcp' to write"),
@@ -432,7 +433,7 @@ def test_names_that_cannot_be_written_are_told_before_any_work(tmp_path: Path) -
 
 @settings(max_examples=50)
 @given(st.binary(max_size=200), st.sampled_from(["ascii", "binary", "binary_compressed"]))
-def test_whatever_follows_a_pcd_header_is_read_or_refused(
+def test_any_bytes_after_a_pcd_header_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, body: bytes, encoding: str
 ) -> None:
     path = tmp_path_factory.mktemp("pcd") / "a.pcd"

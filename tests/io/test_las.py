@@ -1,4 +1,4 @@
-"""LAS and LAZ: nothing of the original may change, and what is added must be readable."""
+"""LAS and LAZ: the original is copied without a change, and added points are readable."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ADDED = [
     ExtraDimension("parent", "uint32", "nearest original point", default="index"),
     ExtraDimension("distance", "float32"),
 ]
-# Without the null byte at its end that laspy would add.
+# Without the null byte that laspy would append.
 WKT = VLR("LASF_Projection", 2112, "WKT", b'LOCAL_CS["somewhere"]')
 
 
 def make_las(path: Path, point_format: int = 7, version: str = "1.4", count: int = 500) -> None:
-    """A file whose point records are random bits, with a CRS and an extra dimension."""
+    """Writes a file of random point records, with a CRS and an extra dimension."""
     rng = np.random.default_rng(point_format)
     header = laspy.LasHeader(version=version, point_format=point_format)
     header.scales, header.offsets = np.array([0.001, 0.001, 0.01]), np.array([4e5, 5.1e6, -7.0])
@@ -67,7 +67,7 @@ def formats() -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize(("version", "point_format", "suffix"), formats())
-def test_what_is_read_is_written_bit_for_bit(
+def test_points_are_written_bit_for_bit_as_they_were_read(
     tmp_path: Path, version: str, point_format: int, suffix: str
 ) -> None:
     original, copy = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
@@ -83,7 +83,7 @@ def test_what_is_read_is_written_bit_for_bit(
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_generated_points_follow_the_untouched_original(tmp_path: Path, suffix: str) -> None:
+def test_generated_points_follow_the_unchanged_original(tmp_path: Path, suffix: str) -> None:
     original, path = tmp_path / "a.laz", tmp_path / f"b{suffix}"
     make_las(original)
     before = raw_points(original)
@@ -139,7 +139,7 @@ def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
     assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
 
 
-def test_a_description_of_extra_bytes_that_are_not_there_is_dropped(tmp_path: Path) -> None:
+def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "a.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
@@ -165,7 +165,7 @@ def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: P
     assert after["parent"].tolist() == [0, 1, 2]
 
 
-def test_no_data_values_survive_and_stale_statistics_do_not(tmp_path: Path) -> None:
+def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path) -> None:
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", no_data=[-99]))
@@ -182,7 +182,7 @@ def test_no_data_values_survive_and_stale_statistics_do_not(tmp_path: Path) -> N
     assert height.max is None
 
 
-def test_nothing_of_copc_is_left_and_other_long_records_are(tmp_path: Path) -> None:
+def test_copc_records_are_removed_and_other_evlrs_are_kept(tmp_path: Path) -> None:
     original, path = tmp_path / "a.laz", tmp_path / "b.laz"
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.vlrs.append(VLR("copc", 10000, "", b"extents"))
@@ -197,7 +197,7 @@ def test_nothing_of_copc_is_left_and_other_long_records_are(tmp_path: Path) -> N
         write_points(tmp_path / "b.copc.laz", read_points(original))
 
 
-def test_chunks_together_are_the_file(tmp_path: Path) -> None:
+def test_chunks_concatenate_to_the_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "a.laz"
     make_las(path)
     whole, chunks = read_points(path), list(iter_points(path, chunk_size=170))
@@ -209,7 +209,7 @@ def test_chunks_together_are_the_file(tmp_path: Path) -> None:
         assert joined.tobytes() == values.tobytes()
 
 
-def test_positions_alone_are_the_same_positions(tmp_path: Path) -> None:
+def test_positions_are_the_same_without_attributes(tmp_path: Path) -> None:
     path = tmp_path / "a.laz"
     make_las(path)
     bare = read_points(path, attributes=False)
@@ -217,7 +217,7 @@ def test_positions_alone_are_the_same_positions(tmp_path: Path) -> None:
     assert np.array_equal(bare.positions, read_points(path).positions)
 
 
-def test_points_beyond_what_32_bits_hold_are_an_error(tmp_path: Path) -> None:
+def test_points_beyond_the_range_of_32_bits_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.laz"
     make_las(path)
     far = PointCloud(np.array([[4e5, 5.1e6, 0.0], [3e6, 5.1e6, 0.0]]))
@@ -235,10 +235,10 @@ def test_points_beyond_what_32_bits_hold_are_an_error(tmp_path: Path) -> None:
         ("classification", [300], "values 300 to 300 don't fit uint8"),
         ("return_number", [16], "16 doesn't fit the 4 bits"),
         ("intensity", [np.nan], "don't fit uint16"),
-        ("unheard", [1], "no dimension 'unheard'"),
+        ("unknown", [1], "no dimension 'unknown'"),
     ],
 )
-def test_attributes_that_do_not_fit_are_an_error(
+def test_attributes_that_do_not_fit_are_refused(
     tmp_path: Path, name: str, values: list[float], message: str
 ) -> None:
     path = tmp_path / "a.laz"
@@ -250,7 +250,7 @@ def test_attributes_that_do_not_fit_are_an_error(
         writer.write(PointCloud(np.array([[4e5, 5.1e6, 0.0]]), {name: np.array(values)}))
 
 
-def test_records_of_another_scale_are_an_error(tmp_path: Path) -> None:
+def test_records_of_another_scale_are_refused(tmp_path: Path) -> None:
     original, other = tmp_path / "a.laz", tmp_path / "b.laz"
     make_las(original)
     write_points(other, PointCloud(np.zeros((2, 3)), {"red": np.zeros(2)}))
@@ -310,7 +310,7 @@ def damage_count_of_chunks(data: bytearray) -> bytearray:
 
 
 def damage_size_of_a_layer(data: bytearray, layer: int = 1) -> bytearray:
-    # After the place of the chunk table, the first point and the number of points.
+    # The sizes follow the offset of the chunk table, the first point and the number of points.
     start = unpack_from("<I", data, 96)[0]
     size = laspy.PointFormat(7).size + 2
     pack_into("<I", data, start + 8 + size + 4 + 4 * layer, 2**32 - 1)
@@ -331,7 +331,7 @@ DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_
     [(".las", damage) for damage in [*DAMAGES, damage_one_byte]]
     + [(".laz", damage) for damage in [*DAMAGES, *DAMAGES_OF_LAZ]],
 )
-def test_damaged_files_are_one_line_with_the_name_and_the_remedy(
+def test_damaged_files_raise_one_line_with_the_name_and_the_remedy(
     tmp_path: Path, suffix: str, damage: Callable[[bytearray], bytearray]
 ) -> None:
     path = tmp_path / f"survey{suffix}"
@@ -343,9 +343,9 @@ def test_damaged_files_are_one_line_with_the_name_and_the_remedy(
     assert re.fullmatch(rf"{re.escape(str(path))}: not a whole LAS/LAZ file: .*again", message)
 
 
-# Nine of coordinates and flags, one of colours, one of each of two extra bytes.
+# Nine layers of coordinates and flags, one of colours, and one for each of two extra bytes.
 @pytest.mark.parametrize("layer", [0, 8, 9, 10, 11])
-def test_a_layer_longer_than_its_chunk_is_told_before_room_is_made_for_it(
+def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(
     tmp_path: Path, layer: int
 ) -> None:
     path = tmp_path / "a.laz"
@@ -355,7 +355,7 @@ def test_a_layer_longer_than_its_chunk_is_told_before_room_is_made_for_it(
         next(iter_points(path))
 
 
-def test_a_short_file_is_told_before_its_first_points(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_before_its_first_points(tmp_path: Path) -> None:
     path = tmp_path / "a.las"
     make_las(path)
     path.write_bytes(path.read_bytes()[:-1])
@@ -371,10 +371,10 @@ def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
         read_points(path)
 
 
-def test_what_cannot_be_carried_over_is_an_error(tmp_path: Path) -> None:
+def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None:
     make_las(tmp_path / "a.las", point_format=9)
     cloud = read_points(tmp_path / "a.las")
-    with pytest.raises(FileError, match=r"waveforms aren't compressed exactly; name it \.las"):
+    with pytest.raises(FileError, match=r"waveforms can't be compressed exactly; name it \.las"):
         write_points(tmp_path / "b.laz", cloud)
     cloud.header.global_encoding.waveform_data_packets_internal = True  # type: ignore[attr-defined]
     with pytest.raises(FileError, match="waveforms inside the original can't be carried over"):
@@ -395,7 +395,7 @@ def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
     returns = [np.count_nonzero(cloud.attributes["return_number"] == i) for i in range(1, 6)]
     assert list(unpack_from("<6I", path.read_bytes(), 107)) == [400, *returns]
     assert laspy.read(path).header.point_count == 400
-    # Of the newer ones the standard wants them to be 0.
+    # The standard requires 0 for the newer point formats.
     make_las(path, 6)
     write_points(path, read_points(path))
     assert not any(unpack_from("<6I", path.read_bytes(), 107))
@@ -403,7 +403,7 @@ def test_las_1_4_of_older_point_formats_keeps_its_legacy_counts(
 
 @pytest.mark.parametrize("date", [(0, 0), (366, 2019), (17, 1998), (999, 2020)])
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_the_date_of_creation_stays_as_it_stands(
+def test_the_creation_date_is_not_changed(
     tmp_path: Path, date: tuple[int, int], suffix: str
 ) -> None:
     path = tmp_path / f"a{suffix}"

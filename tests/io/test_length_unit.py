@@ -1,4 +1,4 @@
-"""Units of length: of files by their coordinate system, of several files, of datasets."""
+"""Units of length of a file (from its coordinate system), of several files, of a dataset."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def test_the_unit_is_that_of_the_coordinate_system(
     assert unit.of_metres(1) == pytest.approx(1 / metres)
 
 
-def test_what_has_no_unit_of_length_is_told_apart(tmp_path: Path) -> None:
+def test_degrees_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
     assert length_unit(las(tmp_path / "a.las", 4326)) == DEGREES
     assert length_unit(las(tmp_path / "b.las", "EPSG:32618+6360")) == MIXED
     assert length_unit(las(tmp_path / "c.las", None)) == UNKNOWN
     assert length_unit(tmp_path / "d.ply") == UNKNOWN
 
 
-def test_lengths_are_told_in_metres_and_in_the_unit() -> None:
+def test_lengths_are_printed_in_metres_and_in_the_unit() -> None:
     assert METRE.described(0.5) == "0.5 m"
     assert unit_of(0.3048).described(0.5) == "0.5 m (1.64 ft)"
     assert UNKNOWN.described(0.5) == "0.5 unit"
     assert unit_of(0.01).name == "unit of 0.01 m"
 
 
-def test_files_of_one_unit_have_it_and_others_are_named(tmp_path: Path) -> None:
+def test_files_have_one_common_unit_or_the_exception_is_named(tmp_path: Path) -> None:
     metres, feet = las(tmp_path / "m.las", 32618), las(tmp_path / "ft.las", 2994)
     unknown, degrees = tmp_path / "a.xyz", las(tmp_path / "deg.las", 4326)
     assert common_unit([unknown, metres, unknown]) == METRE
@@ -75,7 +75,7 @@ def test_files_of_one_unit_have_it_and_others_are_named(tmp_path: Path) -> None:
         common_unit([metres, degrees])
 
 
-def test_a_dataset_has_the_unit_of_the_files_it_was_made_of(tmp_path: Path) -> None:
+def test_a_dataset_has_the_unit_of_its_input_files(tmp_path: Path) -> None:
     def unit(info: dict[str, object]) -> str:
         (tmp_path / "pointup.json").write_text(json.dumps(info))
         return dataset_unit(tmp_path).name

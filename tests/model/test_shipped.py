@@ -66,8 +66,9 @@ def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(name: str, make: o
     assert np.mean(shares) < 0.97
 
 
-def test_survey_files_use_lidar_and_all_others_shapes() -> None:
-    for path in ("a.las", "b.LAZ", "c.copc.laz"):
+def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
+    scans = ("d.e57", "e.pts", "f.pcd", "g.bin", "h.pcd.bin")
+    for path in ("a.las", "b.LAZ", "c.copc.laz", *scans):
         assert shipped_for(Path(path)) == "lidar"
     for other in (None, Path("a.ply"), Path("b.xyz"), Path("las.npy")):
         assert shipped_for(other) == "shapes"
@@ -114,8 +115,9 @@ def test_the_command_uses_the_model_for_each_kind_of_file(
     las = laspy.LasData(header)
     las.xyz = points
     las.write(tmp_path / "b.las")
+    np.savetxt(tmp_path / "c.pts", points, header="60", comments="", fmt="%.3f")
     (tmp_path / "out").mkdir()
-    inputs = [str(tmp_path / "a.npy"), str(tmp_path / "b.las")]
+    inputs = [str(tmp_path / name) for name in ("a.npy", "b.las", "c.pts")]
     assert main(["upsample", *inputs, "--ratio", "2", "-o", str(tmp_path / "out")]) == 0
     made = {
         "shapes": np.load(tmp_path / "out" / "a.npy")[:, :3],
@@ -126,6 +128,8 @@ def test_the_command_uses_the_model_for_each_kind_of_file(
             made[name], upsample(points, 2, model=model, above_ground=name == "lidar"), atol=6e-4
         )
     assert not np.allclose(made["shapes"], made["lidar"], atol=6e-4)
+    scan = np.loadtxt(tmp_path / "out" / "c.pts", skiprows=1)[:, :3]
+    assert np.allclose(scan, made["lidar"], atol=6e-4)
 
 
 def test_a_shipped_model_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:

@@ -1,3 +1,5 @@
+"""The default dataset: created once, reproducible, with independent samplings."""
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +32,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_opens_as_a_pair_dataset_with_normals_second_samplings_and_surfaces(cache) -> None:
+def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache) -> None:
     directory = small(cache)
     train, validation = (open_pairs(directory, split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (3, 2)
@@ -44,13 +46,13 @@ def test_it_opens_as_a_pair_dataset_with_normals_second_samplings_and_surfaces(c
         assert cKDTree(sample.target).query(sample.resample)[0].min() > 0
 
 
-def test_it_is_made_once(cache, monkeypatch) -> None:
+def test_the_default_dataset_is_created_once(cache, monkeypatch) -> None:
     before = {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")}
     monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", pytest.fail)
     assert {path: path.stat().st_mtime_ns for path in small(cache).rglob("*")} == before
 
 
-def test_the_cache_is_where_the_variables_say(tmp_path, monkeypatch) -> None:
+def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(
         "pointup.synthetic.default_dataset.default_pairs", lambda directory, *_: directory.mkdir()
     )
@@ -67,16 +69,16 @@ def test_the_cache_is_where_the_variables_say(tmp_path, monkeypatch) -> None:
     assert default_dataset(tmp_path / "given", seed=1) != default_dataset(tmp_path / "given")
 
 
-def test_those_who_ask_at_the_same_time_share_one(tmp_path) -> None:
+def test_simultaneous_calls_create_one_dataset(tmp_path) -> None:
     with ThreadPoolExecutor(3) as threads:
         (directory,) = set(threads.map(small, [tmp_path] * 3))
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
 
 
-def test_what_another_made_meanwhile_is_kept(tmp_path, monkeypatch) -> None:
-    # As on a network disk that does not honour the lock.
-    def make(draft: Path, *_: object) -> None:
-        for directory in (draft, tmp_path / f"default-{RECIPE}-seed0-3-2"):
+def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeypatch) -> None:
+    # As on a network file system where locks don't work.
+    def make(staging: Path, *_: object) -> None:
+        for directory in (staging, tmp_path / f"default-{RECIPE}-seed0-3-2"):
             directory.mkdir()
             (directory / directory.name).touch()
 
@@ -87,14 +89,14 @@ def test_what_another_made_meanwhile_is_kept(tmp_path, monkeypatch) -> None:
 
 
 def test_samples_do_not_depend_on_the_number_of_workers(cache, tmp_path) -> None:
-    # Some samples take longer than others, so that they are ready in another order.
+    # Some samples take longer than others, so that they are finished in another order.
     default_pairs(tmp_path / "two", 0, 3, 2, num_workers=2)
     for split in ("train", "validation"):
         one, two = (open_pairs(path, split) for path in (small(cache), tmp_path / "two"))
         assert one.with_format("arrow")[:] == two.with_format("arrow")[:]
 
 
-def test_a_sample_follows_from_seed_split_and_number() -> None:
+def test_a_sample_depends_on_seed_split_and_number() -> None:
     arguments = [(0, "train", 0), (1, "train", 0), (0, "validation", 0), (0, "train", 1)]
     sources = [default_sample(*a)[0].source for a in [*arguments, arguments[0]]]
     np.testing.assert_array_equal(sources[0], sources[-1])

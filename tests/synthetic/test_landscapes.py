@@ -1,3 +1,5 @@
+"""Landscapes and the simulated scanner: occlusion, density, returns and noise."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -49,14 +51,14 @@ def test_without_noise_returns_lie_on_the_surface_and_face_the_scanner(rng) -> N
     assert np.einsum("ij,ij->i", outwards, normals[ball]).min() > 0.9
 
 
-def test_a_roof_hides_what_is_below_it(rng) -> None:
+def test_a_roof_occludes_the_ground_below_it(rng) -> None:
     roof = box([-3, -3, 5], [3, 3, 5.2])
     solid = np.concatenate([floor(20), roof])
     straight = replace(EXACT, tilts=np.zeros(1), density=100.0)
     points, _ = scan_triangles(solid, NOTHING, 10.0, straight, rng)
     below = (np.abs(points[:, :2]) < 2.95).all(axis=1) & (points[:, 2] < 5)
     assert not below.any()
-    # Beams that go down towards y > 0 reach under the roof from y < 0 and leave a shadow behind.
+    # Slanted beams towards y > 0 reach under the roof from y < 0 and leave a shadow behind it.
     slanted = replace(EXACT, headings=np.zeros(1), tilts=np.array([0.5]), density=100.0)
     points, _ = scan_triangles(solid, NOTHING, 12.0, slanted, rng)
     x, y, z = points.T
@@ -67,25 +69,25 @@ def test_a_roof_hides_what_is_below_it(rng) -> None:
     assert lit.sum() > 0.8 * 100 * np.cos(0.5) * 5.8 * 5 * np.tan(0.5)
 
 
-def test_the_density_is_pulses_a_square_metre(rng) -> None:
+def test_the_density_is_pulses_per_square_metre(rng) -> None:
     for density in (5.0, 40.0):
         flat = replace(EXACT, density=density, tilts=np.zeros(2), headings=np.array([0.4, 2.0]))
         points, _ = scan_triangles(floor(20), NOTHING, 16.0, flat, rng)
         assert len(points) / 16**2 == pytest.approx(density, rel=0.05)
 
 
-def test_scan_lines_lie_apart_by_the_aspect(rng) -> None:
+def test_the_spacing_of_scan_lines_follows_the_aspect(rng) -> None:
     lines = replace(
         EXACT, headings=np.zeros(1), tilts=np.zeros(1), aspect=4.0, slant=0.0, jitter=0.0
     )
     points, _ = scan_triangles(floor(20), NOTHING, 10.0, replace(lines, footprint=0.0), rng)
-    # Each return is within half a pixel of its line; 30 / m2 with aspect 4 is 0.365 m by 0.091 m.
+    # Each return is within half a pixel of its line. 30 per m2 with aspect 4 is 0.365 m by 0.091 m.
     spacing = (4 / 30) ** 0.5
     phase = np.exp(2j * np.pi * points[:, 0] / spacing)
     assert abs(phase.mean()) > 0.6
 
 
-def test_a_pulse_returns_from_leaves_and_from_the_ground(rng) -> None:
+def test_a_pulse_has_returns_from_leaves_and_from_the_ground(rng) -> None:
     facets = rng.uniform([-5, -5, 4], [5, 5, 6], (3000, 1, 3)) + rng.normal(size=(3000, 3, 3)) * 0.1
     wide = replace(EXACT, tilts=np.zeros(1), footprint=0.5)
     points, normals = scan_triangles(floor(20), facets, 8.0, wide, rng)
@@ -95,13 +97,13 @@ def test_a_pulse_returns_from_leaves_and_from_the_ground(rng) -> None:
     # Leaves have no plane; the ground is level.
     assert not normals[in_leaves].any()
     np.testing.assert_allclose(normals[~in_leaves], [[0, 0, 1]] * (~in_leaves).sum(), atol=1e-12)
-    # Two returns of the same pulse are told apart by more than the separation.
+    # Two returns of the same pulse are further apart than the separation.
     assert not ((points[:, 2] > 1e-6) & (points[:, 2] < 3)).any()
     leaf_surface = surface_of(facets)
     assert leaf_surface.distance(points[in_leaves]).max() < 1e-9
 
 
-def test_returns_of_a_pulse_nearer_than_the_separation_are_one(rng) -> None:
+def test_returns_of_a_pulse_closer_than_the_separation_are_merged(rng) -> None:
     def num_lower_returns(separation: float) -> int:
         points, _ = scan_triangles(
             floor(20), layers, 8.0, replace(wide, separation=separation), np.random.default_rng(0)
@@ -115,7 +117,7 @@ def test_returns_of_a_pulse_nearer_than_the_separation_are_one(rng) -> None:
     assert num_lower_returns(0.8) < 0.7 * num_lower_returns(0.4)
 
 
-def test_noise_is_as_large_as_stated(rng) -> None:
+def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
     noisy = replace(EXACT, tilts=np.zeros(1), range_noise=0.02)
     points, _ = scan_triangles(floor(20), NOTHING, 10.0, noisy, rng)
     assert points[:, 2].std() == pytest.approx(0.02, rel=0.1)
@@ -123,19 +125,19 @@ def test_noise_is_as_large_as_stated(rng) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_landscape_is_scanned_by_plane_and_drone(kind: str) -> None:
+def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind: str) -> None:
     rng = np.random.default_rng(3)
     scene = random_scene(rng, 10.0, kind)
     source, _ = scan(scene, 10.0, rng)
     target, normals = scan(scene, 40.0, rng, from_drone=True)
     surface = scene.surface()
-    # Three and more standard deviations of 3 cm along, 4 cm across the beam, 2 cm of the strip.
+    # At most 3 cm of noise along and 4 cm across the beam, and 2 cm in the height of a strip.
     assert np.quantile(surface.distance(source), 0.99) < 0.12
     assert np.quantile(surface.distance(target), 0.99) < 0.02
     assert len(target) > 1.5 * len(source)
     length = np.linalg.norm(normals, axis=1)
     assert (np.isclose(length, 1) | (length == 0)).all()
-    # Nothing of one scan is in the other.
+    # The two scans have no common points.
     assert cKDTree(source).query(target)[0].min() > 0
 
 
@@ -148,16 +150,16 @@ def test_forests_have_leaves_and_gardens_have_houses() -> None:
     assert np.linalg.norm(np.cross(b - a, c - a), axis=1).max() / 2 > 4
 
 
-def test_a_scan_follows_from_the_generator() -> None:
-    def made(seed: int) -> np.ndarray:
+def test_a_scan_depends_only_on_the_generator() -> None:
+    def scanned(seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
         return scan(random_scene(rng, 6.0), 8.0, rng)[0]
 
-    np.testing.assert_array_equal(made(1), made(1))
-    assert not np.array_equal(made(1), made(2))
+    np.testing.assert_array_equal(scanned(1), scanned(1))
+    assert not np.array_equal(scanned(1), scanned(2))
 
 
-def test_the_surface_of_a_scene_is_what_reaches_into_its_square() -> None:
+def test_the_surface_of_a_scene_has_the_triangles_that_reach_into_its_square() -> None:
     inside, outside = sphere(1.0), sphere(1.0) + np.array([9, 0, 0])
     scene = Scene(inside, outside, 4.0)
     assert scene.surface().area == pytest.approx(surface_of(inside).area)

@@ -1,3 +1,5 @@
+"""Procedural shapes: valid, varied and reproducible surfaces of all families."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -11,7 +13,7 @@ OPEN = ("open_sheet",)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_family_makes_different_surfaces_without_flaws(name: str) -> None:
+def test_a_family_makes_different_valid_surfaces(name: str) -> None:
     areas = set()
     for seed in range(4):
         triangles = NAMES[name](np.random.default_rng(seed))
@@ -22,7 +24,7 @@ def test_a_family_makes_different_surfaces_without_flaws(name: str) -> None:
         assert (doubled > 0).all()
         assert len(np.unique(surface.faces)) == len(surface.vertices)
         if name not in OPEN:
-            # Looks outwards.
+            # Faces are oriented outwards: the volume is positive.
             assert np.einsum("ij,ij->", a, np.cross(b, c)) > 0
         areas.add(round(surface.area, 6))
     assert len(areas) == 4
@@ -31,7 +33,7 @@ def test_a_family_makes_different_surfaces_without_flaws(name: str) -> None:
 def test_every_family_is_drawn_about_as_often_as_its_weight(monkeypatch) -> None:
     from pointup.synthetic import shapes
 
-    # The choice of a family, without the work of making it.
+    # Stand-ins replace the families, so that only the choice of a family is tested.
     tetrahedron = np.array([[[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 0, 0], [0, 1, 0], [0, 0, 1]]])
     stand_ins = {}
     for family, weight in FAMILIES.items():
@@ -63,14 +65,14 @@ def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
         assert surface.distance(points).max() < 1e-9
 
 
-def test_a_surface_follows_from_the_generator() -> None:
+def test_a_surface_depends_only_on_the_generator() -> None:
     first, again, other = (random_surface(np.random.default_rng(s))[0] for s in (3, 3, 4))
     np.testing.assert_array_equal(first.vertices, again.vertices)
     np.testing.assert_array_equal(first.faces, again.faces)
     assert first.vertices.shape != other.vertices.shape
 
 
-def test_deforming_bends_a_surface_and_tears_nothing() -> None:
+def test_deforming_keeps_a_surface_closed() -> None:
     body = NAMES["polyhedron"](np.random.default_rng(1))
     for seed in range(5):
         bent = surface_of(deform(body, np.random.default_rng(seed)))
@@ -78,5 +80,5 @@ def test_deforming_bends_a_surface_and_tears_nothing() -> None:
         assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
 
 
-def test_families_of_living_things_are_drawn() -> None:
+def test_organic_families_are_among_the_families() -> None:
     assert set(ORGANIC) < set(FAMILIES)

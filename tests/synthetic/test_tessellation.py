@@ -1,3 +1,5 @@
+"""Triangle soups: closed, oriented outwards, with the expected volume and area."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -35,7 +37,7 @@ def volume(triangles: np.ndarray) -> float:
 
 
 def is_closed(triangles: np.ndarray) -> bool:
-    """Whether each edge is passed as often one way as the other."""
+    """Whether each edge occurs equally often in both directions."""
     faces = surface_of(triangles).faces
     edges = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
     passed = Counter(map(tuple, edges.tolist()))
@@ -71,7 +73,7 @@ SOLIDS = {
 
 
 @pytest.mark.parametrize("name", SOLIDS)
-def test_solids_are_closed_look_outwards_and_have_their_volume(name: str) -> None:
+def test_solids_are_closed_oriented_outwards_and_have_the_expected_volume(name: str) -> None:
     triangles, expected = SOLIDS[name]
     assert is_closed(triangles)
     assert volume(triangles) == pytest.approx(expected, rel=0.012)
@@ -89,7 +91,7 @@ def test_a_ring_of_cells_has_no_wall_where_it_closes() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), max_edge=st.floats(0.05, 2))
-def test_refining_keeps_the_surface_and_leaves_no_cracks(seed: int, max_edge: float) -> None:
+def test_refining_keeps_the_surface_closed(seed: int, max_edge: float) -> None:
     rng = np.random.default_rng(seed)
     triangles = hull(rng.normal(size=(8, 3)))
     finer = refine(triangles, max_edge)
@@ -100,8 +102,8 @@ def test_refining_keeps_the_surface_and_leaves_no_cracks(seed: int, max_edge: fl
     assert surface_of(finer).area == pytest.approx(surface_of(triangles).area)
 
 
-def test_union_is_the_outer_skin() -> None:
-    # Two cubes that share an eighth of each: of every cube's 6 faces 3 lose a quarter.
+def test_union_is_the_outer_surface() -> None:
+    # The cubes have an eighth of their volume in common: 3 faces of each lose a quarter.
     parts = [CUBE, CUBE + 0.5]
     skin = surface_of(union(parts, 0.1))
     assert skin.area == pytest.approx(2 * (6 - 0.75), rel=0.02)
@@ -113,20 +115,20 @@ def test_union_is_the_outer_skin() -> None:
     assert kept.area == pytest.approx(6)
 
 
-def test_cut_removes_to_a_quarter_of_the_edge() -> None:
+def test_cut_is_exact_to_a_quarter_of_the_edge_length() -> None:
     kept = cut(CUBE, lambda points: points[:, 2] > 0.33, 0.2)
     assert abs(kept[..., 2].max() - 0.33) < 0.05
     assert surface_of(kept).area == pytest.approx(1 + 4 * 0.33, rel=0.1)
 
 
-def test_inside_loops_counts_holes_out() -> None:
+def test_inside_loops_excludes_holes() -> None:
     points = np.random.default_rng(0).uniform(-1.5, 1.5, (500, 2))
     size = np.abs(points).max(axis=1)
     inside = inside_loops(points, [SQUARE, 0.5 * SQUARE])
     np.testing.assert_array_equal(inside, (size < 1) & (size > 0.5))
 
 
-def test_weld_joins_equal_corners_only() -> None:
+def test_weld_merges_equal_corners_only() -> None:
     points, faces = weld(CUBE)
     assert len(points) == 8
     np.testing.assert_array_equal(points[faces], CUBE)
@@ -134,7 +136,7 @@ def test_weld_joins_equal_corners_only() -> None:
     assert len(weld(apart)[0]) == 16
 
 
-def test_grid_takes_a_batch_of_grids() -> None:
+def test_grid_accepts_a_batch_of_grids() -> None:
     positions = np.random.default_rng(0).normal(size=(3, 4, 5, 3))
     together = grid(positions, wrap_columns=True)
     alone = np.concatenate([grid(positions[:, :, i], wrap_columns=True) for i in range(5)])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import tyro
-from conftest import ROOT, Run, metrics_of, shared_memory
+from conftest import ROOT, Run, metrics_of, shared_memory_of
+from forked import run_forked
 from runs import training
 
 from pointup.training.config import TrainConfig
@@ -39,7 +40,9 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "loss" in line]
 
 
-@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+# In short: a killed process that is started again, in test_faults.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_train_the_model_that_one_trains(
     pair_directory: Path, tmp_path: Path, launch: Launch, num_processes: int
 ) -> None:
@@ -67,8 +70,27 @@ def test_several_processes_train_the_model_that_one_trains(
             assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
 
 
+def quick_check(data: Path, run: Path, num_workers: int) -> tuple[object, ...]:
+    return ("--data", data, "--output-dir", run, *SMALL, "--quick", "--num-workers", num_workers)
+
+
+def assert_works(ended: Run, run: Path, num_processes: int) -> None:
+    assert "The setup works" in succeeded(ended).stdout
+    assert [line["step"] for line in steps_of(run / "quick")] == [1, 2, 3, 4]
+    logs = run / "quick" / "logs"
+    assert f"processes      {num_processes}" in (logs / "rank_0.log").read_text()
+    assert (logs / f"rank_{num_processes - 1}.log").exists()
+
+
+def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path) -> None:
+    words = quick_check(pair_directory, tmp_path, num_workers=2)
+    ended = run_forked("train", *words, ACCELERATE_MIXED_PRECISION="bf16")
+    assert_works(ended, tmp_path, 2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes, num_workers, precision", [(1, 1, "bf16"), (2, 2, "no")])
-def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
+def test_the_quick_check_passes_and_leaves_nothing_in_shared_memory(
     pair_directory: Path,
     tmp_path: Path,
     launch: Launch,
@@ -76,19 +98,14 @@ def test_the_quick_check_passes_and_leaves_shared_memory_as_it_was(
     num_workers: int,
     precision: str,
 ) -> None:
-    before = shared_memory()
-    ended = succeeded(
-        launch(
-            "--data", pair_directory, "--output-dir", tmp_path, *SMALL, "--quick",
-            "--num-workers", str(num_workers),
-            num_processes=num_processes, mixed_precision=precision,
-        )
-    )  # fmt: skip
-    assert "The setup works" in ended.stdout
-    assert [line["step"] for line in steps_of(tmp_path / "quick")] == [1, 2, 3, 4]
-    assert shared_memory() <= before
+    words = quick_check(pair_directory, tmp_path, num_workers)
+    ended = launch(*words, num_processes=num_processes, mixed_precision=precision)
+    assert_works(ended, tmp_path, num_processes)
+    assert len(ended.pids) >= num_processes * (1 + num_workers), "processes that were not seen"
+    assert shared_memory_of(ended.pids) == set()
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line_on_stderr_and_a_failed_exit(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, str(ROOT / "train.py"), "--output-dir", str(tmp_path / "run"),
@@ -103,7 +120,10 @@ def test_bad_input_is_one_line_on_stderr_and_a_failed_exit(tmp_path: Path) -> No
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("name, value", [("--token-budget", "0"), ("--ratio", "0.5")])
+@pytest.mark.parametrize(
+    "name, value",
+    [("--token-budget", "0"), ("--ratio", "0.5"), ("--data", "/nowhere/pairs")],
+)
 def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
     tmp_path: Path,
     name: str,
@@ -116,7 +136,8 @@ def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
     assert training.main() == 1
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert lines[0].startswith("train.py: error: ") and name.removeprefix("--") in lines[0]
+    told = value if name == "--data" else name.removeprefix("--")
+    assert lines[0].startswith("train.py: error: ") and told in lines[0]
     assert not (run / "checkpoints").exists()
 
 

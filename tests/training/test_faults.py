@@ -12,6 +12,7 @@ from conftest import Run
 from disturbed import (
     PATIENCE,
     STEPS,
+    arguments,
     assert_ends_like,
     continues,
     is_over,
@@ -24,6 +25,7 @@ from disturbed import (
     timed,
     wait_for_step,
 )
+from forked import run_forked
 from test_distributed import SMALL
 
 from pointup.training.config import TrainConfig
@@ -175,12 +177,13 @@ def test_a_process_that_differs_is_named_with_what_differs(
     pair_directory: Path, tmp_path: Path, what: str
 ) -> None:
     run = tmp_path / "run"
-    fault = f"differ {what} 0 1"
-    with launched(pair_directory, run, fault=fault) as process, timed(f"other {what}: told"):
-        assert process.wait(PATIENCE) != 0
+    words = arguments(pair_directory, run, "--num-workers", 0)
+    with timed(f"other {what}: told"):
+        ended = run_forked("faulty", *words, FAULT=f"differ {what} 0 1")
+    assert ended.returncode == 1
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]
-    told = output_of(run)
+    told = ended.stderr
     assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told
     assert told.count("train.py: error:") == 1
     assert not (run / "checkpoints").exists()

@@ -1,4 +1,7 @@
-"""A random adversary: twenty disturbances of one run, which ends as if there had been none."""
+"""A random adversary: twenty disturbances of one run, which ends as if there had been none.
+
+Each start has one or two processes, for the same two slots.
+"""
 
 from __future__ import annotations
 
@@ -93,25 +96,29 @@ def end(what: str, process: subprocess.Popen[str], run: Path, chance: random.Ran
     assert is_over(time.time(), 240, run, f"adversary: {what}"), output_of(run)
 
 
-def meddle(what: str, run: Path) -> None:
-    """Damage what a run left, as disks, hands and other programs do."""
-    checkpoints = run / "checkpoints"
-    if what == "half a line" and (run / "metrics.jsonl").exists():
-        with (run / "metrics.jsonl").open("a") as file:
-            file.write('{"step": 3, "los')
+def meddle(what: str, run: Path) -> bool:
+    """Damage what a run left, as disks, hands and other programs do; whether there was anything."""
+    checkpoints, metrics = run / "checkpoints", run / "metrics.jsonl"
     if what == "a damaged lock":
         (run / "lock").write_bytes(b"\xff" * 10)
-    if not checkpoints.exists():
-        return
-    if what == "empty LATEST":
+        return True
+    if not (checkpoints / LATEST).exists():
+        return False
+    if what == "half a line":
+        with metrics.open("a") as file:
+            file.write('{"step": 3, "los')
+    elif what == "empty LATEST":
         (checkpoints / LATEST).write_text("")
     elif what == "remove LATEST":
-        (checkpoints / LATEST).unlink(missing_ok=True)
+        (checkpoints / LATEST).unlink()
     elif what == "a stray file":
         next_step = last_step(run) // 2 * 2 + 2
-        for name in (f"step_{next_step}", f"step_{next_step + 2}.tmp"):
-            if not (checkpoints / name).exists():
-                (checkpoints / name).write_text("stray")
+        names = (f"step_{next_step}", f"step_{next_step + 2}.tmp")
+        free = [name for name in names if not (checkpoints / name).exists()]
+        for name in free:
+            (checkpoints / name).write_text("stray")
+        return bool(free)
+    return True
 
 
 def result_of(run: Path) -> dict[str, Any]:
@@ -167,8 +174,11 @@ def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
     kinds += [chance.choice(kinds) for _ in range(NUM_DISTURBANCES - len(kinds))]
     done: Counter[str] = Counter()
     while kinds:
-        settings = {"num_workers": chance.choice((0, 1)), "STEP_SECONDS": "0.3"}
-        with launched(pair_directory, run, *LENGTH, **settings) as process:  # type: ignore[arg-type]
+        num_processes = chance.choice((1, 2))
+        with launched(
+            pair_directory, run, *LENGTH, "--accumulation-steps", 2 // num_processes,
+            num_processes=num_processes, num_workers=chance.choice((0, 1)), STEP_SECONDS="0.3",
+        ) as process:  # fmt: skip
             if chance.random() < 0.15:
                 time.sleep(5 * chance.random())  # Amid the start.
             else:
@@ -183,8 +193,7 @@ def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
             assert process.poll() is None, f"over before it was disturbed: {output_of(run)}"
             end(ending, process, run, chance)
             done[ending] += 1
-        while kinds and kinds[0] in BETWEEN:
-            meddle(kinds[0], run)
+        while kinds and kinds[0] in BETWEEN and meddle(kinds[0], run):
             done[kinds.pop(0)] += 1
     ends(pair_directory, run, *LENGTH)
     assert sum(done.values()) >= NUM_DISTURBANCES, done

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SECONDS_TO_OUTCOME, metrics_of, shared_memory
+from conftest import SECONDS_TO_OUTCOME, metrics_of, pids_of, shared_memory_of
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -28,6 +28,9 @@ from pointup.training.run_directory.checkpoint import latest_checkpoint
 
 GRACE_SECONDS = 30
 """What the launcher gives its processes. A starved machine takes as long to end the launcher."""
+
+START_SECONDS = 15.0
+"""About what a launched run takes until it trains."""
 
 
 @pytest.mark.slow
@@ -50,10 +53,11 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals
 ) -> None:
-    before = shared_memory()
     run = tmp_path / "run"
     with launched(pair_directory, run, num_workers=2) as process:
         wait_for_step(run, 2)
+        pids = pids_of(process.pid)
+        assert len(pids) >= 7, "a launcher, two processes, two workers of each"
         sent = time.time()
         process.send_signal(number)
         assert is_over(
@@ -62,7 +66,7 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
     assert latest_of(run) != f"step_{STEPS}", "the run was over before the signal came"
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
-    assert shared_memory() <= before
+    assert shared_memory_of(pids) == set()
 
 
 @pytest.mark.slow
@@ -94,11 +98,10 @@ def test_a_signal_at_a_random_moment_leaves_a_whole_checkpoint_and_the_run_conti
     chance = random.Random(seed)
     run = tmp_path / "run"
     step, share = max(0, chance.randrange(-2, STEPS + 2)), chance.random()
-    start_seconds = float(undisturbed.with_name("seconds").read_text())
     with launched(pair_directory, run, num_workers=1) as process:
         if step:
             wait_for_step(run, step)  # Evaluations count as well.
-        time.sleep(share * (0.5 if step else start_seconds))
+        time.sleep(share * (0.5 if step else START_SECONDS))
         launcher = psutil.Process(process.pid)
         members = launcher.children() if process.poll() is None else []
         # The launcher as often as one of its processes.

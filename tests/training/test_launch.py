@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState
 
-from pointup.training.distributed.accelerator import processes_asked_for, seed_micro_batch
+from pointup.errors import ConfigError
+from pointup.training.distributed.accelerator import (
+    make_accelerator,
+    processes_asked_for,
+    seed_micro_batch,
+)
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 
@@ -72,6 +79,27 @@ def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
     assert "WORLD" not in ended.stdout
 
 
+@pytest.fixture
+def new_state() -> Iterator[None]:
+    """Accelerate reads its environment anew, now and afterwards."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("new_state")
+def test_an_environment_that_asks_for_compilation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(ConfigError, match="dynamo_backend INDUCTOR is not supported"):
+        make_accelerator(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "NO")
+    assert make_accelerator(tmp_path).num_processes == 1
+
+
+@pytest.mark.slow
 def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
     config = (CONFIGS / "cpu.yaml").read_text()
     asking = tmp_path / "asking.yaml"
@@ -96,12 +124,11 @@ def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None
     assert len(draws) == 9
 
 
-def test_products_of_matrices_are_the_same_on_one_thread_as_on_several(tmp_path: Path) -> None:
+def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None:
     code = (
         "import torch\n"
-        "from pathlib import Path\n"
-        "from pointup.training.distributed.accelerator import make_accelerator\n"
-        f"make_accelerator(Path({str(tmp_path)!r}))\n"
+        "from pointup.training.distributed.accelerator import fix_order_of_sums\n"
+        "fix_order_of_sums()\n"
         "torch.manual_seed(0)\n"
         "for m, k, n in ((1, 6400, 48), (48, 20000, 24)):\n"
         "    a, b = torch.randn(m, k), torch.randn(k, n)\n"
@@ -113,10 +140,12 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several(tmp_path:
     )
     if not torch.backends.mkl.is_available():
         pytest.skip("only MKL can be told to")
+    # The tests have it in their environment.
+    unordered = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     ended = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "4"},
+        env={**unordered, "OMP_NUM_THREADS": "4"},
     )
     assert ended.stdout == "True\nTrue\n", ended.stdout + ended.stderr

@@ -58,32 +58,36 @@ def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> N
     assert process.wait(10) == 130
 
 
-def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
-    code = (
+def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
+    """A process whose launcher goes a second after it wrote to `tell`."""
+    launch = (
         "import os, time\n"
         "done, tell = os.pipe()\n"
         "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
-        "from pointup.training.distributed.preemption import ending_with_launcher\n"
-        "with ending_with_launcher(): print('starting', flush=True)\n"
-        "with ending_with_launcher(): os.write(tell, b'.'); time.sleep(60)\n"
     )
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", launch + code],
         capture_output=True,
         text=True,
         env={**os.environ, "TORCHELASTIC_RUN_ID": "1"},
     )
+    assert time.monotonic() - began < 30
+    return ended
+
+
+def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
+    ended = ended_after_its_launcher(
+        "from pointup.training.distributed.preemption import ending_with_launcher\n"
+        "with ending_with_launcher(): print('starting', flush=True)\n"
+        "with ending_with_launcher(): os.write(tell, b'.'); time.sleep(60)\n"
+    )
     assert ended.stdout == "starting\n"
     assert ended.stderr == "the launcher is gone, and training has not begun\n"
-    assert time.monotonic() - began < 30
 
 
 def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
-    code = (
-        "import os, time\n"
-        "done, tell = os.pipe()\n"
-        "if os.fork(): os.close(tell); os.read(done, 1); time.sleep(1); os._exit(0)\n"
+    ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"
         "    os.write(tell, b'.')\n"
@@ -91,13 +95,5 @@ def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
         "    print(stop.asked_by, flush=True)\n"
         "    time.sleep(60)\n"
     )
-    began = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TORCHELASTIC_RUN_ID": "1"},
-    )
     assert ended.stdout == "the launcher's death\n"
     assert "the launcher is gone" in ended.stderr
-    assert time.monotonic() - began < 30

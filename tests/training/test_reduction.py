@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric.data import Data
 
 from pointup.benchmark.optimizer_steps import SingleProcess
@@ -74,3 +77,22 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
         sums.append((weight.grad.item(), totals.loss))
     # Of four clouds, in single precision: 0.25, 0 or 0.5, as they come.
     assert sums == [(0.5, 0.5)] * 3
+
+
+@pytest.mark.parametrize("asked", [(), (0,), (2,), (0, 1, 2)])
+def test_one_process_that_is_asked_to_stop_stops_all(asked: tuple[int, ...]) -> None:
+    buffers = []
+
+    def finish(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
+        processes = SimpleNamespace(
+            device=torch.device("cpu"), num_processes=3, process_index=rank,
+            reduce=lambda buffer, reduction: reduce(buffer),
+        )  # fmt: skip
+        reduction = StepReduction(processes, [])
+        reduction.start()
+        return reduction.finish(stop=rank in asked, elapsed_seconds=float(rank == 0))
+
+    for rank in range(3):
+        finish(rank, lambda buffer: buffers.append(buffer) or buffer)  # type: ignore[func-returns-value]
+    totals = finish(0, lambda buffer: torch.stack(buffers).sum(0))
+    assert totals.stop == bool(asked) and totals.elapsed_seconds == 1.0

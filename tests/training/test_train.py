@@ -93,8 +93,15 @@ def test_weights_that_are_not_to_be_trained_stay_as_they_are(
         training.train(other, accelerator)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("stop_after", [2, 5])
+@pytest.mark.parametrize(
+    "stop_after, num_workers",
+    [
+        (2, 0),
+        (5, 2),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(5, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
     pair_directory: Path,
     tmp_path: Path,
@@ -128,6 +135,8 @@ def test_a_finished_run_is_not_trained_further(
     config = options(pair_directory, tmp_path / "run", steps=2)
     training.train(config, accelerator)
     before = metrics_of(tmp_path / "run")
+    # A signal to the tests, as `timeout` sends, is a request to the run to stop.
+    assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before
 

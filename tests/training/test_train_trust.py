@@ -22,6 +22,7 @@ from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_distributed import SMALL
 
+from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
@@ -81,7 +82,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     # An archive, as is looked at before a run, but of something else.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
-    real, real_picture = evaluation.measure_pairs, evaluation.evaluation_picture
+    real, real_picture = evaluation.measure_pairs, pictures.evaluation_picture
 
     def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
         # As written by hand: `find_bad_samples` may leave such a sample out today or tomorrow.
@@ -96,7 +97,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
         return real_picture(*given, title=title, **named)
 
     monkeypatch.setattr(evaluation, "measure_pairs", measure_pairs)
-    monkeypatch.setattr(evaluation, "evaluation_picture", picture)
+    monkeypatch.setattr(pictures, "evaluation_picture", picture)
     run = tmp_path / "run"
     training.train(
         options(tmp_path / "data", run, steps=2, eval_every=1, num_pictures=3), accelerator
@@ -181,6 +182,27 @@ def test_a_run_that_never_took_a_step_is_a_failure(
     monkeypatch.setattr(training, "micro_batch_losses", real)
     fine = options(pair_directory, tmp_path / "fine", steps=1, num_pictures=0)
     training.train(fine, accelerator)
+
+
+def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On the CPU, where the products of loss and scale overflow as those of fp16 do elsewhere.
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    real = training.micro_batch_losses
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e36)
+    config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="all 3 steps were skipped"):
+            training.train(config, accelerator)
+    assert accelerator.scaler.get_scale() == 2.0**13
+    # Overflows at first, then steps.
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e34)
+    fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
+    training.train(fine, accelerator)
+    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
+    assert 0 < state["skipped"] < 8
 
 
 def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(

@@ -45,18 +45,18 @@ def test_a_draft_leaves_exactly_so_many_points(
 def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
     make_store: StoreMaker,
 ) -> None:
-    model, points = small_model(0.1), np.round(sheet(400), 2)
+    model, points = small_model(0.1), np.round(sheet(240), 2)
     for options in (
         UpsampleOptions(ratio=3.0, oversampling=3.0),
         UpsampleOptions(ratio=10.0, oversampling=2.0),
         UpsampleOptions(density=3.0, originals=False, oversampling=3.0),
     ):
-        made = upsample_in_blocks(make_store(points, block_size=90), model, options)
+        made = upsample_in_blocks(make_store(points, block_size=60), model, options)
         tiled = upsample_in_blocks(
-            make_store(points, block_size=90, chunk_size=60), model, options, 4.0
+            make_store(points, block_size=60, chunk_size=40), model, options, 4.0
         )
         assert np.array_equal(tiled, made)
-        there = upsample_in_blocks(make_store(points + UTM, block_size=90), model, options)
+        there = upsample_in_blocks(make_store(points + UTM, block_size=60), model, options)
         assert np.abs(there - UTM - made).max() < 1e-8
 
 
@@ -64,7 +64,7 @@ def test_tiles_threads_and_place_do_not_change_what_is_chosen_from_a_draft(
 def test_the_candidates_are_all_points_of_the_pass_and_of_the_draft(
     make_store: StoreMaker, tmp_path: Path, originals: bool
 ) -> None:
-    store = make_store(sheet(100), block_size=30)
+    store = make_store(sheet(40), block_size=14)
     options, model = UpsampleOptions(originals=originals), small_model(0.1)
     first = UpsamplingPass(store, model, options, CPU, ratio=3.0, oversampling=2.0)
     run_upsampling(first, Alone())

@@ -5,6 +5,7 @@ import pytest
 from sheets import StoreMaker, sheet
 
 from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
+from pointup.upsampling.store.tiling import cut_into_tiles
 
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 
@@ -63,3 +64,23 @@ def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -
     points = np.round(sheet(1000), 2)
     here, there = make_store(points), make_store(points + UTM)
     assert np.array_equal(here.read(0, 1000), there.read(0, 1000))
+
+
+def test_tiles_hold_all_batches_and_are_within_their_limit_but_no_smaller(
+    make_store: StoreMaker,
+) -> None:
+    store = make_store(sheet(1300) * (1.0, 0.4, 1.0), block_size=50)
+    batches = np.arange(0, store.num_blocks, 2)
+    extent = (store.high.max(0) - store.low.min(0))[:2]
+    for num_points, side in ((1300, None), (1299, None), (300, None), (0, extent.max()), (0, 10.0)):
+        tiles = cut_into_tiles(store, batches, num_points, side)
+        assert np.array_equal(np.concatenate([tile.batches for tile in tiles]), batches)
+        assert [tile.start for tile in tiles] == [0, *(tile.stop for tile in tiles[:-1])]
+        assert tiles[-1].stop == store.num_blocks
+        assert any(len(tile.batches) > 1 for tile in tiles)
+        for tile in tiles:
+            low, high = (edge[tile.start : tile.stop, :2] for edge in (store.low, store.high))
+            count = store.block_ptr[tile.stop] - store.block_ptr[tile.start]
+            is_small = (high.max(0) - low.min(0) <= side).all() if side else count <= num_points
+            assert is_small or len(tile.batches) == 1
+        assert (len(tiles) == 1) == (num_points == 1300 or side == extent.max())

@@ -10,7 +10,7 @@ import laspy
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
-from typed import Result, is_one_line, positions, write_las
+from typed import Result, digest, is_one_line, positions, write_las
 
 from pointup.io.files import PointCloud, read_points, write_points
 
@@ -146,10 +146,7 @@ def test_processes_share_the_files_of_a_survey(
     assert result.stdout.count("survey of 4 files: 2,000 points in, 2,000 new") == 1
     assert result.stdout.count("points in") == 5 and result.stderr.count("pointup: error") == 1
     for file in (tmp_path / "one").rglob("*.laz"):
-        assert (
-            file.read_bytes()
-            == (tmp_path / "two" / file.relative_to(tmp_path / "one")).read_bytes()
-        )
+        assert digest(file) == digest(tmp_path / "two" / file.relative_to(tmp_path / "one"))
 
 
 def test_files_apart_and_separate_ones_are_surveys_of_their_own(
@@ -160,14 +157,14 @@ def test_files_apart_and_separate_ones_are_surveys_of_their_own(
     assert command(alone, "-o", tmp_path / "alone.laz", "--ratio", "2").status == 0
     result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", "--separate")
     assert result.status == 0 and "survey" not in result.out
-    assert (tmp_path / "out/0/0.laz").read_bytes() == (tmp_path / "alone.laz").read_bytes()
+    assert digest(tmp_path / "out/0/0.laz") == digest(tmp_path / "alone.laz")
     # Of four tiles, two opposite ones touch in a corner only; without it they are apart.
     far = laspy.read(tmp_path / "tiles" / "1" / "1.laz")
     far.x = np.asarray(far.x) + 200
     far.write(tmp_path / "far.laz")
     result = command(alone, tmp_path / "far.laz", "-o", tmp_path / "apart", "--ratio", "2")
     assert result.status == 0 and "survey" not in result.out
-    assert (tmp_path / "apart/0.laz").read_bytes() == (tmp_path / "alone.laz").read_bytes()
+    assert digest(tmp_path / "apart/0.laz") == digest(tmp_path / "alone.laz")
 
 
 def test_shapes_around_the_origin_are_not_mixed(
@@ -181,7 +178,7 @@ def test_shapes_around_the_origin_are_not_mixed(
     for number in range(3):
         one = tmp_path / "shapes" / f"{number}.xyz"
         assert command(one, "-o", tmp_path / "one.xyz").status == 0
-        assert (tmp_path / "out" / one.name).read_bytes() == (tmp_path / "one.xyz").read_bytes()
+        assert digest(tmp_path / "out" / one.name) == digest(tmp_path / "one.xyz")
 
 
 def test_a_tile_without_a_neighbour_of_its_kind_is_told(
@@ -261,6 +258,7 @@ def noisy(path: Path) -> laspy.LasData:
         (("--include-noise",), np.r_[0:300]),
         (("--classes", "2"), np.r_[0:140]),
         (("--classes", "5", "7"), np.r_[140:160, 200:300]),
+        (("--classes", "5,7"), np.r_[140:160, 200:300]),
         (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
     ],
 )
@@ -293,6 +291,56 @@ def test_noise_withheld_points_and_other_classes_are_copied_and_take_no_part(
     for name in las.points.array.dtype.names:
         assert np.array_equal(made.points.array[name][300:], new[name])
     assert np.array_equal(made.parent_index[300:], taken[new["parent_index"]])
+
+
+@pytest.mark.parametrize("classes", [("2", "5"), ("2,5",), ("2,", "5")])
+def test_files_may_follow_classes(
+    classes: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    noisy(tmp_path / "in.las")
+    for arguments in (
+        (tmp_path / "in.las", "-o", tmp_path / "after.las", "--classes", *classes),
+        ("-o", tmp_path / "before.las", "--classes", *classes, tmp_path / "in.las"),
+        ("--classes", *classes, tmp_path / "in.las", "-o", tmp_path / "between.las"),
+    ):
+        assert command(*arguments, "--ratio", "2").status == 0
+    made = [(tmp_path / f"{name}.las").read_bytes() for name in ("after", "before", "between")]
+    assert made[0] == made[1] == made[2]
+    # 240 points of classes 2 and 5 are upsampled.
+    assert len(laspy.read(tmp_path / "after.las").points) == 300 + 240
+
+
+def test_words_in_place_of_classes_are_told(tmp_path: Path, command: Callable[..., Result]) -> None:
+    noisy(tmp_path / "in.las")
+    for words, message in (
+        (("ground", "2"), "--classes ground 2: give numbers, as in --classes 2,3"),
+        (("2", "ground"), "ground: no such file"),
+    ):
+        result = command(tmp_path / "in.las", "-o", tmp_path / "out", "--classes", *words)
+        assert result.status == 1 and is_one_line(result.err) and message in result.err
+
+
+@pytest.mark.parametrize("options", [(), ("--separate",), ("--only-new",)])
+def test_a_tile_without_points_is_copied_and_no_failure(
+    options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    las = survey(600)
+    write_tiles(las, tmp_path / "tiles")
+    empty = tmp_path / "tiles" / "2" / "0.laz"
+    empty.parent.mkdir()
+    las.points = las.points[:0]
+    las.write(empty)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", *options)
+    assert result.status == 0 and result.err == ""
+    copied = tmp_path / "out" / "2" / "0.laz"
+    assert result.out.count(f"{empty}: no points in it, copied: {copied}\n") == 1
+    assert copied.read_bytes() == empty.read_bytes()
+    others = [path for path in (tmp_path / "out").rglob("*.laz") if path != copied]
+    expected = 600 if options == ("--only-new",) else 1200
+    assert sum(len(laspy.read(path).points) for path in others) == expected
+    # Alone, there is nothing to do.
+    result = command(empty, "-o", tmp_path / "alone.laz")
+    assert result.status == 1 and is_one_line(result.err) and "no points in it" in result.err
 
 
 def test_classes_that_are_not_there_are_told(

@@ -120,16 +120,25 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
     assert cosine.min() > 0.97
 
 
-@pytest.mark.parametrize("vertical", [False, True])
+@pytest.mark.parametrize(
+    "vertical, is_prediction",
+    [
+        (True, True),
+        (False, False),
+        pytest.param(True, False, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", DEGENERATE)
-def test_any_cloud_can_be_drawn(name: str, vertical: bool) -> None:
+def test_any_cloud_can_be_drawn(name: str, vertical: bool, is_prediction: bool) -> None:
+    """As the output for a good source (`is_prediction`), or as source and input."""
     cloud, good = DEGENERATE[name], sphere(200, 2)
-    for source, prediction, target in ((good, cloud, good), (cloud, cloud, cloud)):
-        picture = evaluation_picture(source, prediction, target, vertical=vertical)
-        assert picture.dtype == np.uint8 and picture.shape[2] == 3
-    for before, after in ((good, cloud), (cloud, good)):
-        picture = before_after_picture(before, after, vertical=vertical)
-        assert picture.dtype == np.uint8 and picture.shape[1:] == (1600, 3)
+    clouds = (good, cloud, good) if is_prediction else (cloud, cloud, cloud)
+    picture = evaluation_picture(*clouds, vertical=vertical)
+    assert picture.dtype == np.uint8 and picture.shape[2] == 3
+    before, after = (good, cloud) if is_prediction else (cloud, good)
+    picture = before_after_picture(before, after, vertical=vertical)
+    assert picture.dtype == np.uint8 and picture.shape[1:] == (1600, 3)
 
 
 @pytest.mark.parametrize("vertical", [False, True])

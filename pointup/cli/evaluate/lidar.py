@@ -238,12 +238,18 @@ class Lidar:
         self.output.check(self.picture)
 
     def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
+        """What `pointup upsample` makes of a survey."""
+        from pointup.io.cloud import PointCloud
         from pointup.upsampling import upsample
 
+        cloud = PointCloud(source.positions)
+        if source.classification is not None:
+            cloud.attributes["classification"] = source.classification
         try:
-            return upsample(source.positions, ratio, density=self.density, model=upsampler)
+            made = upsample(cloud, ratio, density=self.density, model=upsampler, above_ground=True)
         except DataError as error:
             raise DataError(f"{source.path}: {error}") from None
+        return made.positions
 
     def _ratio(self, source: np.ndarray, like: np.ndarray, extent: Extent) -> float:
         if self.ratio is not None:

@@ -93,13 +93,13 @@ class Pairs:
                 batch = collate([pairs[key] for key in keys]).to(device)
                 indices = batch.index.tolist()
                 surfaces = [self._surface(files[keep[i]]) for i in indices]
+                vertical = [bool(upright[keep[i]] is not False) for i in indices]
                 ratio = training_ratio(batch, self.ratio, self.max_ratio)
                 network = None if self.as_written else upsampler
                 clouds = rows_of.clouds_of_pairs(batch, ratio, network)
                 if upsampler is not None and self.as_written:
-                    clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler)
+                    clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
                 clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
-                vertical = [bool(upright[keep[i]] is not False) for i in indices]
                 found = zip(
                     indices,
                     rows_of.measure_clouds(batch, clouds, surfaces),

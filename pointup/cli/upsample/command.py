@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pointup.cli.input_files import Inputs
-from pointup.errors import ConfigError, PointupError
+from pointup.errors import ConfigError, FileError, PointupError
 
 if TYPE_CHECKING:
     from pointup.cli.upsample.plan import Job
@@ -42,15 +42,16 @@ class Upsample:
     made. Folders in a folder are kept."""
     model: Annotated[str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID")] = None
     """One of the models that come with pointup, or directory or Hub repository of another; by
-    default `lidar` for LAS and LAZ files, and `shapes` for all others."""
+    default `lidar` for files of scanners (LAS, LAZ, E57, PTS, PCD, BIN), `shapes` for others."""
     ratio: Annotated[float | None, tyro.conf.arg(metavar="R")] = None
     """Points out for each point in, 1 or more, fractions too; by default 4."""
     density: Annotated[float | None, tyro.conf.arg(metavar="D")] = None
     """In place of a ratio: points per square metre on the ground (per square unit of the file's
     coordinates, if that isn't metres). Places that are denser are left alone; of one point, at most
     16 are made."""
-    classes: Annotated[tuple[int, ...] | None, tyro.conf.arg(metavar="CLASS ...")] = None
-    """Upsample only points of these classes, as in `--classes 2 3 4 5`, and copy the others."""
+    classes: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="CLASS ...")] = None
+    """Upsample only points of these classes, as in `--classes 2 3 4 5` or `--classes 2,3,4,5`, and
+    copy the others. What is not a number ends the classes: files may follow."""
     include_noise: bool = False
     """Upsample withheld points and noise (classes 7 and 18), too. Without, they are copied; the
     ratio counts the points that are upsampled, and only these are neighbours of new ones."""
@@ -65,7 +66,8 @@ class Upsample:
     """Make no point farther than this from every measured one."""
     above_ground: bool | None = None
     """The third coordinate is a height: make no point below the lowest ones around, and give new
-    points class 2 on the ground only. By default True for LAS and LAZ files, False for others."""
+    points class 2 on the ground only. By default True for files of scanners and with the
+    model `lidar`, False otherwise."""
     oversampling: Annotated[float | None, tyro.conf.arg(metavar="O")] = None
     """Points drafted for each one that is kept, 1 to 8, in place of what the model asks for: 1 is
     fast, 4 takes five to six times as long and fills more holes."""
@@ -102,8 +104,9 @@ class Upsample:
         from pointup.upsampling.models import load_model
 
         options = self._options()
-        point_filter = PointFilter(classes=self.classes, include_noise=self.include_noise)
-        jobs, complaints = plan_jobs(self.inputs, self.output, self.model)
+        classes, inputs = self._classes_and_inputs()
+        point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
+        jobs, complaints = plan_jobs(inputs, self.output, self.model)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         workers = LaunchedWorkerGroup(self.output.parent)
@@ -142,10 +145,12 @@ class Upsample:
     def _group(
         self, jobs: list[Job], complaints: list[Exception], workers: LaunchedWorkerGroup
     ) -> list[list[Job]]:
-        """The surveys that the files make up, as the main process sees them."""
+        """The surveys that the files make up, as the main process sees them; it copies those that
+        have no points."""
         from pointup.cli.upsample.plan import Plan, plan_surveys
+        from pointup.io.files import copy_file
 
-        plan = Plan([], [], [])
+        plan = Plan()
         with workers.barrier():
             if workers.is_main:
                 plan = plan_surveys(jobs, self.separate)
@@ -154,7 +159,29 @@ class Upsample:
         if workers.is_main:
             for line in plan.notes:
                 print(f"note: {line}", file=sys.stderr)
+            for job in plan.without_points:
+                try:
+                    copy_file(job.source, job.target)
+                    print(f"{job.source}: no points in it, copied: {job.target}")
+                except FileError as error:
+                    complaints.append(error)
         return plan.surveys
+
+    def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
+        """The classes, and the files, of which some may stand behind `--classes 2 3`."""
+        if self.classes is None:
+            return None, self.inputs
+        words = [word.replace(",", " ").split() for word in self.classes]
+        is_class = [bool(numbers) and all(map(str.isdecimal, numbers)) for numbers in words]
+        end = is_class.index(False) if False in is_class else len(words)
+        if end == 0:
+            given = " ".join(self.classes)
+            raise ConfigError(f"--classes {given}: give numbers, as in --classes 2,3")
+        files = tuple(map(Path, self.classes[end:]))
+        return tuple(int(number) for numbers in words[:end] for number in numbers), (
+            *self.inputs,
+            *files,
+        )
 
     def _has_heights(self, job: Job) -> bool:
         """Whether the third coordinate of a file is a height."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pointup.cli.input_files import find_inputs
-from pointup.errors import ConfigError, FileError, PointupError
+from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.io.adjacent_files import find_surveys
 from pointup.io.extents import FileExtent, read_extent
 from pointup.io.files import (
     LAS_EXTENSIONS,
     check_readable,
     check_writable,
+    iter_points,
     point_extensions,
 )
 from pointup.upsampling.models import shipped_for
@@ -32,12 +33,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """Surveys to upsample, each of one file or several; what is wrong with those left out; and
-    what the user should know of them."""
+    """Surveys to upsample, each of one file or several; what is wrong with those left out; what
+    the user should know of them; and files among others that have no points."""
 
-    surveys: list[list[Job]]
-    complaints: list[Exception]
-    notes: list[str]
+    surveys: list[list[Job]] = field(default_factory=list)
+    complaints: list[Exception] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    without_points: list[Job] = field(default_factory=list)
 
 
 def plan_jobs(
@@ -88,17 +90,26 @@ def plan_jobs(
 
 
 def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
-    """Group files that border on each other; with `separate`, each is a survey of its own."""
-    if separate or len(jobs) < 2:
-        return Plan([[job] for job in jobs], [], [])
-    readable, complaints = [], list[Exception]()
+    """Group files that border on each other; with `separate`, each is a survey of its own.
+
+    LAS and LAZ files without points are set aside: a tile may have no returns.
+    """
+    if len(jobs) < 2:
+        return Plan([[job] for job in jobs])
+    readable, without_points, complaints = [], list[Job](), list[Exception]()
     for job in jobs:
         try:
-            extent = read_extent(job.source)
+            extent = None if separate else read_extent(job.source)
+            if separate and job.source.suffix.lower() in LAS_EXTENSIONS:
+                next(iter_points(job.source, 1, attributes=False))
+        except NoPointsError:
+            without_points.append(job)
         except PointupError as error:
             complaints.append(error)
         else:
-            readable.append(Job(job.source, job.target, job.model, extent))
+            readable.append(replace(job, extent=extent))
+    if separate:
+        return Plan([[job] for job in readable], complaints, [], without_points)
     extents = [job.extent for job in readable if job.extent]
     found = find_surveys(extents, [job.model for job in readable])
     notes = []
@@ -120,7 +131,8 @@ def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
             f"{stacked[0].source} and {len(stacked) - 1} more lie over each other: each of them is "
             "upsampled apart"
         )
-    return Plan([[readable[i] for i in group] for group in found.groups], complaints, notes)
+    surveys = [[readable[i] for i in group] for group in found.groups]
+    return Plan(surveys, complaints, notes, without_points)
 
 
 def written_name(source: Path) -> str:

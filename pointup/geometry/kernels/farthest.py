@@ -199,13 +199,14 @@ def farthest_points(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[in
         tile *= 2
     num_tiles = [triton.cdiv(size, tile) for size in sizes]
     tile_ptr = ptr_from_sizes(torch.tensor(num_tiles)).to(pos.device, non_blocking=True)
-    curve = along_curve(pos, ptr, cloud_boxes(pos, ptr))
+    axes = pos.T.contiguous()
+    curve = along_curve(axes, ptr, cloud_boxes(axes, ptr))
     distance = torch.full_like(pos[:, 0], torch.inf)
     tile_distance = pos.new_empty(sum(num_tiles))
     tile_point, active = torch.empty((2, sum(num_tiles)), dtype=torch.int32, device=pos.device)
     with torch.cuda.device_of(pos):
         farthest_tiles_kernel[(len(counts),)](
-            pos.T.contiguous(), curve.axes, curve.order, ptr, tile_ptr, out_ptr, index,
+            axes, curve.axes, curve.order, ptr, tile_ptr, out_ptr, index,
             distance, tile_distance, tile_point, active, len(pos),
             TILE=tile, NUM_TILES=triton.next_power_of_2(max(num_tiles)),
             GROUP=max(1, BLOCK // tile), num_warps=NUM_WARPS,

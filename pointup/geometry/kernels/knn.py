@@ -49,8 +49,11 @@ def knn_kernel(
     BLOCK_Q: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
+    OWN_FIRST: tl.constexpr,
 ) -> None:
     """One program for `BLOCK_Q` consecutive queries along the curve, of one cloud or several.
+
+    With `OWN_FIRST` the queries are the points, and each is its own first neighbour.
 
     The program visits the curve in chunks, beginning with the chunk around the queries. Within a
     chunk it searches tiles nearest first, as long as a tile's box is nearer than the farthest of
@@ -122,6 +125,10 @@ def knn_kernel(
                     qx[None, :], qy[None, :], qz[None, :], kx[:, None], ky[:, None], kz[:, None]
                 )
                 pairs = tl.where(is_here[None, :], pairs, infinity)
+                if OWN_FIRST:
+                    # Nearer than other points in the same place. Tiles can be of two clouds.
+                    is_own = ((chosen * TILE + offset) == row[None, :]) & is_here[None, :]
+                    pairs = tl.where(is_own, -1.0, pairs)
 
                 closest, found = tl.min(
                     pairs, 0, return_indices=True, return_indices_tie_break_left=False
@@ -141,13 +148,17 @@ def knn_kernel(
                 least_bound = tl.min(bound, axis=0)
 
     squared = tl.where(place < k, squared, infinity)
-    out = tl.load(query_order + row, mask=is_query, other=0) * k
+    own = tl.load(query_order + row, mask=is_query, other=0)
+    out = own * k
     for rank in range(k):
         closest, found = tl.min(squared, 0, return_indices=True)
         is_found = place == found[None, :]
         key = tl.max(tl.where(is_found, point, -1), axis=0)
         index = tl.load(order + key, mask=key >= 0, other=-1)
-        tl.store(found_squared + out + rank, closest, mask=is_query)
+        if OWN_FIRST:
+            # A point that is not finite finds no neighbour, not even itself.
+            index = tl.where((index < 0) & (rank == 0), own, index)
+        tl.store(found_squared + out + rank, tl.maximum(closest, 0.0), mask=is_query)
         tl.store(found_index + out + rank, index, mask=is_query)
         squared = tl.where(is_found, infinity, squared)
         point = tl.where(is_found, -1, point)
@@ -158,29 +169,35 @@ def knn_search(
 ) -> tuple[Tensor, Tensor]:
     """Squared distance (Q, k) and index (Q, k) int64 into `pos` of the k nearest of the cloud.
 
-    Nearest first, padded with inf and -1.
+    Nearest first, padded with inf and -1. Where `query` is `pos`, each point is its own first
+    neighbour.
     """
     squared = query.new_empty((len(query), k))
     index = torch.empty((len(query), k), dtype=torch.int64, device=query.device)
     if len(query) == 0:
         return squared, index
-    boxes = cloud_boxes(pos, ptr)
+    axes = pos.T.contiguous()
+    boxes = cloud_boxes(axes, ptr)
     if query is pos:
-        points = queries = along_curve(pos, ptr, boxes)
+        points = queries = along_curve(axes, ptr, boxes)
     else:
-        query_boxes = cloud_boxes(query, query_ptr)
+        query_axes = query.T.contiguous()
+        query_boxes = cloud_boxes(query_axes, query_ptr)
         # One box around both, so that places on the two curves are comparable.
         boxes[:, :3] = torch.minimum(boxes[:, :3], query_boxes[:, :3])
         boxes[:, 3:] = torch.maximum(boxes[:, 3:], query_boxes[:, 3:])
-        points = along_curve(pos, ptr, boxes)
-        queries = along_curve(query, query_ptr, boxes)
-    home = torch.searchsorted(points.code, queries.code[::BLOCK_Q].contiguous())
+        points = along_curve(axes, ptr, boxes)
+        queries = along_curve(query_axes, query_ptr, boxes)
+    if query is pos:
+        home = torch.arange(0, len(pos), BLOCK_Q, device=pos.device)
+    else:
+        home = torch.searchsorted(points.code, queries.code[::BLOCK_Q].contiguous())
     tiles = tile_boxes(points.axes)
     with torch.cuda.device_of(pos):
         knn_kernel[(triton.cdiv(len(query), BLOCK_Q),)](
             queries.axes, queries.cloud, queries.order, home, len(query),
             points.axes, points.order, tiles, ptr, len(pos), tiles.shape[1], squared, index, k,
             K=max(2, triton.next_power_of_2(k)), BLOCK_Q=BLOCK_Q, TILE=TILE, CHUNK=CHUNK,
-            num_warps=NUM_WARPS,
+            OWN_FIRST=query is pos, num_warps=NUM_WARPS,
         )  # fmt: skip
     return squared, index

@@ -128,18 +128,17 @@ def nearest_index(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) ->
     return _search(query, query_ptr, pos, ptr[:-1], ptr[1:])
 
 
-def nearest_index_both(
-    pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
-) -> tuple[Tensor, Tensor]:
-    """`nearest_index` from `pos` into `target` and back, in one launch."""
-    points = torch.cat([pos, target])
-    target_ptr = target_ptr + len(pos)
-    # Clouds of `pos` search in clouds of `target`, and vice versa.
+def nearest_index_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) -> Tensor:
+    """`nearest_index` from the first `num_pos` points into the others and back, in one launch.
+
+    The result (N,) refers to all `points`. `ptr` has the bounds of the first clouds, `target_ptr`
+    those of the others, beginning at 0.
+    """
+    target_ptr = target_ptr + num_pos
+    # The first clouds search in the others, and vice versa.
     start = torch.cat([target_ptr[:-1], ptr[:-1]])
     stop = torch.cat([target_ptr[1:], ptr[1:]])
-    index = _search(points, torch.cat([ptr, target_ptr[1:]]), points, start, stop)
-    to_target, to_pos = index[: len(pos)], index[len(pos) :]
-    return torch.where(to_target < 0, to_target, to_target - len(pos)), to_pos
+    return _search(points, torch.cat([ptr, target_ptr[1:]]), points, start, stop)
 
 
 def _search(query: Tensor, query_ptr: Tensor, pos: Tensor, start: Tensor, stop: Tensor) -> Tensor:

@@ -125,28 +125,31 @@ def tile_boxes_kernel(
     tl.store(boxes + (axis + 3) * num_tiles + tile, greatest, mask=tile < num_tiles)
 
 
-def cloud_boxes(pos: Tensor, ptr: Tensor) -> Tensor:
-    """Least and greatest coordinates of each cloud, (B, 6); inf and -inf for an empty one."""
-    boxes = pos.new_empty((len(ptr) - 1, 6))
+def cloud_boxes(axes: Tensor, ptr: Tensor) -> Tensor:
+    """Least and greatest coordinates of each cloud, (B, 6), from axes (3, N); inf and -inf for an
+    empty cloud."""
+    boxes = axes.new_empty((len(ptr) - 1, 6))
     if len(boxes):
-        with torch.cuda.device_of(pos):
+        with torch.cuda.device_of(axes):
             cloud_boxes_kernel[(len(boxes), 3)](
-                pos.T.contiguous(), ptr, boxes, len(pos), BLOCK=BLOCK, num_warps=4
+                axes, ptr, boxes, axes.shape[1], BLOCK=BLOCK, num_warps=4
             )
     return boxes
 
 
-def along_curve(pos: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
-    """The points of each cloud sorted along the curve through its box (`boxes`, (B, 6))."""
-    cloud = batch_from_ptr(ptr, len(pos)).int()
-    code = torch.empty(len(pos), dtype=torch.int64, device=pos.device)
-    if len(pos):
-        with torch.cuda.device_of(pos):
-            curve_kernel[(triton.cdiv(len(pos), BLOCK),)](
-                pos.T.contiguous(), cloud, boxes, code, len(pos), BLOCK=BLOCK, num_warps=4
+def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
+    """The points of each cloud, from axes (3, N), sorted along the curve through its box
+    (`boxes`, (B, 6))."""
+    num_points = axes.shape[1]
+    cloud = batch_from_ptr(ptr, num_points).int()
+    code = torch.empty(num_points, dtype=torch.int64, device=axes.device)
+    if num_points:
+        with torch.cuda.device_of(axes):
+            curve_kernel[(triton.cdiv(num_points, BLOCK),)](
+                axes, cloud, boxes, code, num_points, BLOCK=BLOCK, num_warps=4
             )
     code, order = code.sort(stable=True)
-    return Curve(pos[order].T.contiguous(), order, cloud, code)
+    return Curve(axes.index_select(1, order), order, cloud, code)
 
 
 def tile_boxes(axes: Tensor) -> Tensor:

@@ -122,9 +122,11 @@ def try_nearest(device: torch.device) -> bool:
 
     sets = *clouds(SIZES, 0), *clouds(TARGET_SIZES, 1)
     there = tuple(values.to(device) for values in sets)
+    num_pos = len(sets[0])
     pairs = torch.nn.functional.pad(pair_distances(*sets), (0, 1), value=torch.inf)
     expected = pairs.amin(1)
-    to_target, to_pos = (index.cpu() for index in nearest_index_both(*there))
+    both = nearest_index_both(torch.cat([there[0], there[2]]), num_pos, there[1], there[3]).cpu()
+    to_target, to_pos = (both[:num_pos] - num_pos).clamp(min=-1), both[num_pos:]
     # An index of -1 selects the appended column of inf.
     for index in (nearest_index(*there).cpu(), to_target):
         if not is_close(pairs[torch.arange(len(index)), index], expected):

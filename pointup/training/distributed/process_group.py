@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import zlib
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from pointup.errors import ConfigError, TrainingError
 from pointup.terminal import print_error
 from pointup.training.distributed.network_interface import choose_interface
+
+logger = logging.getLogger("pointup")
 
 LAUNCHED_WITH = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells each of several processes, beside their number."""
@@ -94,7 +97,11 @@ def connect_store(
 
 
 def report_error(message: str) -> None:
-    """Say on stderr what ended this process; what several of them would say alike, once."""
+    """Print on stderr what ended this process; what several processes have in common, once.
+
+    The log of the process gets the traceback.
+    """
+    logger.debug("the run ends with an error", exc_info=True)
     try:
         store = connect_store(timedelta(seconds=2))
         said = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False

@@ -16,10 +16,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import pointup
-from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.datasets import TrainingData
 from pointup.training.fingerprint import sampled
 
 MAY_DIFFER = frozenset(
@@ -85,12 +85,10 @@ def facts_of_start(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def facts_of_epoch(
-    sampler: TokenBudgetBatchSampler, train: PairDataset, validation: PairDataset
-) -> dict[str, Any]:
+def facts_of_epoch(sampler: TokenBudgetBatchSampler, data: TrainingData) -> dict[str, Any]:
     """What must be the same before the first step of an epoch."""
     return {
-        "dataset": {"train": sampled(train), "validation": sampled(validation)},
+        "dataset": {"train": sampled(data.train), "validation": sampled(data.validation)},
         "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
         "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
     }

@@ -20,7 +20,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
-from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig, write_config
+from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.available_memory import (
     PeakMemory,
@@ -30,6 +30,7 @@ from pointup.training.faults.available_memory import (
 )
 from pointup.training.faults.out_of_memory import attempt
 from pointup.training.progress import Progress
+from pointup.training.saved_config import write_config
 
 logger = logging.getLogger("pointup")
 
@@ -254,11 +255,16 @@ def largest_that_fits(
     return fits
 
 
-def lower_budget(sampler: TokenBudgetBatchSampler, progress: Progress, settled: int) -> None:
-    """Lower the budget from the next step on; every process must call this after the same step.
+def lower_budget_if_needed(
+    sampler: TokenBudgetBatchSampler, progress: Progress, settled: int
+) -> bool:
+    """Lower the budget after EVENTS_BEFORE_LOWERING times out of memory; returns whether it did.
 
+    Every process must call this after the same step; the new budget holds from the next one on.
     `progress` keeps it for continued runs, together with the budget `settled` at their start.
     """
+    if progress.out_of_memory < EVENTS_BEFORE_LOWERING:
+        return False
     before = sampler.token_budget
     least = 1 if sampler.crop else int(sampler.sizes.max())
     sampler.change_budget(max(least, int(LOWERED_TO * before)))
@@ -271,6 +277,7 @@ def lower_budget(sampler: TokenBudgetBatchSampler, progress: Progress, settled: 
     )
     progress.out_of_memory = 0
     progress.lowered_budget, progress.budget_at_start = sampler.token_budget, settled
+    return True
 
 
 def recorded_budget(output_dir: Path) -> int | None:

@@ -32,21 +32,33 @@ class Saver:
         accelerator: Accelerator,
         weights: Upsampler,
         optimizer: torch.optim.Optimizer,
+        state: Callable[[], dict[str, Any]],
         output_dir: Path,
         keep: int,
         on_error: OnSaveError,
     ) -> None:
         self.accelerator, self.weights, self.optimizer = accelerator, weights, optimizer
-        self.output_dir, self.keep, self.on_error = output_dir, keep, on_error
+        self.state, self.output_dir, self.keep, self.on_error = state, output_dir, keep, on_error
 
-    def save(self, state: dict[str, Any], is_last: bool) -> None:
-        """Save a checkpoint; every process must call this."""
+    @property
+    def phase(self) -> str:
+        """What this process does while a checkpoint is saved."""
+        return "saving" if self.accelerator.is_main_process else "waiting for the checkpoint"
+
+    def save(self, must_succeed: bool) -> None:
+        """Save a checkpoint with what `state()` returns; every process must call this."""
 
         def write() -> None:
-            scaler, directory = self.accelerator.scaler, self.output_dir / "checkpoints"
-            save_checkpoint(directory, self.weights, self.optimizer, scaler, state, self.keep)
+            save_checkpoint(
+                self.output_dir / "checkpoints",
+                self.weights,
+                self.optimizer,
+                self.accelerator.scaler,
+                self.state(),
+                self.keep,
+            )
 
-        self.on_main_process(write, must_succeed=is_last)
+        self.on_main_process(write, must_succeed)
 
     def save_best(self) -> None:
         """Save the model; every process must call this."""

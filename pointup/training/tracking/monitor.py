@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +15,9 @@ from accelerate.tracking import GeneralTracker
 from pointup.errors import ConfigError
 from pointup.terminal import literal
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.distributed.accelerator import peak_memory_bytes
+from pointup.training.distributed.reduction import StepTotals
+from pointup.training.evaluation import EvaluationResult
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.progress_bar import ProgressBar
@@ -113,67 +116,55 @@ class Monitor:
 
     def train(
         self,
-        *,
         step: int,
+        totals: StepTotals,
+        *,
         epoch: int,
-        loss: float,
         learning_rate: float,
         grad_norm: float,
-        num_clouds: int,
-        num_tokens: int,
-        tokens_per_second: float,
         step_seconds: float,
-        data_wait_seconds: float,
-        data_seconds: Mapping[str, float],
-        limited_by: str,
-        idle_fraction: float,
-        peak_memory_bytes: int,
         fill: float,
-        out_of_memory: int,
     ) -> None:
         """Record a training step: a line of metrics.jsonl, and curves.
 
-        Counts, loss and speed are those of all processes together; `data_wait_seconds` is the
-        longest wait among them, `data_seconds` what each stage of making the main process's batches
-        took, in its workers if it has any, `limited_by` what a faster step needs, `idle_fraction`
-        the share of their time spent waiting for another, `peak_memory_bytes` that of the main
-        process, `fill` the share of the token budget in use, `out_of_memory` how often memory ran
-        out in this step.
+        Counts, loss and speed are those of all processes. `data_wait_seconds` is the longest wait
+        of any process. `totals.data_seconds` is the time that each stage of the main process's
+        batches took, in its workers where it has some. `fill` is the share of the token budget in
+        use.
         """
         if self.metrics is None:
             return
         self.learning_rate = learning_rate
+        stages = {f"data_{stage}_seconds": time for stage, time in totals.data_seconds.items()}
         values: dict[str, float] = {
             "epoch": epoch,
-            "loss": loss,
+            "loss": totals.loss,
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
-            "num_clouds": num_clouds,
-            "num_tokens": num_tokens,
-            "tokens_per_second": tokens_per_second,
+            "num_clouds": totals.num_clouds,
+            "num_tokens": totals.num_tokens,
+            "tokens_per_second": totals.num_tokens / step_seconds,
             "step_seconds": step_seconds,
-            "data_wait_seconds": data_wait_seconds,
-            **{f"data_{stage}_seconds": seconds for stage, seconds in data_seconds.items()},
-            "idle_fraction": idle_fraction,
-            "peak_memory_bytes": peak_memory_bytes,
-            "out_of_memory": out_of_memory,
+            "data_wait_seconds": max(totals.data_wait_seconds),
+            **stages,
+            "idle_fraction": totals.idle_fraction,
+            "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
+            "out_of_memory": totals.out_of_memory,
         }
-        self.metrics.write({"step": step, **values, "limited_by": limited_by})
+        self.metrics.write({"step": step, **values, "limited_by": totals.limited_by})
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
         tracked = {TRACKED.get(name, f"speed/{name}"): value for name, value in values.items()}
         self._track(tracked, step)
 
-    def validation(
-        self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
-    ) -> None:
-        """Record an evaluation: a line of metrics.jsonl, curves, and a table on the console.
+    def validation(self, step: int, result: EvaluationResult) -> None:
+        """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
 
-        `rows` are figures by metric for "model", "midpoints" (the no-network baseline), "source"
-        and "resampled"; `shares` is, for each cloud, the model's Chamfer as a share of the
-        midpoints'.
-        Nothing is recorded where no cloud could be measured.
+        No figures are recorded where no cloud could be measured.
         """
+        rows, shares = result.rows, result.shares
+        for name, picture in result.pictures.items():
+            self.picture(step, name, picture)
         if self.metrics is None or self.bar is None or not shares:
             return
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
@@ -212,18 +203,14 @@ class Monitor:
         self,
         step: int,
         total_steps: int | None,
-        loss: float,
-        num_tokens: int,
-        share_done: float | None = None,
+        totals: StepTotals,
+        share_done: float,
     ) -> None:
-        """Move the progress bar after a step of `num_tokens` tokens over all processes.
-
-        `share_done`, 0 to 1, is for runs whose length isn't known in steps.
-        """
+        """Move the progress bar after a step; `share_done`, 0 to 1, is the share of the run."""
         if self.bar is not None:
-            if share_done is None:
-                share_done = step / total_steps if total_steps else 0.0
-            self.bar.move(step, total_steps, share_done, loss, self.learning_rate, num_tokens)
+            self.bar.move(
+                step, total_steps, share_done, totals.loss, self.learning_rate, totals.num_tokens
+            )
 
     def print(self, text: str) -> None:
         """Say something on the console of the main process, above the bar, and in its log."""

@@ -35,8 +35,7 @@ class Measured:
         """Whether points (Q, 3) lie below the ground; none do where heights have no meaning."""
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        there = points + self._shift
-        return there[:, 2] < self._ground(there).floor(there)
+        return _is_below(self._ground(points), points + self._shift)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
@@ -50,26 +49,36 @@ class Measured:
         """
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
         slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+        points = points.copy()
+
+        def move(moved: np.ndarray, there: np.ndarray) -> None:
+            """Move some points, and look up again what is near them and no others."""
+            points[moved] = there
+            gaps[moved], nearest[moved] = around.neighbors(there + self._shift, NUM_NEIGHBORS)
+            numbers = around.numbers(nearest[moved, 0])
+            slack[moved] = self.reach.slack(numbers, gaps[moved, 0])
+
+        ground = None
+        if self._options.above_ground and len(points):
+            ground = self._ground(np.concatenate([points, instead]))
         rejected = slack < 0
         if self._options.max_distance is not None:
             rejected |= gaps[:, 0] > self._options.max_distance
-        rejected |= self.is_below_ground(points)
+        if ground:
+            rejected |= _is_below(ground, points + self._shift)
         if rejected.any():
-            points = np.where(rejected[:, None], instead, points)
-            around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
-            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
-        if (slack < -_ROUNDING * gaps[:, 0]).any():
+            move(np.flatnonzero(rejected), instead[rejected])
+        too_far = slack < -_ROUNDING * gaps[:, 0]
+        if too_far.any():
             # Where a denser place begins, a point of a later pass may be too far from its points.
-            too_far = slack < -_ROUNDING * gaps[:, 0]
-            there = around.rows["position"][nearest[:, 0]] - self._shift
-            points = np.where(too_far[:, None], there, points)
-            around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
-            slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
+            there = around.rows["position"][nearest[too_far, 0]] - self._shift
+            move(np.flatnonzero(too_far), there)
+            if ground:
+                ground = self._ground(points)
         attributes = attributes_between(around.rows["attributes"], gaps, nearest)
         num_below = 0
-        if self._options.above_ground and len(points):
+        if ground:
             there = points + self._shift
-            ground = self._ground(there)
             num_below = int(ground.is_below_returns(there).sum())
             classify_ground(attributes, around.rows[nearest], ground, there)
         return {
@@ -81,7 +90,9 @@ class Measured:
         }
 
     def _ground(self, points: np.ndarray) -> Ground:
-        return Ground(self._store, points[:, :2].min(axis=0), points[:, :2].max(axis=0))
+        """The ground below points (Q, 3), Q > 0."""
+        low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
+        return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
 
     def _nearest(
         self, region: Region, points: np.ndarray, k: int
@@ -91,3 +102,7 @@ class Measured:
             points = points + self._shift
             region = Region.around(self._store, points)
         return region, *region.neighbors(points, k)
+
+
+def _is_below(ground: Ground, points: np.ndarray) -> np.ndarray:
+    return points[:, 2] < ground.floor(points)

@@ -132,10 +132,10 @@ class Region:
         num_seen = min(k + _LOOK_AHEAD, len(self.rows))
         ranks = np.arange(1, num_seen + 1)
         seen, place = (np.asarray(found) for found in self._tree.query(query, k=ranks))
-        ids = self._ids[place]
-        order = np.lexsort((ids, seen))
-        seen = np.take_along_axis(seen, order, axis=1)
-        place = np.take_along_axis(place, order, axis=1)
+        # They ascend already; only the order of equal ones is the tree's.
+        tied = np.flatnonzero((seen[:, 1:] == seen[:, :-1]).any(axis=1))
+        order = np.lexsort((self._ids[place[tied]], seen[tied]))
+        place[tied] = np.take_along_axis(place[tied], order, axis=1)
         if num_seen < len(self.rows):
             self._break_ties(query, seen, place, k)
         missing = max(k - num_seen, 0)

@@ -1,4 +1,4 @@
-"""A survey in several files is one cloud: its store, its extents, and who is whose neighbour."""
+"""A survey in several files is treated as one cloud: its store, its extents, adjacent files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store_of(files: list[PointCloud], chunk_size: int = 100) -> Store:
 
 
 def coarse_cloud(seed: int, num_points: int = 300) -> PointCloud:
-    """Points of which many share a place, and some all attributes."""
+    """Points with many coinciding positions, some of them with equal attributes."""
     rng = np.random.default_rng(seed)
     points = np.floor(8 * rng.random((num_points, 3))) / (1, 1, 4) + UTM
     return PointCloud(points, {"class": rng.integers(0, 3, num_points), "t": rng.random(300) > 0.5})
@@ -42,10 +42,12 @@ def coarse_cloud(seed: int, num_points: int = 300) -> PointCloud:
 
 @settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(1, 5))
-def test_cutting_and_shuffling_change_no_point_of_a_store(seed: int, num_files: int) -> None:
+def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(
+    seed: int, num_files: int
+) -> None:
     cloud, rng = coarse_cloud(seed), np.random.default_rng(seed)
     order = rng.permutation(300)
-    # Points that agree in everything stay together, so that none of them is a repeated one.
+    # Equal points stay in one file, so that none is stored as a repeated point.
     place = np.unique(cloud.positions, axis=0, return_inverse=True)[1].ravel()
     of_file = [order[place[order] % num_files == file] for file in range(num_files)]
     whole, cut = store_of([cloud]), store_of([cloud.select(index) for index in of_file])
@@ -71,7 +73,7 @@ def test_a_point_of_several_files_is_stored_once_and_found_in_each(
     of_file = [np.flatnonzero(rng.random(300) < 0.6) for _ in range(num_files)]
     store = store_of([cloud.select(index) for index in of_file])
     full = np.column_stack([cloud.positions, *cloud.attributes.values()])
-    # A point that a file has several times is stored as often as the first file has it.
+    # A point that a file has several times is stored as often as in the first file with it.
     content = np.unique(full, axis=0, return_inverse=True)[1].ravel()
     expected = 0
     for number in np.unique(content):
@@ -96,7 +98,7 @@ def test_a_point_of_several_files_is_stored_once_and_found_in_each(
 
 @settings(max_examples=10)
 @given(st.integers(0, 100), st.sampled_from([1e-3, 1.0, 1e5]))
-def test_the_grid_is_thousands_of_times_finer_than_points_are_apart(
+def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
     seed: int, scale: float
 ) -> None:
     points, rng = scale * sheet(3000, seed=seed), np.random.default_rng(seed)
@@ -114,7 +116,7 @@ def test_the_grid_is_thousands_of_times_finer_than_points_are_apart(
     assert resolution(rng.permutation(twice), 900) == whole
 
 
-def test_the_grid_does_not_depend_on_which_points_come_first() -> None:
+def test_the_grid_does_not_depend_on_the_order_of_the_points() -> None:
     cloud = np.concatenate([sheet(2000, side=1.0), 100 + sheet(2000, side=60.0)])
     low, extent = cloud.min(axis=0), np.ptp(cloud, axis=0)
     found = {
@@ -124,7 +126,7 @@ def test_the_grid_does_not_depend_on_which_points_come_first() -> None:
     assert len(found) == 1
 
 
-def test_a_regular_grid_has_the_same_resolution_wherever_it_is() -> None:
+def test_the_resolution_of_a_regular_grid_does_not_depend_on_its_position() -> None:
     points = grid(60)
     for shift in (0.0, 1e5 / 3, 1e7 / 7):
         there = points + shift
@@ -144,8 +146,8 @@ def groups(*extents: FileExtent, kinds: str = "") -> list[list[int]]:
     return find_surveys(extents, kinds or "l" * len(extents)).groups
 
 
-def test_tiles_that_border_are_one_survey_and_gaps_separate() -> None:
-    # Points are 1 apart in the mean.
+def test_adjacent_tiles_are_one_survey_and_gaps_separate_surveys() -> None:
+    # The mean point spacing is 1.
     tiles = [
         extent((100 * i, 100 * i + 99.5), (100 * j, 100 * j + 99)) for i in (0, 1) for j in (0, 1)
     ]
@@ -153,27 +155,27 @@ def test_tiles_that_border_are_one_survey_and_gaps_separate() -> None:
     beyond = 199.5 + MAX_GAP
     assert groups(*tiles, extent((beyond - 0.1, 300), (0, 100))) == [[0, 1, 2, 3, 4]]
     assert groups(*tiles, extent((beyond + 0.1, 310), (0, 100))) == [[0, 1, 2, 3], [4]]
-    # A corner, a strip that both have, and a small tile beside a large one.
+    # A common corner, a common strip, and a small tile beside a large one.
     assert groups(extent((0, 100), (0, 100)), extent((100, 200), (101, 200))) == [[0, 1]]
     assert groups(extent((0, 100), (0, 100)), extent((80, 180), (0, 100))) == [[0, 1]]
     assert groups(extent((0, 900), (0, 900)), extent((900, 950), (400, 450))) == [[0, 1]]
-    # Tiles at the edge of a survey, with points only in the strips that they share with others.
+    # Tiles at the edge of a survey, with points only in the overlap with other tiles.
     assert groups(extent((0, 120), (0, 120)), extent((90, 118), (-20, 110))) == [[0, 1]]
     assert groups(extent((0, 120), (0, 120)), extent((110, 119), (112, 120))) == [[0, 1]]
-    # Two groups by way of others.
+    # Files are joined through other files.
     row = [extent((100 * i, 100 * i + 100), (0, 100)) for i in (0, 2, 1, 5, 6)]
     assert groups(*row) == [[0, 1, 2], [3, 4]]
 
 
-def test_files_over_each_other_are_places_of_their_own() -> None:
+def test_files_on_top_of_each_other_are_separate_surveys() -> None:
     shapes = [extent((-1, 1), (-0.5 * i, 0.5 * i)) for i in (1, 2, 3)]
     assert groups(*shapes) == [[0], [1], [2]]
-    # Shapes are not always in the middle of their own extent.
+    # Shapes are not always in the centre of their extent.
     lamps = [extent((low, low + 1), (-0.1, 0.2), "lamp.ply") for low in (-0.3, -0.7)]
     assert groups(*lamps) == [[0], [1]]
     beside = [extent((low, low + 1), (-0.1, 0.2), "tile.ply") for low in (0, 1, 1.9)]
     assert groups(*beside) == [[0, 1, 2]]
-    # A survey that was flown again has a folder of its own.
+    # Each survey of a place has its own folder.
     years = [
         extent((i, i + 100), (0, 100), f"{year}/t{i}.las") for year in (21, 22) for i in (0, 100)
     ]
@@ -182,21 +184,21 @@ def test_files_over_each_other_are_places_of_their_own() -> None:
     assert find_surveys(together, "llll").stacked == [0, 1, 2, 3]
 
 
-def test_files_that_differ_are_not_joined_and_it_is_told() -> None:
+def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reported() -> None:
     one = extent((0, 100), (0, 100))
-    for name, value, told in (
+    for name, value, difference in (
         ("crs", (b"feet",), "coordinate system"),
         ("attributes", (("red", "<u2", ()),), "attributes"),
     ):
         found = find_surveys([one, extent((100, 200), (0, 100), **{name: value})], "ll")
         assert found.groups == [[0], [1]]
-        assert found.unlike == (0, 1) and found.difference == told
+        assert found.unlike == (0, 1) and found.difference == difference
     found = find_surveys([one, extent((100, 200), (0, 100))], "ls")
     assert found.groups == [[0], [1]] and found.unlike is None
 
 
 @pytest.mark.parametrize("suffix", [".laz", ".ply"])
-def test_an_extent_is_that_of_the_points(suffix: str, tmp_path: Path) -> None:
+def test_the_extent_equals_that_of_the_points(suffix: str, tmp_path: Path) -> None:
     points = np.round(sheet(500), 2) + UTM
     write_points(tmp_path / f"in{suffix}", PointCloud(points, {"weight": np.ones(500)}))
     read = read_extent(tmp_path / f"in{suffix}")
@@ -210,7 +212,7 @@ def test_an_extent_is_that_of_the_points(suffix: str, tmp_path: Path) -> None:
         read_extent(tmp_path / "missing.las")
 
 
-def test_the_coordinate_system_is_what_the_file_says(tmp_path: Path) -> None:
+def test_the_coordinate_system_is_that_of_the_file(tmp_path: Path) -> None:
     def written(name: str, *records: laspy.VLR) -> FileExtent:
         las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
         las.xyz = np.round(sheet(20), 2)
@@ -225,6 +227,6 @@ def test_the_coordinate_system_is_what_the_file_says(tmp_path: Path) -> None:
     assert written("d.las").crs == ()
 
 
-def test_the_spacing_of_a_line_is_that_along_it() -> None:
+def test_the_spacing_of_a_line_is_measured_along_it() -> None:
     assert extent((0, 100), (5, 5), num_points=100).spacing == 1.0
     assert extent((3, 3), (5, 5), num_points=1).spacing == 0.0

@@ -1,0 +1,55 @@
+"""`pointup config`: the launch configurations and presets that are shipped, and their paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from pointup.errors import ConfigError
+from pointup.shipped import PRESETS, shipped_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Print the path of a shipped file: a launch configuration or a preset of options.
+
+    accelerate launch --config_file $(pointup config 8gpu) -m pointup train --config
+    $(pointup config airborne_to_drone). Without a name all of them are listed.
+    """
+
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME")] = None
+    """Name of a file, such as 8gpu."""
+
+    def run(self) -> int:
+        files = shipped_options()
+        if self.name is None:
+            print(listing(files))
+            return 0
+        if self.name not in files:
+            near = get_close_matches(self.name, files, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(files)}"
+            raise ConfigError(f"{self.name}: no such configuration; {hint}")
+        print(files[self.name])
+        return 0
+
+
+def listing(files: dict[str, Path]) -> str:
+    """Names by kind, each with the first line of its comment."""
+    width = max(map(len, files), default=0)
+    lines = {"presets": [], "configurations": []}  # type: dict[str, list[str]]
+    for name, path in files.items():
+        kind = "presets" if path.parent.name == PRESETS else "configurations"
+        first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        lines[kind].append(f"  {name:{width}}  {first}")
+    return "\n".join(
+        [
+            "for accelerate launch --config_file $(pointup config NAME):",
+            *lines["configurations"],
+            "for pointup train --config $(pointup config NAME):",
+            *lines["presets"],
+        ]
+    )

@@ -1,0 +1,95 @@
+"""The command line of train.py: flags, files with options, and options that were renamed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+
+from pointup.errors import ConfigError
+from pointup.training.config import (
+    NOT_OPTIONS,
+    TrainConfig,
+    as_dict,
+    flattened,
+    option,
+)
+from pointup.training.renamed_options import RENAMED_OPTIONS, with_current_options
+
+LENGTHS = ("--steps", "--epochs", "--hours")
+OPTIONS_FILE = """
+
+--config FILE reads options from a YAML or JSON file, such as a run's config.json or a preset that
+`pointup config` lists; flags override them."""
+
+
+def parse_command_line(args: Sequence[str] | None, description: str) -> TrainConfig:
+    """The options of a run: flags override the options of `--config FILE`, these the defaults.
+
+    Exits with 0 after `--help` and with 2 for wrong usage. Raises ConfigError for a file that can't
+    be read or that names an option that doesn't exist, and for an option that was renamed.
+    """
+    flags, file = without_config(sys.argv[1:] if args is None else args)
+    names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
+    for name in sorted(names & RENAMED_OPTIONS.keys()):
+        raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
+    from_file = flags_of_file(file, leave_out_lengths=bool(names & set(LENGTHS))) if file else []
+    # A flag that is given twice has its last value.
+    return tyro.cli(TrainConfig, args=from_file + flags, description=description + OPTIONS_FILE)
+
+
+def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The arguments without `--config FILE`, and that file."""
+    rest: list[str] = []
+    file: Path | None = None
+    left = iter(args)
+    for argument in left:
+        name, _, value = argument.partition("=")
+        if name != "--config":
+            rest.append(argument)
+            continue
+        value = value or next(left, "")
+        if not value or file is not None:
+            raise ConfigError("--config takes one file with options, such as run.yaml")
+        file = Path(value)
+    return rest, file
+
+
+def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
+    """The options in a YAML or JSON file, such as a run's config.json, as flags.
+
+    With `leave_out_lengths` without steps, epochs and hours, of which a run has one.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: no such file") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--config {path}: can't be read as YAML ({reason})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: holds no options; write one a line, as `steps: 2000`")
+    known = flattened(as_dict(TrainConfig()))
+    flags: list[str] = []
+    for key, value in flattened(with_current_options(values)).items():
+        name = key.replace("-", "_")
+        if name in NOT_OPTIONS:
+            continue
+        if name not in known:
+            raise ConfigError(f"--config {path}: {key} is no option of train.py")
+        if not (leave_out_lengths and option(name) in LENGTHS):
+            flags += flag_of(option(name), value)
+    return flags
+
+
+def flag_of(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        prefix, _, last = name.rpartition(".")
+        return [name] if value else [f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"]
+    if isinstance(value, list | tuple):
+        return [name, *map(str, value)]
+    return [name, str(value)]

@@ -1,0 +1,29 @@
+"""Options of earlier versions under the names and values that this version gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pointup.model.config import RENAMED, with_current_names
+
+RENAMED_OPTIONS = {
+    f"--model.{old.replace('_', '-')}": f"--model.{new.replace('_', '-')}"
+    for old, new in RENAMED.items()
+}
+"""Current names of the flags of train.py that earlier versions had under other names."""
+RENAMED_CHAMFER = {"plain": "unsquared"}
+
+
+def with_current_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Stored options of a run under their current names, and with their current values."""
+    current = dict(saved)
+    model, loss = saved.get("model"), saved.get("loss")
+    if isinstance(model, dict):
+        current["model"] = with_current_names(model)
+    if isinstance(loss, dict) and isinstance(loss.get("chamfer"), str):
+        current["loss"] = {
+            **loss,
+            "chamfer": RENAMED_CHAMFER.get(loss["chamfer"], loss["chamfer"]),
+        }
+    return current

@@ -1,0 +1,60 @@
+"""A group of processes that share their imports: a launch takes seconds of them for each.
+
+As a script, `forked.py NUMBER MODULES WORDS...` imports the modules, which are separated by commas,
+and has the main() of the first one run with these words in NUMBER processes over gloo, in the
+environment that `accelerate launch` gives to processes on CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+SECONDS = 300.0
+"""Until a group that does not end is given up."""
+
+
+def run_forked(
+    modules: str, *words: object, num_processes: int = 2, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """What so many processes print; the status is 0 only where that of each one is."""
+    return subprocess.run(
+        [sys.executable, __file__, str(num_processes), modules, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, **environment},
+    )
+
+
+def main() -> int:
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    from pointup.training.distributed import preemption as stopping
+
+    number, modules, *words = sys.argv[1:]
+    first, *_ = [import_module(name) for name in modules.split(",")]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    os.environ.update(
+        WORLD_SIZE=number, LOCAL_WORLD_SIZE=number, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        ACCELERATE_USE_CPU="true",
+    )  # fmt: skip
+    os.environ.setdefault("ACCELERATE_MIXED_PRECISION", "no")
+    for rank in range(int(number)):
+        if not os.fork():
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            # They were not there yet when it was imported, and end with the process that forks.
+            stopping.LAUNCHER = os.getppid()
+            sys.argv = [first.__name__, *words]
+            return int(first.main())
+    statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]
+    return max(map(abs, statuses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
