@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pointup.benchmark.clouds import training_batch
 from pointup.benchmark.machine import describe_machine, machine_lines
-from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.benchmark.timing import now
 from pointup.training.faults.out_of_memory import num_tokens
 
@@ -32,7 +32,7 @@ def main() -> int:
     print("\n| precision | points | tokens a step | ms a step | tokens/s | launches | busy |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for precision in ("fp32", "bf16", "fp16"):
-        work = TrainingWork(Alone(device), precision)
+        work = TrainingWork(SingleProcess(device), precision)
         for budget in BUDGETS[:1] if quick else BUDGETS:
             for size in SIZES:
                 if 5 * size <= budget:

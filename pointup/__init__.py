@@ -1,4 +1,4 @@
-"""pointup: upsampling of point clouds of any size, on one CPU or many GPUs."""
+"""pointup: training and use of point cloud upsamplers, on one CPU or many GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: `import pointup` and `pointup --help` must not wait for torch.
+    # Imported on first use, so that `import pointup` and `pointup --help` need not load torch.
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'pointup' has no attribute {name!r}")

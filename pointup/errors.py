@@ -1,8 +1,8 @@
-"""Errors a user can cause and mend; each message is one line with the thing and the remedy."""
+"""Errors that a user can fix. Each message is one line that names file or value and the remedy."""
 
 
 class PointupError(Exception):
-    """Base of every error that pointup raises on purpose."""
+    """Base class of all errors that pointup raises on purpose."""
 
 
 class FileError(PointupError):
@@ -18,16 +18,16 @@ class DataError(PointupError):
 
 
 class NonFiniteError(DataError, ValueError):
-    """Points that are to be searched have coordinates that are not finite."""
+    """Points of a neighbour search have coordinates that are not finite."""
 
 
 class ConfigError(PointupError):
-    """An option, or a combination of options, can't be honoured."""
+    """An option, or a combination of options, is invalid here."""
 
 
 class ModelError(PointupError):
-    """A directory or Hub repository holds no model that this version can load."""
+    """A directory or Hub repository contains no model that this version can load."""
 
 
 class TrainingError(PointupError):
-    """Training can't go on."""
+    """Training can't continue."""

@@ -1,9 +1,9 @@
-"""Losses between packed clouds: one value per cloud, whatever else is in the batch.
+"""Losses between packed clouds: one value per cloud, independent of the rest of the batch.
 
-Each takes `pos` (N, 3) with `ptr` (B + 1,) and most a `target` (M, 3) with `target_ptr` (B + 1,),
-and returns (B,) float32 (float64 for float64 points), also under autocast. Differentiable in
-`pos` and `target`, with finite gradients at zero distance. A cloud that is empty, on either side,
-has the value 0 and no gradient. Coordinates that are not finite raise ValueError.
+All take `pos` (N, 3) with `ptr` (B + 1,), most also a `target` (M, 3) with `target_ptr` (B + 1,),
+and return (B,) float32 (float64 for float64 points), under autocast too. They are differentiable
+in `pos` and `target`, with finite gradients at distance zero. Where either cloud of a pair is
+empty, the value is 0 without gradient. Coordinates that are not finite raise ValueError.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from pointup.geometry.packed import (
 def chamfer_distance(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, squared: bool = False
 ) -> Tensor:
-    """Sum of the two directions: mean distance from `pos` to `target`, and back.
+    """Chamfer distance: mean distance from `pos` to `target` plus mean distance back.
 
-    Convention: distances are plain, in the unit of the data, or all squared before the means;
-    nothing is halved. Fan et al. 2017, A Point Set Generation Network.
+    Convention: distances are unsquared, in the unit of the data, or, with `squared`, squared before
+    the means. The sum of both directions is not halved. Fan et al. 2017, A Point Set Generation
+    Network.
     """
     to_target, to_pos = directed_chamfer_distances(pos, ptr, target, target_ptr, squared)
     return to_target + to_pos
@@ -50,17 +51,18 @@ def directed_chamfer_distances(
 def density_aware_chamfer_distance(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, alpha: float, trim: float = 0.0
 ) -> Tensor:
-    """Chamfer distance whose terms saturate, and are shared by the points with the same neighbour.
+    """Chamfer distance whose terms saturate and are shared by points with the same neighbour.
 
-    With d the plain distance of a point to its nearest neighbour y, n_y the number of points that
-    have this neighbour, and r the points per point of the other side, at least 1, each direction
-    is the mean of 1 - r / n_y exp(-alpha d). Half the sum of both: between 0, for equal clouds,
-    and 1. Wu et al. 2021, Density-aware Chamfer Distance as a Comprehensive Metric for Point
-    Cloud Completion; plain distances as in the paper, r as in its code (`non_reg`).
+    Let d be the unsquared distance of a point to its nearest neighbour y, n_y the number of points
+    with this neighbour, and r the number of points per point of the other cloud, at least 1. Each
+    direction is the mean of 1 - r / n_y exp(-alpha d); the result is half the sum of both. It lies
+    between 0, for equal clouds, and 1. Wu et al. 2021, Density-aware Chamfer Distance as a
+    Comprehensive Metric for Point Cloud Completion; unsquared distances as in the paper, r as in
+    its code (`non_reg`).
 
     `alpha` is per unit of the data. `trim`, in [0, 1), is the share of the target's points, those
-    farthest from `pos`, that is left out of the direction from the target: what only one of two
-    surveys has seen.
+    farthest from `pos`, left out of the direction from the target: objects that only one of two
+    surveys contains. Raises ValueError for another `trim`.
     """
     if not 0 <= trim < 1:
         raise ValueError(f"trim must lie in [0, 1), got {trim}")
@@ -84,7 +86,7 @@ def _density_aware(
     kept: Tensor,
     alpha: float,
 ) -> Tensor:
-    """One direction, from the kept points to the neighbours that `index` names."""
+    """One direction, from the kept points to their neighbours `index`."""
     kept = kept & (index >= 0)
     num_kept, num_other = segment_sum(kept.long(), ptr), sizes_from_ptr(other_ptr)
     neighbor = index.clamp(min=0)
@@ -92,18 +94,17 @@ def _density_aware(
     num_sharing.index_add_(0, neighbor, kept.long())
     crowding = (num_kept / num_other.clamp(min=1)).clamp(min=1)[batch_from_ptr(ptr, len(squared))]
     closeness = torch.exp(-alpha * safe_sqrt(_matched(squared)))
-    # A sharing number of zero belongs to points that are left out.
+    # Only points that are left out have a `num_sharing` of 0.
     terms = 1 - crowding / num_sharing[neighbor].clamp(min=1) * closeness
     return segment_sum(terms.masked_fill(~kept, 0.0), ptr) / num_kept.clamp(min=1)
 
 
 def repulsion_loss(pos: Tensor, ptr: Tensor, k: int, radius: Tensor | float) -> Tensor:
-    """How far the k nearest neighbours of each point intrude within `radius`, on average.
+    """Mean over points and their k nearest neighbours of max(0, radius - distance).
 
-    Mean over the points and their k neighbours of max(0, radius - distance), in the unit of the
-    data; a missing neighbour counts as none within. `radius`: one number, or (B,). Exact
-    duplicates have no direction to part in, and no gradient. A hinge in place of the weighted
-    distance of Yu et al. 2018, PU-Net, so that the loss is never negative and ends at the radius.
+    In the unit of the data; a missing neighbour counts as 0. `radius`: a number, or (B,). Exact
+    duplicates have no gradient, because no direction separates them. Yu et al. 2018, PU-Net, use a
+    weighted distance; the hinge is never negative and is 0 from the radius on.
     """
     _, index = knn(pos, ptr, k + 1)
     index, pos = index[:, 1:], at_least_float32(pos)
@@ -120,8 +121,8 @@ def point_to_plane_distance(
 ) -> Tensor:
     """Mean over `pos` of the distance to the tangent plane at the nearest target point.
 
-    |(p - q) . n| with q nearest to p and n its unit normal, either way round; plain, in the unit
-    of the data. `target_normals`: (M, 3). Chen and Medioni 1992.
+    |(p - q) . n| with q the target point nearest to p and n its unit normal, of either sign;
+    unsquared, in the unit of the data. `target_normals`: (M, 3). Chen and Medioni 1992.
     """
     index = nearest_point(pos, ptr, target, target_ptr)
     if len(target) == 0:
@@ -133,5 +134,5 @@ def point_to_plane_distance(
 
 
 def _matched(squared: Tensor) -> Tensor:
-    """The squared distances, 0 for points of a cloud whose other side is empty."""
+    """The squared distances, with 0 for points whose other cloud is empty."""
     return squared.masked_fill(squared == torch.inf, 0.0)

@@ -1,7 +1,7 @@
 """Metrics of predicted clouds: one value per cloud, without gradients.
 
-Each takes packed clouds, as the losses do, and returns (B,) float32; 0 for a cloud that is empty
-on either side. Raw numbers: the tables of the field show theirs times 1e3.
+Functions take packed clouds, as the losses do, and return (B,) float32; 0 where either cloud of a
+pair is empty. Values are not scaled: tables in papers list them times 1e3.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 def cloud_metrics(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> dict[str, Tensor]:
-    """All metrics of a prediction that need nothing but the target, each (B,).
+    """All metrics that need only prediction and target, by name, each (B,).
 
-    In the unit of the data, plain: `prediction_to_target_mean`, `prediction_to_target_median`,
+    Unsquared, in the unit of the data: `prediction_to_target_mean`, `prediction_to_target_median`,
     `target_to_prediction_mean`, `target_to_prediction_median` (lower medians), `chamfer` (sum of
-    the two means), `hausdorff`. Squared: `chamfer_squared`, `chamfer_target_normalised_squared`
-    (both clouds by the target's centre and furthest distance). Those of `protocol_metrics`. Without
-    unit: `spacing_cv` of the prediction.
+    both means), `hausdorff`. Squared: `chamfer_squared`, and `chamfer_target_normalised_squared`,
+    the CD in the target's frame (both clouds normalised by the target's mean and its farthest
+    distance from it). Both metrics of `protocol_metrics`. Without unit: `spacing_cv` of the
+    prediction.
     """
     to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
     forward, backward = to_target.sqrt(), to_pos.sqrt()
@@ -52,7 +53,7 @@ def cloud_metrics(
         "chamfer": forward_mean + backward_mean,
         "hausdorff": torch.maximum(segment_max(forward, ptr), segment_max(backward, target_ptr)),
         "chamfer_squared": chamfer_squared,
-        # The same similarity on both sides leaves the neighbours as they are.
+        # Applying one similarity transform to both clouds does not change the neighbours.
         "chamfer_target_normalised_squared": chamfer_squared / target_scale.square(),
         **protocol_metrics(pos, ptr, target, target_ptr),
         "spacing_cv": spacing_cv(pos, ptr),
@@ -63,12 +64,12 @@ def cloud_metrics(
 def protocol_metrics(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> dict[str, Tensor]:
-    """Chamfer and Hausdorff distance as the scripts of the PU-GCN family compute them.
+    """Chamfer and Hausdorff distance of the PU-GCN protocol, as in its evaluation scripts.
 
-    Each cloud is first normalised by its own mean and furthest distance.
+    Each cloud is first normalised by its own mean and farthest distance (per-cloud normalisation).
     `chamfer_per_cloud_normalised_squared`: mean of squared distances, sum of both directions.
     `hausdorff_per_cloud_normalised_squared`: largest squared distance, sum (not maximum) of both
-    directions. Qian et al. 2021, PU-GCN; times 1e3 in the tables.
+    directions. Qian et al. 2021, PU-GCN; tables list them times 1e3.
     """
     to_target, to_pos = _squared_distances(
         normalised_per_cloud(pos, ptr), ptr, normalised_per_cloud(target, target_ptr), target_ptr
@@ -83,8 +84,8 @@ def protocol_metrics(
 
 @torch.no_grad()
 def hausdorff_distance(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor) -> Tensor:
-    """Symmetric Hausdorff distance: the largest plain distance of any point of either cloud to
-    the other, in the unit of the data."""
+    """Symmetric Hausdorff distance: the largest unsquared distance of a point of either cloud to
+    the other cloud, in the unit of the data."""
     to_target, to_pos = _squared_distances(pos, ptr, target, target_ptr)
     return torch.maximum(segment_max(to_target, ptr), segment_max(to_pos, target_ptr)).sqrt()
 
@@ -93,11 +94,11 @@ def hausdorff_distance(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Ten
 def f_score(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor, threshold: Tensor | float
 ) -> Tensor:
-    """Harmonic mean of precision and recall at a plain distance `threshold`, one number or (B,).
+    """F-score: harmonic mean of precision and recall at the distance `threshold`.
 
-    Precision is the share of `pos` at most so far from `target`, recall the share of `target` at
-    most so far from `pos`. Between 0 and 1, higher is better. Knapitsch et al. 2017, Tanks and
-    Temples.
+    Precision is the share of `pos` within `threshold` of `target`, recall the share of `target`
+    within `threshold` of `pos`. `threshold`: a number or (B,), unsquared. Between 0 and 1, higher
+    is better. Knapitsch et al. 2017, Tanks and Temples.
     """
     (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
     limit = torch.as_tensor(threshold, dtype=to_target.dtype, device=pos.device)
@@ -114,11 +115,12 @@ def f_score(
 
 @torch.no_grad()
 def spacing_cv(pos: Tensor, ptr: Tensor) -> Tensor:
-    """Coefficient of variation of the distance from each point to its nearest other point.
+    """Spacing CV: coefficient of variation of nearest-neighbour distances.
 
-    Standard deviation over mean; without unit, lower is more even: 0 for a regular grid, 0.52 for
-    independent points on a surface. It sees clumps, not gaps. 0 for fewer than two distinct
-    points. Gunzburger and Burkardt 2004, Uniformity Measures for Point Samples in Hypercubes.
+    Standard deviation over mean, without unit; lower is more even: 0 for a regular grid, 0.52 for
+    independent points on a surface. It responds to uneven spacing, neither to gaps nor to equally
+    close pairs. 0 for fewer than two distinct points. Gunzburger and Burkardt 2004, Uniformity
+    Measures for Point Samples in Hypercubes.
     """
     squared, index = knn(pos, ptr, 2)
     distance = squared[:, 1].sqrt().masked_fill(index[:, 1] < 0, 0.0).to(widest_float(pos.device))
@@ -128,17 +130,17 @@ def spacing_cv(pos: Tensor, ptr: Tensor) -> Tensor:
 
 
 def point_to_surface_distance(points: Tensor, surface: Surface) -> Tensor:
-    """Exact plain distance from every point (N, 3) to the true surface, (N,) float64 on the CPU.
+    """Exact unsquared distance of each point (N, 3) to the true surface, (N,) float64 on the CPU.
 
-    In the unit of the surface; its mean is the field's P2F (before the factor 1e3), for points in
-    the surface's own coordinates.
+    Points and distances are in the coordinates and unit of the surface. The mean is P2F
+    (point-to-face) as in papers, before their factor of 1e3.
     """
     return torch.from_numpy(surface.distance(points.detach().cpu().double().numpy()))
 
 
 @torch.no_grad()
 def normalised_per_cloud(pos: Tensor, ptr: Tensor) -> Tensor:
-    """Every cloud centred on the mean of its points, then scaled to a furthest distance of 1.
+    """Per-cloud normalisation: centre each cloud on its mean, scale its farthest distance to 1.
 
     (N, 3) -> (N, 3). A cloud without extent is only centred.
     """
@@ -147,7 +149,7 @@ def normalised_per_cloud(pos: Tensor, ptr: Tensor) -> Tensor:
 
 
 def _centred(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """Every cloud about its mean, and its furthest distance from there, or 1 in place of 0."""
+    """Each cloud relative to its mean, and its farthest distance from it (B,), 1 in place of 0."""
     pos = at_least_float32(pos)
     centred = pos - segment_mean(pos, ptr)[batch_from_ptr(ptr, len(pos))]
     furthest = segment_max(torch.linalg.vector_norm(centred, dim=1), ptr)
@@ -157,7 +159,7 @@ def _centred(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
 def _squared_distances(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Of every point to the nearest of the other cloud, (N,) and (M,); 0 where that is empty."""
+    """Squared distances of points to the other cloud, (N,) and (M,); 0 where that is empty."""
     (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
     return to_target.masked_fill(to_target == torch.inf, 0.0), to_pos.masked_fill(
         to_pos == torch.inf, 0.0
@@ -165,7 +167,7 @@ def _squared_distances(
 
 
 def _segment_median(values: Tensor, ptr: Tensor) -> Tensor:
-    """Lower median of every cloud, (N,) -> (B,); 0 for an empty cloud."""
+    """Lower median of each cloud, (N,) -> (B,); 0 for an empty cloud."""
     middle = (sizes_from_ptr(ptr) - 1).div(2, rounding_mode="floor")
     is_median = segment_rank(values, ptr) == middle[batch_from_ptr(ptr, len(values))]
     return segment_sum(values.masked_fill(~is_median, 0.0), ptr)

@@ -1,4 +1,4 @@
-"""What is written to a terminal that may be closed, or gone, and that obeys what it reads."""
+"""Terminal output: escaped control characters, closed streams, a terminal that is gone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def literal(text: str) -> str:
-    """`text` with what a terminal would obey, other than line ends and tabs, shown by its number.
+    r"""`text` with unprintable characters, except line feeds and tabs, as escapes (`\x1b`).
 
-    Escape sequences, carriage returns and the marks that turn the direction of writing would let a
-    name change what stands before it.
+    Escape sequences, carriage returns and bidirectional control characters in a file name could
+    otherwise change the text before it.
     """
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
@@ -21,16 +21,16 @@ def literal(text: str) -> str:
 
 
 def print_error(text: str) -> None:
-    """Write to stderr, literally, unless its terminal is gone."""
+    """Write escaped text (see `literal`) to stderr, and ignore a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):
         print(literal(text), file=sys.stderr, flush=True)
 
 
 def open_closed_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr empty ones.
+    """Open stdin, stdout and stderr on the null device where a process was started without them.
 
-    Python has None for them then, and the next file that is opened becomes what libraries write
-    their messages to.
+    Python sets such streams to None, and the next file to be opened would take their descriptor,
+    to which libraries write their messages.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

@@ -20,7 +20,7 @@ from conftest import ROOT, metrics_of
 from emulated_device import DEVICE, memory, memory_limit, recorded
 from emulated_training import as_if_trained, batch_of, waits_of
 
-from pointup.benchmark.optimizer_steps import Alone
+from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.benchmark.sections import ALL
 from pointup.benchmark.timing import Effort
 from pointup.datasets.batch import move
@@ -107,7 +107,7 @@ def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
 ) -> None:
     batch = batch_of(tmp_path, [60, 50, 70, 40])
     model = as_if_trained().to(where)
-    reduction = StepReduction(Alone(DEVICE), model.parameters())
+    reduction = StepReduction(SingleProcess(DEVICE), model.parameters())
 
     def propagate(piece: Any) -> torch.Tensor:
         piece = move(piece, where)
@@ -157,7 +157,7 @@ def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
     assert 0 < budgets[0] < budgets[1]
 
 
-def test_a_cloud_is_made_denser_as_on_the_cpu() -> None:
+def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
     model = as_if_trained()
@@ -183,13 +183,13 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
     patches = [
         mock.patch(f"pointup.benchmark.{name}", value)
         for name, value in (
-            ("steps.QUICK_SIZES", (60,)),
-            ("steps.token_budget", lambda device: 1200),
-            ("searches.QUICK_POINTS", 200),
-            ("reference.QUICK_SIZES", (60,)),
-            ("reference.token_budget", lambda device: 1200),
-            ("upsampled.QUICK_SIZES", (300,)),
-            ("steps.MOST_ROUNDS", 1),
+            ("training_speed.QUICK_SIZES", (60,)),
+            ("training_speed.token_budget", lambda device: 1200),
+            ("neighbor_search.QUICK_POINTS", 200),
+            ("reference_training.QUICK_SIZES", (60,)),
+            ("reference_training.token_budget", lambda device: 1200),
+            ("upsampling.QUICK_SIZES", (300,)),
+            ("training_speed.MOST_ROUNDS", 1),
             ("timing.MOST_ROUNDS", 1),
         )
     ]

@@ -18,7 +18,7 @@ from emulated_device import DEVICE, Log, recorded
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
 from pointup.geometry.packed import on_host, to_device
@@ -91,7 +91,7 @@ def step(
     """Losses, gradients and output of a step that trusts its input, as train.py's does."""
     batch = move(batch, device)
     torch.manual_seed(7)
-    reduction = StepReduction(Alone(device), model.parameters())
+    reduction = StepReduction(SingleProcess(device), model.parameters())
     with assume_valid():
         reduction.start()
         ratios = training_ratio(batch, ratio, 16.0)
@@ -222,7 +222,7 @@ def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     precision: str, mixed: bool, tmp_path: Path
 ) -> None:
     batch = batch_of(tmp_path, [225, 250, 125, 150, 75, 175], mixed)
-    work = TrainingWork(Alone(DEVICE), precision)
+    work = TrainingWork(SingleProcess(DEVICE), precision)
     work.step(batch)  # What is made once is made here.
     with recorded() as log:
         work.step(batch)

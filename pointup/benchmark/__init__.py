@@ -1,1 +1,1 @@
-"""How fast this machine plans, reads, searches, trains and upsamples."""
+"""The benchmark behind `pointup bench`: sampling, data loading, searches, training, upsampling."""

@@ -1,4 +1,4 @@
-"""How long the sampler takes to plan an epoch, and how well its batches use the processes."""
+"""Benchmark of the sampler: time to plan an epoch, and how evenly its batches load processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALLEST = 100
 
 
 def random_sizes(kind: str, num_samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Sizes (n,) of clouds: lognormal, with a Pareto tail, or nine small ones for a large one."""
+    """Sizes (n,) of clouds: lognormal, with a Pareto tail, or bimodal, nine small per large one."""
     if kind == "lognormal":
         sizes = np.exp(rng.normal(8.0, 1.0, num_samples))
     elif kind == "Pareto":
@@ -48,7 +48,7 @@ def measure(effort: Effort) -> Iterator[Row]:
 
 SECTION = Section(
     "sampler",
-    f"Planning of an epoch, batches of {BUDGET:,} tokens for {PROCESSES} processes",
+    f"Planning an epoch, batches of {BUDGET:,} tokens for {PROCESSES} processes",
     (
         Column("sizes", "sizes", is_key=True, width=9),
         Column("samples", "samples", ",", is_key=True, width=10),

@@ -1,4 +1,4 @@
-"""Clouds to measure with: points on a wavy sheet with hills, of any number."""
+"""Clouds for the benchmark: any number of points on a hilly surface."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def sheet(num_points: int, seed: int, noise: float = 0.0) -> Tensor:
 def ragged(
     num_points: int, num_clouds: int, seed: int, noise: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """So many points (N, 3) in clouds of sizes as 1 : 2 : 3 and so on, and their ptr."""
-    shares = torch.arange(num_clouds + 1).cumsum(0).double()
-    ptr = (shares / shares[-1] * num_points).round().long()
+    """`num_points` points (N, 3) in clouds of sizes 1 : 2 : 3 : ..., and their ptr."""
+    cumulative = torch.arange(num_clouds + 1).cumsum(0).double()
+    ptr = (cumulative / cumulative[-1] * num_points).round().long()
     clouds = [
         sheet(int(size), seed + cloud, noise) for cloud, size in enumerate(ptr[1:] - ptr[:-1])
     ]
@@ -36,9 +36,9 @@ def ragged(
 
 
 def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
-    """Pairs whose sources have so many points and whose targets have four times as many.
+    """A batch of pairs with sources of the given sizes and targets of `RATIO` times as many points.
 
-    In the order in which `PairDataset` gives their points.
+    Points are in the order of `PairDataset`.
     """
     pairs = []
     for number, size in enumerate(sizes):

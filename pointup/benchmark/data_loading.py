@@ -1,4 +1,4 @@
-"""How fast pairs are read from disk (warm) and made into batches."""
+"""Benchmark of data loading: pairs read from disk (warm cache), augmented and collated."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def measure(effort: Effort) -> Iterator[Row]:
         plain, augmented = PairDataset(table), PairDataset(table, augment=True)
         sampler = TokenBudgetBatchSampler(plain.sizes, BUDGET)
         loader = make_loader(augmented, sampler, 1, 60.0)
-        ways: dict[str, Callable[[], Iterable[Any]]] = {
+        loaders: dict[str, Callable[[], Iterable[Any]]] = {
             "read": lambda: (plain[index] for index in range(len(plain))),
             "read, augmented, in batches": lambda: (
                 collate([augmented[key] for key in keys]) for keys in sampler
             ),
             "the same, by one worker": lambda: loader,
         }
-        for name, way in ways.items():
-            # Twice: the first time warms the disk's cache up, and starts the worker.
-            rows = [count(way()) for _ in range(2)]
+        for name, load in loaders.items():
+            # Twice: the first run warms up the disk cache and starts the worker.
+            rows = [count(load()) for _ in range(2)]
             yield {"work": name, **rows[-1]}
 
 
 def count(batches: Iterable[Any]) -> Row:
-    """Points of source and target together, and points a second."""
+    """Number of points, source and target together, and points per second."""
     start = time.perf_counter()
     num_points = sum(len(batch.pos) + len(batch.target) for batch in batches)
     return {"points": num_points, "rate": num_points / (time.perf_counter() - start)}

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Describes the machine on which the benchmark runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = ("torch", "numpy", "scipy", "fpsample", "accelerate", "datasets", "t
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """Hardware, load and versions, for the head of the report and the JSON."""
+    """Hardware, load and versions, for the header of the report and the JSON."""
     described: dict[str, Any] = {
         "processor": processor(),
         "cores": len(psutil.Process().cpu_affinity())
@@ -39,7 +39,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Name of the processor; where Python doesn't know it, from what Linux says."""
+    """Name of the processor, from /proc/cpuinfo on Linux, elsewhere from `platform`."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -49,7 +49,7 @@ def processor() -> str:
 
 
 def machine_lines(described: dict[str, Any]) -> list[str]:
-    """The head of the report."""
+    """The header of the report."""
     place = described.get("gpu", described["device"])
     return [
         f"{described['processor']}, {described['cores']} cores, {described['threads']} threads, "

@@ -1,4 +1,4 @@
-"""Neighbour search, Chamfer distance and thinning against brute force."""
+"""Benchmark of neighbour search, Chamfer distance and thinning against brute force."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def knn_search(num_points: int, device: torch.device) -> Search:
 
 
 def chamfer_search(num_points: int, device: torch.device, noise: float) -> Search:
-    """Forward and backward; near the target as after training, or far from it."""
+    """Chamfer distance, forward and backward, from points near the target (as after training) or
+    `noise` away from it."""
     pos, ptr = (values.to(device) for values in ragged(num_points, CLOUDS, 0, noise))
     target, target_ptr = (values.to(device) for values in ragged(4 * num_points, CLOUDS, 100))
     pos.requires_grad_()
@@ -93,7 +94,7 @@ def clouds(pos: Tensor, ptr: Tensor) -> tuple[Tensor, ...]:
 
 SECTION = Section(
     "knn",
-    f"Searches in {CLOUDS} clouds of sizes as 1 : 2 : ... : {CLOUDS}, against brute force",
+    f"Searches in {CLOUDS} clouds of sizes 1 : 2 : ... : {CLOUDS}, against brute force",
     (
         Column("work", "what", is_key=True, width=13),
         Column("size", "points in all", is_key=True, width=17),
@@ -103,5 +104,6 @@ SECTION = Section(
     ),
     measure,
     note="Chamfer: forward and backward, from points on the target's surface (a unit square) or\n"
-    "0.05 off it. Brute force: torch.cdist in chunks, with autograd; for thinning a loop of picks.",
+    "0.05 off it. Brute force: torch.cdist in chunks, with autograd; for thinning one pick at a\n"
+    "time.",
 )

@@ -1,4 +1,4 @@
-"""Optimizer steps as `train.py` does them, timed part by part."""
+"""The optimizer step of `train.py`, with the time of each part."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MAX_RATIO = 16.0
 
 
 @dataclass(frozen=True)
-class Alone:
-    """What `StepReduction` needs of an Accelerator, for a process that shares nothing."""
+class SingleProcess:
+    """The part of an Accelerator's interface that `StepReduction` needs, for a single process."""
 
     device: torch.device
     num_processes: int = 1
@@ -38,9 +38,9 @@ class Alone:
 
 
 class TrainingWork:
-    """The default model with its optimizer, and steps of it.
+    """The default model, its optimizer and its training step.
 
-    `group` is an Accelerator, or `Alone`. fp16 is timed without a scaler of the loss.
+    `group` is an Accelerator or `SingleProcess`. fp16 is timed without loss scaling.
     """
 
     def __init__(self, group: Any, precision: str = "fp32", loss: LossConfig | None = None) -> None:
@@ -52,7 +52,7 @@ class TrainingWork:
         self.optimizer = make_optimizer(self.model.parameters(), self.device)
         self.reduction = StepReduction(group, self.model.parameters())
         self.seconds: dict[str, float] = {}
-        """Of each part of the last step."""
+        """Seconds of each part of the last step."""
 
     def step(self, batch: Batch) -> StepTotals:
         """Forward, loss, backward, reduction and update on one micro-batch."""

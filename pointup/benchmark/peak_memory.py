@@ -1,4 +1,4 @@
-"""The most memory that work takes, beyond what was taken before."""
+"""Peak memory of a block of code, relative to the memory in use before it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ INTERVAL = 0.005
 
 
 class PeakMemory:
-    """A context manager; afterwards `bytes` is how much more memory the work inside took.
+    """A context manager that sets `bytes` to the peak memory of its body, above that before it.
 
-    On a device that tells it what torch allocated there, otherwise what the process held, looked
-    at every 5 ms.
+    On devices with memory statistics, the peak of torch's allocations; otherwise the resident
+    memory of the process, sampled every 5 ms.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class PeakMemory:
             self._before = self.module.memory_allocated(self.device)
             return self
         if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
-            # What earlier work freed and glibc kept would be taken again without showing.
+            # Reuse of freed memory that glibc kept would not show in the resident memory.
             ctypes.CDLL(None).malloc_trim(0)
         self._process = psutil.Process()
         self._before = self._peak = self._process.memory_info().rss

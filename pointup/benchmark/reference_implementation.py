@@ -1,9 +1,10 @@
-"""The same work written plainly: what the speed of the package is measured against.
+"""Reference implementation in plain PyTorch, the baseline of the training benchmark.
 
-One cloud at a time, everything between input and output as one tensor over all neighbours of all
-children, derivatives by autograd, neighbours by brute force. Same weights, same children.
+It processes one cloud at a time, holds each intermediate value as one tensor over all neighbours
+of all children, differentiates by autograd and searches neighbours by brute force. With the same
+weights it returns the same children as `Upsampler`.
 
-Legend of shape suffixes: as in `pointup.model.upsampler`, with H heads and D channels a head.
+Legend of shape suffixes: as in `pointup.model.upsampler`, with H heads and D channels per head.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from pointup.model.attention import AttentionBlock
 from pointup.model.upsampler import Upsampler
 
 ROWS = 4096
-"""Rows of the matrix of distances that are held at a time."""
+"""Rows of the distance matrix held at a time."""
 
 
 def distances(query: Tensor, pos: Tensor) -> Tensor:
-    """All distances, (Q, N). By differences: what torch takes for large clouds is no faster here,
-    and finds wrong neighbours."""
+    """All distances, (Q, N), by differences. The matrix product that torch uses for large clouds is
+    no faster here, and its rounding gives wrong neighbours."""
     return torch.cdist(query, pos, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -51,10 +52,10 @@ def reference_knn(pos: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def reference_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = False) -> Tensor:
-    """Mean distance to the nearest of the other cloud, both ways, of a single pair.
+    """Chamfer distance of a single pair of clouds.
 
-    Its derivatives take both matrices of distances: `recompute` makes them again, part by part,
-    where they would not fit into memory.
+    The backward pass needs both distance matrices. With `recompute` it computes them again in
+    parts, for pairs whose matrices do not fit in memory.
     """
 
     def nearest(rows: Tensor, others: Tensor) -> Tensor:
@@ -72,7 +73,7 @@ def reference_chamfer_distance(pos: Tensor, target: Tensor, recompute: bool = Fa
 
 
 def reference_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
-    """Indices (num_samples,) of farthest points, a pick at a time."""
+    """Indices (num_samples,) of farthest points, one pick at a time."""
     distance = torch.full((len(pos),), torch.inf, device=pos.device)
     picks = torch.zeros(num_samples, dtype=torch.int64, device=pos.device)
     for step in range(1, num_samples):
@@ -82,9 +83,10 @@ def reference_farthest_point_sample(pos: Tensor, num_samples: int) -> Tensor:
 
 
 def reference_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
-    """What `model` makes of one cloud (N, 3): the points kept, (M, 3), and all children.
+    """Upsample one cloud (N, 3) with `model`: the points kept, (M, 3), and all children.
 
-    Thinned evenly, as by an untrained model, and by the package's own function.
+    The package's `farthest_point_sample` thins the children to an even spacing, as an untrained
+    model does.
     """
     config = model.config
     ptr = one_cloud(pos)
@@ -125,12 +127,12 @@ def reference_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Ten
         x_NRC = reference_block(model.refine, x_NRC, features, g_NRKP, geometry)
         x_normed_NRC = model.pull_norm(x_NRC)
         directions_NR2P = model.pull(x_normed_NRC).unflatten(-1, (2, -1))
-        pull_NRK2 = torch.einsum("nrdp,nrkp->nrkd", directions_NR2P, g_NRKP)
-        pull_NRK2 = pull_NRK2.masked_fill(geometry.missing[:, None, :, None], 0.0)
+        weight_NRK2 = torch.einsum("nrdp,nrkp->nrkd", directions_NR2P, g_NRKP)
+        weight_NRK2 = weight_NRK2.masked_fill(geometry.missing[:, None, :, None], 0.0)
         to_points = geometry.relative.unsqueeze(1) - from_parent.unsqueeze(2)
         to_planes = (to_points * turned).sum(-1, keepdim=True) * turned
-        ways = torch.stack([to_points, to_planes], dim=3)
-        offset = offset + (pull_NRK2.unsqueeze(4) * ways).sum(3).mean(2)
+        vectors = torch.stack([to_points, to_planes], dim=3)
+        offset = offset + (weight_NRK2.unsqueeze(4) * vectors).sum(3).mean(2)
         offset = offset + model.arch(x_normed_NRC) * arch
     children = (pos.unsqueeze(1) + pos[slot_neighbor]) * 0.5
     children = (children + shortened(offset) * geometry.spacing.unsqueeze(1)).flatten(0, 1)
@@ -141,7 +143,7 @@ def reference_upsample(model: Upsampler, pos: Tensor, ratio: float) -> tuple[Ten
 def reference_normals(
     model: Upsampler, features: Tensor, g: Tensor, geometry: LocalGeometry
 ) -> Tensor:
-    """Normals (N, 3) of the points, turned as the features say."""
+    """Normals (N, 3) of the points, as `PointEncoder.turn_normals`."""
     directions_N2P = model.normal(model.normal_norm(features)).unflatten(-1, (2, -1))
     weights_NK2 = torch.einsum("ndp,nkp->nkd", directions_N2P, g)
     fit_NK, follow_NK = weights_NK2.masked_fill(geometry.missing.unsqueeze(-1), 0.0).unbind(-1)
@@ -153,7 +155,7 @@ def reference_normals(
 
 
 def reference_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor, Tensor]:
-    """Features (N, C) of the points and encoded positions (N, K, P) of their neighbours."""
+    """Features (N, C) of the points and encoded positions (N, K, P), as `PointEncoder.encode`."""
     index = geometry.index
     described = describe_neighbors(
         geometry, geometry.relative, geometry.spacing[index], geometry.normal[index]
@@ -173,7 +175,7 @@ def reference_encode(model: Upsampler, geometry: LocalGeometry) -> tuple[Tensor,
 def reference_block(
     block: AttentionBlock, x_NRC: Tensor, features_NC: Tensor, g: Tensor, geometry: LocalGeometry
 ) -> Tensor:
-    """Attention of R queries a point to its neighbours, at positions g (N, R or 1, K, P)."""
+    """An `AttentionBlock` for R queries per point and encoded positions g (N, R or 1, K, P)."""
     attention = block.attention
     heads = (attention.heads, attention.head_dim)
     normed_NRC = block.query_norm(x_NRC)

@@ -1,4 +1,4 @@
-"""Training against the same work written plainly."""
+"""Benchmark of training steps against the reference implementation in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.benchmark.clouds import RATIO, training_batch
-from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.benchmark.peak_memory import PeakMemory
 from pointup.benchmark.reference_implementation import (
     reference_chamfer_distance,
@@ -28,11 +28,11 @@ QUICK_SIZES = (500, 2000)
 SIZES = (500, 2000, 5000, 20_000)
 SHARE_OF_MEMORY = 0.8
 LONGEST = 15.0
-"""Seconds for the rounds of one size, if a single one doesn't take longer."""
+"""Seconds for all rounds of one size; a single round may take longer."""
 
 
 class ReferenceWork:
-    """Steps of one cloud, plainly: the default model with its optimizer."""
+    """The default model, its optimizer and a training step of the reference implementation."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -50,54 +50,57 @@ class ReferenceWork:
 def measure(effort: Effort) -> Iterator[Row]:
     bound = effort.bound()
     device = effort.device
-    # Without a learned density all is thinned evenly, as the plain work is.
-    work, plain = TrainingWork(Alone(device), loss=LossConfig(density=0.0)), ReferenceWork(device)
+    # Without a learned density thinning is even, as in the reference.
+    work = TrainingWork(SingleProcess(device), loss=LossConfig(density=0.0))
+    reference = ReferenceWork(device)
     seconds = bytes_per_token = 0.0
     measured = 1
     for size in QUICK_SIZES if effort.quick else SIZES:
         tokens = round((1 + RATIO) * size)
         row: Row = {"size": size}
-        # Of all distances between output and target, both ways.
+        # Bytes of the distance matrices between output and target, both directions.
         matrices = 2 * 4 * round(RATIO * size) ** 2
         room = SHARE_OF_MEMORY * free_memory(device) - bytes_per_token * tokens
         recompute = matrices > room
-        # Brute force grows with the square of the size.
+        # The time of brute force is quadratic in the size.
         expected = seconds * (size / measured) ** 2 * (1 + recompute / 3)
         if refusal := bound.refusal(expected):
             yield row | {"left_out": refusal}
             continue
         if room < 0:
             needed = bytes_per_token * tokens / 1e9
-            yield row | {"left_out": f"the plain step would need {needed:.0f} GB"}
+            yield row | {"left_out": f"the plain PyTorch step would need {needed:.0f} GB"}
             continue
         num_clouds = max(1, token_budget(device) // (2 if effort.quick else 1) // tokens)
         batch = training_batch([size] * num_clouds).to(device)
         single = training_batch([size]).to(device)
         with PeakMemory(device) as memory:
             work.step(batch)
-        plain_peaks: list[int] = []
+        peaks: list[int] = []
         ours, theirs = compare(
             partial(work.step, batch),
-            partial(step_with_peak, plain, single, recompute, plain_peaks),
+            partial(step_with_peak, reference, single, recompute, peaks),
             min(bound.left, LONGEST),
             device,
         )
         seconds, measured = theirs, size
-        bytes_per_token = max(0, max(plain_peaks) - matrices * (not recompute)) / tokens
-        rate, plain_rate = num_clouds * tokens / ours, tokens / theirs
+        bytes_per_token = max(0, max(peaks) - matrices * (not recompute)) / tokens
+        rate, reference_rate = num_clouds * tokens / ours, tokens / theirs
         yield row | {
             "step": rate,
-            "plain": plain_rate,
-            "ratio": rate / plain_rate,
+            "plain": reference_rate,
+            "ratio": rate / reference_rate,
             "memory": memory.bytes / (num_clouds * tokens),
-            "plain_memory": max(plain_peaks) / tokens,
+            "plain_memory": max(peaks) / tokens,
             "matrices": "again" if recompute else "kept",
         }
 
 
-def step_with_peak(plain: ReferenceWork, single: Batch, recompute: bool, peaks: list[int]) -> None:
+def step_with_peak(
+    reference: ReferenceWork, single: Batch, recompute: bool, peaks: list[int]
+) -> None:
     with PeakMemory(single.pos.device) as memory:
-        plain.step(single.pos, single.target, recompute)
+        reference.step(single.pos, single.target, recompute)
     peaks.append(memory.bytes)
 
 
@@ -114,15 +117,15 @@ SECTION = Section(
     (
         Column("size", "points", ",", is_key=True),
         Column("step", "pointup", ",.0f", "higher"),
-        Column("plain", "plain", ",.0f"),
+        Column("plain", "plain PyTorch", ",.0f"),
         Column("ratio", "times as fast", ".1f", "higher"),
         Column("memory", "bytes/token", ",.0f", "lower"),
         Column("plain_memory", "plain bytes/token", ",.0f"),
         Column("matrices", "plain matrices"),
     ),
     measure,
-    note="plain: the same network on one cloud a step, every tensor whole, derivatives by\n"
-    "autograd, Chamfer distance and neighbours by torch.cdist in chunks; the same thinning.\n"
-    "Both without the loss of the density, which the step's other figures include. Matrices of\n"
-    "distances that do not fit into memory are computed again for the derivatives.",
+    note="Plain PyTorch: the same network on one cloud per step, each tensor whole, derivatives\n"
+    "by autograd, Chamfer distance and neighbours by torch.cdist in chunks, the same thinning.\n"
+    "Both without the density loss, which section `step` includes. Distance matrices that do not\n"
+    "fit in memory are computed again in the backward pass.",
 )

@@ -1,4 +1,4 @@
-"""Training over several processes against one, and how long they wait for each other."""
+"""Benchmark of training on several processes against one, with the time that processes wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pointup.benchmark.clouds import RATIO, training_batch
-from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Effort
 from pointup.benchmark.training_speed import token_budget
@@ -28,17 +28,17 @@ from pointup.training.faults.out_of_memory import num_tokens
 MOST_PROCESSES = 8
 SAMPLES = 2000
 BUDGETS = 6
-"""Token budgets of small steps that a step on CPU cores has: in shorter ones the machine's unrest
-is all that is seen."""
+"""Size of a step on CPU cores, in token budgets of small steps: in shorter steps the noise of the
+machine exceeds the effect."""
 
 
 def measure(effort: Effort) -> Iterator[Row]:
-    """One row for 2, 4, ... processes, on GPUs where there are several, else on CPU cores."""
+    """One row for each of 2, 4, ... processes, on GPUs where there are several, or on CPU cores."""
     on_gpus = effort.device.type != "cpu" and torch.accelerator.device_count() > 1
     most = torch.accelerator.device_count() if on_gpus else psutil.cpu_count(logical=False) or 1
     num_processes = 2
     if most < num_processes:
-        yield {"processes": 2, "left_out": "this machine has one core"}
+        yield {"processes": 2, "left_out": "this machine has one CPU core"}
     while num_processes <= min(most, MOST_PROCESSES):
         rounds, budgets = (1, BUDGETS // 3) if effort.quick else (3, BUDGETS)
         budget = token_budget(effort.device) * (1 if on_gpus else budgets)
@@ -49,7 +49,7 @@ def measure(effort: Effort) -> Iterator[Row]:
 def run_group(
     num_processes: int, on_gpus: bool, budget: int, steps: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """What each process measured."""
+    """Start a group of processes and return the measurements of each."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -73,8 +73,8 @@ def work_in_group(
     steps: int,
     rounds: int,
 ) -> None:
-    """A process of the group: rounds of some steps of the first process alone, while the others
-    wait, of as many steps of all of them, and of as many in which all do the same work."""
+    """A process of the group. Each round has `steps` steps of the first process alone while the
+    others wait, then of all processes, then of all on equal batches."""
     torch.set_num_threads(1)
     os.environ |= {
         "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_processes),
@@ -83,7 +83,7 @@ def work_in_group(
     }  # fmt: skip
     accelerator = make_accelerator(Path(directory))
     device = accelerator.device
-    alone, together = TrainingWork(Alone(device)), TrainingWork(accelerator)
+    alone, together = TrainingWork(SingleProcess(device)), TrainingWork(accelerator)
     sizes = np.exp(np.random.default_rng(0).normal(6.5, 0.7, SAMPLES)) + 50
     sizes = np.minimum(sizes, budget / (2 * (1 + RATIO))).astype(np.int64)
     tokens = sizes + np.round(RATIO * sizes).astype(np.int64)
@@ -141,24 +141,24 @@ def summary(measured: list[dict[str, Any]]) -> Row:
 
 
 def idle(seconds: np.ndarray) -> float:
-    """Share of the time (steps, processes) spent waiting for the slowest of each step."""
+    """Share of the time spent waiting for the slowest process, from seconds (steps, processes)."""
     return float(1 - seconds.sum() / (seconds.max(1).sum() * seconds.shape[1]))
 
 
 SECTION = Section(
     "scaling",
-    "Training over processes of one thread, tokens/s",
+    "Training on several processes of one thread each, tokens/s",
     (
         Column("processes", "processes", is_key=True),
-        Column("alone", "one of them", ",.0f", "higher"),
-        Column("together", "together", ",.0f", "higher"),
+        Column("alone", "one process", ",.0f", "higher"),
+        Column("together", "all processes", ",.0f", "higher"),
         Column("speedup", "times as fast", ".2f", "higher"),
         Column("idle", "idle, measured", ".2%", "lower"),
         Column("idle_cpu", "idle by CPU time", ".2%", "lower"),
         Column("idle_same", "with equal work", ".2%"),
     ),
     measure,
-    note="Alone and together in turns, in the same processes. Idle: share of the time spent\n"
-    "waiting for the slowest; by CPU time other programs on the machine don't count, and with\n"
-    "equal work, the same batches on all, it is the machine's alone.",
+    note="One process and all processes take turns. Idle: share of the time spent waiting for the\n"
+    "slowest process. By CPU time: without the effect of other programs on the machine. With\n"
+    "equal work: all processes have the same batches, so that only the machine causes waiting.",
 )

@@ -1,4 +1,4 @@
-"""All that is measured, in the order in which it is."""
+"""All sections of the benchmark, in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured, as tables that are printed line by line, kept as JSON and compared."""
+"""Tables of the benchmark: printed line by line, stored as JSON, compared with an earlier run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ CHANGED = 0.05
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of a table, or part of what a row is called."""
+    """A column of a table: a figure, or a part of the row's key."""
 
     name: str
     """Name in the JSON."""
     title: str
     format: str = ""
     better: Better | None = None
-    """Which way is better, for a figure that is compared; a row is told apart by the others."""
+    """Direction in which a figure improves; None for columns that are not compared."""
     is_key: bool = False
+    """Whether the column identifies the row."""
     width: int = 8
 
     def show(self, value: Any) -> str:
@@ -35,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Section:
-    """One table of the benchmark: how it is measured and how it reads."""
+    """One table of the benchmark: its measurement and its columns."""
 
     name: str
     title: str
@@ -56,12 +57,11 @@ class Section:
         return f"{line}  left out: {row['left_out']}" if "left_out" in row else line
 
     def key(self, row: Row) -> tuple[str, ...]:
-        """What tells a row from the others of its table, here and in an earlier run."""
+        """Identifies a row within its table, in this run and in an earlier one."""
         return tuple(column.show(row.get(column.name)) for column in self.columns if column.is_key)
 
     def changes(self, before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-        """A line for each figure that is not within 5 % of what it was, and for rows that came
-        or went."""
+        """One line per figure that changed by more than 5 %, and per row that is new or missing."""
         old = {self.key(row): row for row in before}
         lines = []
         for row in after:
@@ -93,7 +93,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 
 
 def read_results(path: Path) -> Mapping[str, Any]:
-    """An earlier run, as `write_results` wrote it. Raises FileError where there is none."""
+    """Read a file of `write_results`. Raises FileError for a missing file or other content."""
     try:
         results = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -104,7 +104,7 @@ def read_results(path: Path) -> Mapping[str, Any]:
 
 
 def write_results(path: Path, machine: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-    """Write what was measured, all or nothing. Raises FileError where that can't be done."""
+    """Write the measurements as JSON, atomically. Raises FileError where that fails."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(json.dumps({"machine": machine, "sections": sections}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Times as medians, within a bound; what is compared takes turns."""
+"""Median times within a time limit; functions that are compared take turns."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MOST_ROUNDS = 7
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured, and where."""
+    """Extent and device of the measurements."""
 
     quick: bool
-    """Small sizes, so that all sections take less than a minute."""
+    """Small sizes: all sections together take less than a minute."""
     device: torch.device
     seconds: float
-    """A section begins nothing that would take it beyond this."""
+    """Time limit of a section: it starts no work that is expected to exceed it."""
 
     def bound(self) -> Bound:
-        """The time that a section has from now on."""
+        """Start the time limit of a section."""
         return Bound(time.perf_counter() + self.seconds)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The end of the time that a section has."""
+    """The time limit of a section; `end` on the clock of `time.perf_counter`."""
 
     end: float
 
@@ -38,7 +38,7 @@ class Bound:
         return max(0.0, self.end - time.perf_counter())
 
     def refusal(self, expected: float) -> str | None:
-        """Why work that takes so many seconds is not begun, if it isn't."""
+        """The reason to skip work of `expected` seconds; None where the time suffices."""
         left = self.left
         if expected <= left > 0.0:
             return None
@@ -48,7 +48,7 @@ class Bound:
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a clock, once the device has done what it was given."""
+    """Seconds of a clock, after all work of the device has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
@@ -60,10 +60,10 @@ def compare(
     seconds: float,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Median seconds of what is quick and of what is slow, in turns.
+    """Median seconds of `quick` and `slow`, which take turns.
 
-    The quick one runs up to three times before and after each run of the slow one, which is begun
-    again while it fits into the time.
+    `quick` runs up to three times before and after each run of `slow`. `slow` runs at least once,
+    and again up to `MOST_ROUNDS` times while another round fits into `seconds`.
     """
     quick_times: list[float] = []
     slow_times: list[float] = []

@@ -1,4 +1,4 @@
-"""Training in tokens a second, by size of the clouds and precision."""
+"""Benchmark of training steps: tokens per second by cloud size and precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from pointup.benchmark.clouds import RATIO, training_batch
-from pointup.benchmark.optimizer_steps import PARTS, Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import PARTS, SingleProcess, TrainingWork
 from pointup.benchmark.peak_memory import PeakMemory
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import MOST_ROUNDS, Effort
@@ -21,14 +21,14 @@ SIZES = (500, 2000, 5000, 20_000, 50_000, 200_000)
 
 
 def token_budget(device: torch.device) -> int:
-    """Tokens of a step of small clouds: enough that a device is busy."""
+    """Tokens of a step of small clouds, enough to use the device fully."""
     return 20_000 if device.type == "cpu" else 1_000_000
 
 
 def measure(effort: Effort) -> Iterator[Row]:
     bound = effort.bound()
     precisions = ("fp32", "bf16", "fp16") if effort.device.type != "cpu" else ("fp32", "bf16")
-    works = [TrainingWork(Alone(effort.device), precision) for precision in precisions]
+    works = [TrainingWork(SingleProcess(effort.device), precision) for precision in precisions]
     seconds_per_token = dict.fromkeys(precisions, 0.0)
     sizes = QUICK_SIZES if effort.quick else SIZES
     budget = token_budget(effort.device) // (2 if effort.quick else 1)
@@ -41,14 +41,14 @@ def measure(effort: Effort) -> Iterator[Row]:
             if refusal := bound.refusal(expected):
                 yield row | {"left_out": refusal}
                 continue
-            # Its share of the time that is left for all sizes and precisions.
+            # An equal part of the time left for all sizes and precisions.
             row |= time_steps(work, batch, bound.left / (len(precisions) * (len(sizes) - number)))
             seconds_per_token[precision] = 1 / row["step"]
             yield row
 
 
 def time_steps(work: TrainingWork, batch: object, seconds: float) -> Row:
-    """Tokens a second of the parts, medians of steps that take about so many seconds in all, and
+    """Tokens per second of the parts of a step, as medians of steps within about `seconds`, and
     peak memory of the first step."""
     began = time.perf_counter()
     with PeakMemory(work.device) as memory:
@@ -75,7 +75,7 @@ def time_steps(work: TrainingWork, batch: object, seconds: float) -> Row:
 
 SECTION = Section(
     "step",
-    "Training steps of the default model, tokens/s (a token: a point of source or target)",
+    "Training steps of the default model, tokens/s (a token is a point of source or target)",
     (
         Column("precision", "precision", is_key=True),
         Column("size", "points", ",", is_key=True),
@@ -88,5 +88,5 @@ SECTION = Section(
         Column("memory", "bytes/token", ",.0f", "lower"),
     ),
     measure,
-    note="points: of each source; the target has four times as many. Memory: at the peak.",
+    note="points: per source; targets have four times as many. bytes/token: peak memory.",
 )

@@ -1,4 +1,4 @@
-"""Upsampling of clouds in memory, as `pointup upsample` does files."""
+"""Benchmark of `pointup.upsample` on clouds in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(effort: Effort) -> Iterator[Row]:
         if refusal := bound.refusal(expected):
             yield row | {"left_out": refusal}
             continue
-        # Metres of a projected system, some 20 points a square metre.
+        # Map coordinates in metres, about 20 points/m2.
         width = (num_points / 20) ** 0.5
         points = sheet(num_points, 0).double().numpy() * width + np.array([500_000.0, 4.1e6, 0.0])
         start = now(effort.device)

@@ -1,1 +1,1 @@
-"""Neighbours, thinning and surfaces."""
+"""Geometry of packed point clouds: neighbour search, thinning, local geometry, surfaces."""

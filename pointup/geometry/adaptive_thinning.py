@@ -1,4 +1,4 @@
-"""A spacing that differs from place to place, and thinning that keeps points by it."""
+"""Adaptive thinning: farthest-point sampling in units of a spacing that varies across the cloud."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from pointup.geometry.packed import (
 from pointup.geometry.thinning import farthest_point_sample
 
 LARGEST_PIECE = 32_768
-"""Points of a cloud that are put in order together on the CPU."""
+"""Most points of a cloud that are sampled together on the CPU."""
 SMOOTHING = 2
-"""Passes of a mean over the neighbours that make the spacing of points smooth."""
+"""Passes of a mean over neighbours that smooth the spacing of points."""
 
-# Picks at which the distance that farthest-point sampling has come down to is measured.
+# Picks at which the pick distance of farthest-point sampling is measured.
 NUM_MEASURED = 48
 
 
 @torch.no_grad()
 def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing: Tensor) -> Tensor:
-    """Subset of each cloud, even in units of a spacing that may differ from place to place.
+    """Subset of each cloud, even in units of a spacing that may vary across the cloud.
 
-    Farthest-point sampling orders all points; whatever its start, those picked before it has come
-    down to some distance are that far apart, in every place. Kept are the points whose distance at
-    their pick is largest in units of their spacing. With equal spacings that is
-    `farthest_point_sample`.
+    Farthest-point sampling orders all points. A point's pick distance is its distance to all
+    earlier picks: points picked down to some distance are that far apart everywhere, whatever the
+    first pick. The function keeps the points whose pick distance is largest in units of their
+    spacing. With equal spacings this is `farthest_point_sample`.
 
-    On the CPU points are picked one after the other; a cloud of more than `LARGEST_PIECE` points is
-    put in order piece by piece, as one order of all takes more than its share of time; across the
-    border of two pieces points may be kept that are closer than others. Other devices find all
-    distances at once (`insertion_radii`), as of a sampling with another start: the points differ
-    from the CPU's, and are as even.
+    On the CPU points are picked one after the other. A cloud of more than `LARGEST_PIECE` points is
+    ordered piece by piece, because the time of one order for all grows faster than their number;
+    points kept across the border of two pieces may be closer than others. Other devices compute all
+    distances at once (`insertion_radii`), as if sampling had another first pick: the points differ
+    from those of the CPU, and are as even.
 
     Shapes: pos (N, 3), num_samples (B,) int64, log_spacing (N,) natural logarithm of the spacing,
     in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
     Raises ValueError as `farthest_point_sample`.
     """
     sizes, counts = sizes_from_ptr(on_host(ptr)), on_host(num_samples)
-    # Elsewhere than on the CPU a look would wait for the device.
+    # On other devices reading the values would wait for the device.
     is_even = pos.device.type == "cpu" and not log_spacing.any()
     if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
         return farthest_point_sample(pos, ptr, num_samples)
@@ -75,8 +75,8 @@ def _best_of_each(score: Tensor, ptr: Tensor, num_kept: Tensor) -> Tensor:
 
 
 def _pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """The points (N,) in the order of farthest-point sampling, and the logarithm of the distance
-    of each at its pick, on the CPU."""
+    """The points (N,) in the order of farthest-point sampling, and the logarithms of their pick
+    distances, on the CPU."""
     sizes, piece_ptr = sizes_from_ptr(ptr), ptr
     if len(sizes) and int(sizes.max()) > LARGEST_PIECE:
         together, piece_ptr = _in_pieces(pos, ptr)
@@ -89,7 +89,7 @@ def _pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
 def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
     """Points (N,) piece by piece, clouds in their order, and the ptr of the pieces.
 
-    Clouds are halved across their longest side, again and again, into pieces of at most
+    Each cloud is bisected across its longest side, recursively, into pieces of at most
     `LARGEST_PIECE` points.
     """
     points, pieces = pos.numpy(), []
@@ -108,9 +108,12 @@ def _in_pieces(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_pick_distances(ordered: Tensor, ptr: Tensor) -> Tensor:
-    """Logarithm of the distance (N,) of each point to those before it, for packed points (N, 3) in
-    the order of farthest-point sampling, on the CPU: it never rises, and is measured at some of
-    each cloud's. 0 for a point that is alone in its cloud."""
+    """Logarithms (N,) of pick distances, for packed points (N, 3) in the order of farthest-point
+    sampling, on the CPU.
+
+    Pick distances never rise. They are measured at some points of each cloud and interpolated
+    between. 0 for a cloud of one point.
+    """
     bounds = pairwise(ptr.tolist())
     distances = [_log_pick_distances_of_one(ordered[start:stop]) for start, stop in bounds]
     return torch.cat([ordered.new_zeros(0), *distances])
@@ -122,14 +125,14 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
         return ordered.new_zeros(num_points)
     last = torch.tensor(num_points - 1.0)
     share = torch.linspace(0, 1, NUM_MEASURED // 3)
-    # Where it falls quickly: at the start, and at the end if there are copies of points.
+    # More often where distances fall quickly: at the start, and at the end if there are duplicates.
     measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
     measured = measured.round().long().unique()
     distance = torch.cdist(ordered[measured], ordered)
     earlier = torch.arange(num_points) < measured[:, None]
     distance = distance.masked_fill(~earlier, torch.inf).amin(1)
     distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()
-    # Straight between the measured ones, over the logarithm of the number of points.
+    # Linear between measured values, over the logarithm of the number of points.
     at = torch.arange(1, num_points)
     right = torch.searchsorted(measured, at).clamp(min=1, max=max(1, len(measured) - 1))
     if len(measured) == 1:
@@ -141,11 +144,11 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
 
 
 def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithm (N,) of the spacing that the output should have around each input point, and of the
-    shares (N,) of a cloud's output that follow from it, each up to a constant of the cloud.
+    """Logarithm (N,) of the output spacing around each input point, and of the resulting shares
+    (N,) of the cloud's output, each up to a constant per cloud.
 
-    The spacing is a power (N,) of the input's spacing there: 0 makes the output equally dense
-    everywhere, and 1 keeps places as much denser than others as they are.
+    The output spacing is the smoothed spacing of the input to the exponent `power` (N,): 0 makes
+    the output equally dense everywhere, 1 keeps the relative differences in spacing.
     """
     batch = batch_from_ptr(ptr, len(power))
     smooth = geometry.spacing
@@ -153,6 +156,6 @@ def spacing_by_power(power: Tensor, geometry: LocalGeometry, ptr: Tensor) -> tup
         smooth = smooth[geometry.index].mean(1)
     log_smooth = smooth[:, 0].log()
     log_spacing = power * (log_smooth - segment_mean(log_smooth, ptr)[batch])
-    # A point's part of a surface grows with the square of its spacing.
+    # The surface area per point is proportional to the square of its spacing.
     log_points = 2 * (geometry.spacing[:, 0].log() - log_spacing)
     return log_spacing, log_points

@@ -1,6 +1,6 @@
-"""Sizes of arrays in files, held against the file before they are read.
+"""Checks the array sizes that NPY and NPZ headers state, before a reader allocates memory.
 
-A damaged or malicious header would have a reader ask for all the memory there is.
+A damaged or malicious header can make a reader allocate all memory of the machine.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 
 from pointup.errors import FileError
 
-# Deflate packs constants 1,000 times, coordinates hardly twice. What is small is never refused.
+# Deflate shrinks constants 1,000-fold and coordinates barely 2-fold.
 LARGEST_EXPANSION = 100
+# Bytes that are read whatever the expansion.
 ALWAYS_READ = 256 * 2**20
+# Bytes of an NPY header.
 LONGEST_HEADER = 2**20
 
 
 class ArrayHeader(NamedTuple):
-    """What an array in a file says of itself; `start` is where its values begin."""
+    """Shape and dtype of an array in a file; `start` is the offset of its values in bytes."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -34,25 +36,25 @@ class ArrayHeader(NamedTuple):
 
 
 def read_array_header(stream: BinaryIO) -> ArrayHeader:
-    """The header of an NPY array; ValueError for anything else."""
+    """Read the header of an NPY array. Raises ValueError for anything else."""
     if np.lib.format.read_magic(stream) == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     else:
         length = int.from_bytes(stream.read(4), "little")
         if length > LONGEST_HEADER:
-            raise ValueError(f"its header would have {length} bytes")
+            raise ValueError(f"its header states a length of {length} bytes")
         stream.seek(-4, os.SEEK_CUR)
         shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
     if any(size < 0 for size in shape):
-        raise ValueError(f"its header gives a shape of {shape}")
+        raise ValueError(f"its header states the shape {shape}")
     return ArrayHeader(shape, dtype, stream.tell())
 
 
 def read_npz_headers(path: Path) -> dict[str, ArrayHeader]:
-    """The headers of the arrays of an NPZ file, by name; what is no array is left out.
+    """Read the headers of the arrays of an NPZ file, by name; other members are skipped.
 
-    Raises ValueError for a header that promises more than the archive holds, and what zipfile does
-    for what is no archive.
+    Raises ValueError for a header that states more bytes than its member holds, and the errors of
+    `zipfile` for a file that is no archive.
     """
     headers = {}
     with ZipFile(path) as archive:
@@ -68,10 +70,10 @@ def read_npz_headers(path: Path) -> dict[str, ArrayHeader]:
 
 
 def check_expansion(path: Path, num_bytes: int) -> None:
-    """FileError when so many bytes can't be honest content of the file."""
+    """Raise FileError where `num_bytes` are too many for coordinates in a file of this size."""
     size = path.stat().st_size
     if num_bytes > max(ALWAYS_READ, LARGEST_EXPANSION * size):
         raise FileError(
             f"{path}: its {size:,} bytes would expand to {num_bytes:,}, too many for measured "
-            "points; it is damaged, or full of one value: save it again without compression"
+            "points; it is damaged or holds one value throughout: save it without compression"
         )

@@ -1,4 +1,4 @@
-"""Gaps between points: what lies beyond one is no neighbour, and nothing is built across."""
+"""Gaps in a cloud: points beyond a gap are not neighbours, and no child is placed across one."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 from torch import Tensor
 
 GAP = 3.0
-"""A neighbour is beyond a gap where it is so many times as far away as the one before it."""
+"""A gap lies before a neighbour that is more than this many times as far away as the previous."""
 BRIDGE = 4.0
-"""No child is tied to a neighbour farther off than so many local spacings on both sides."""
+"""A slot is tied only to neighbours within this many local spacings of one of both points."""
 
-# So many neighbours on this side of a gap are enough.
+# With this many neighbours on the near side, a gap needs no further condition.
 _MANY = 6
-# So many are enough where the farthest beyond it is less than twice as far away as the nearest.
+# With this many, the farthest beyond the gap must be less than _WIDTH times as far as the nearest.
 _SOME, _WIDTH = 4, 2.0
-# Fewer are where, besides, the mean of the unit vectors to all beyond the gap is at least so long:
-# they lie in one direction. Around a close pair they lie everywhere.
+# With fewer, less than _WIDTH_OF_FEW times; and the mean unit vector to all beyond the gap must be
+# longer than _ONE_DIRECTION: they lie in one direction. Around a close pair they lie everywhere.
 _ONE_DIRECTION, _WIDTH_OF_FEW = 0.95, 1.5
-# Width of the others as a point sees them that has no neighbour of its own.
+# The same ratio for a point that is alone: all others must be less than so many times as far.
 _WIDTH_ALONE = 1.25
 
 
 def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tensor:
     """Which of the K nearest points (N, K) lie beyond a gap.
 
-    A gap follows the nearest j where the next one is more than `GAP` times as far away. Six must be
-    on this side of it; or at least four, and the rest close together beyond it; or fewer, and the
-    rest also in one direction. So the neighbours of two returns of one pulse, which lie all around
-    them, stay neighbours. A point that sees all others in one place far off is alone: all of them
-    are beyond the gap.
+    A gap follows the nearest j where the next is more than `GAP` times as far away. On the near
+    side there must be six; or at least four, with the rest close together beyond the gap; or fewer,
+    with the rest also in one direction. Thus the neighbours of two returns of one pulse, which
+    surround them, stay neighbours. A point is alone if all others are far away in one place: all of
+    them are beyond the gap.
 
     Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
     (N, K) ascending, `not_found` (N, K) bool, true only after all that are found; `to_nearest` and
@@ -48,7 +48,7 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
     sums = unit.flip(1).cumsum(1).flip(1)
     one_way = torch.linalg.vector_norm(sums, dim=2) > _ONE_DIRECTION * num_from_here
     before, after = distance[:, :-1], distance[:, 1:]
-    # Copies of a point are no neighbourhood.
+    # Duplicates of the point itself are no near side of a gap.
     is_gap = (after > GAP * before) & (before > 0)
     is_far_off = one_way[:, 1:] & (farthest < _WIDTH_OF_FEW * after)
     starts = is_gap & ((farthest < width * after) | is_far_off) & found[:, 1:]
@@ -61,9 +61,9 @@ def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tenso
 
 @functools.lru_cache(maxsize=64)
 def _by_rank(num_nearest: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ranks (K,) of the nearest, and how much farther away than each but the first the farthest may
-    be, (K - 1,), for a gap before it."""
-    # Made once, and for any use: tensors of inference can't be part of a graph later.
+    """Ranks (K,) of the nearest, and (K - 1,) for a gap before each but the first: the limit of the
+    ratio of the farthest distance to its own."""
+    # Cached across calls: a tensor created in inference mode could not join a graph later.
     with torch.inference_mode(False):
         rank = torch.arange(num_nearest, device=device)
         width = torch.zeros(num_nearest, dtype=dtype, device=device)
@@ -75,7 +75,7 @@ def _by_rank(num_nearest: int, dtype: torch.dtype, device: torch.device) -> tupl
 def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tensor) -> Tensor:
     """Neighbours (n, R) of the points in `rows`, -1 for those across a gap.
 
-    That is one wider than `BRIDGE` local spacings on both of its sides.
+    A gap is wider than `BRIDGE` times the local spacing of both points.
 
     Shapes: `index` (n, R) of all points, the point itself first, `pos` (N, 3), `local_spacing`
     (N, 1).

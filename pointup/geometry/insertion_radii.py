@@ -1,9 +1,9 @@
-"""Insertion radii: how far each point is from those that farthest-point sampling picks before it.
+"""Insertion radii, in parallel: the distance of each point to earlier farthest-point picks.
 
-Farthest-point sampling picks one point after the other. But a point whose distance to the picked
-ones is the largest within that distance will be picked at that distance, whatever happens elsewhere
-before: all such points can be settled at once (Blelloch et al. 2012, "Greedy sequential maximal
-independent set and matching are parallel on average").
+Farthest-point sampling picks one point after the other. But a point whose distance to the picks is
+the largest within that distance is picked at that distance, independently of picks elsewhere: all
+such points can be settled at once (Blelloch et al. 2012, "Greedy sequential maximal independent set
+and matching are parallel on average").
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NUM_NEIGHBORS = 32
 STRIDE = 2
 """Points of a cloud for each point of its coarser sample."""
 SHARE = 4
-"""A cloud's coarsest sample has at most this share of the points that it will be thinned to."""
-# Passes between two looks at whether all points are settled, on devices without kernels.
+"""The coarsest sample of a cloud has at most 1 / SHARE of the points that are kept of it."""
+# Passes between checks whether all points are settled, on devices without kernels.
 _PASSES = 8
 
 
@@ -37,12 +37,12 @@ _PASSES = 8
 def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     """Distance of each point to the points that farthest-point sampling picks before it.
 
-    Points are compared with their nearest `NUM_NEIGHBORS` alone, themselves among them, so that
-    radii beyond those come from a sample of every `STRIDE`-th point, from a sample of that, and so
-    on; `counts`, how many points of each cloud the caller will keep, says how coarse a sample is
-    needed. No radius is larger than the distance to the last neighbour in the coarsest sample of
-    the point; it is infinite for the first pick of fewer than `NUM_NEIGHBORS` points. All but the
-    first of points in one place have the radius 0.
+    Points are compared with their nearest `NUM_NEIGHBORS` only, themselves among them. Larger radii
+    come from a sample of one in `STRIDE` points, from a sample of this sample, and so on; `counts`,
+    the number of points that the caller keeps of each cloud, determines the coarsest sample. No
+    radius exceeds the distance to the last neighbour in the point's coarsest sample; it is infinite
+    for the first pick of fewer than `NUM_NEIGHBORS` points. All duplicates of a point but the first
+    have the radius 0.
 
     Shapes: pos (N, 3), ptr (B + 1,), counts (B,) -> (N,) float32. Raises ValueError for
     coordinates that are not finite (naming the cloud).
@@ -52,7 +52,7 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
         return pos.new_zeros(0, dtype=torch.float32)
     pos = at_least_float32(pos)
     row, parent, node_ptr = coarser_samples(ptr, counts)
-    # Copies of a point would fill up its neighbourhood, and are put into a cloud of their own.
+    # Duplicates would fill the neighbourhood of a point: they form a separate cloud.
     is_copy = copies(pos, ptr)
     cloud = 2 * batch_from_ptr(node_ptr, len(row)) + is_copy[row]
     cloud, order = cloud.sort(stable=True)
@@ -64,7 +64,7 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     with assume_valid():
         squared, index = knn(pos[row[order]], torch.searchsorted(cloud, borders), NUM_NEIGHBORS)
     squared = squared.float()
-    # Near enough for both to have the other among their neighbours.
+    # Only pairs of which each point is among the neighbours of the other.
     reach = squared[:, -1].contiguous()
     is_far = squared >= torch.minimum(reach[:, None], reach[index])
     neighbor = index.int().masked_fill_(is_far, -1)
@@ -79,11 +79,11 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
 
 
 def coarser_samples(ptr: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The points of all clouds, samples of them, samples of those and so on: M nodes.
+    """Nodes (M) of a hierarchy of samples: the points, samples of them, samples of those and so on.
 
-    Returns the point of each node, (M,) int64; the node of the next coarser sample that is the
-    same point, (M,) int64, -1 for none; and the ptr of the samples, all clouds of one after all
-    clouds of the finer one. The points themselves come first.
+    Returns the point of each node, (M,) int64; the node of the same point in the next coarser
+    sample, (M,) int64, -1 for none; and the ptr of all clouds of all samples, finest first: the
+    points themselves.
     """
     sizes, device = [sizes_from_ptr(on_host(ptr))], ptr.device
     enough = (on_host(counts) // SHARE).clamp(min=NUM_NEIGHBORS)
@@ -115,11 +115,11 @@ def coarser_samples(ptr: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def copies(pos: Tensor, ptr: Tensor) -> Tensor:
-    """Whether another point of the cloud before it has the same coordinates, (N,) bool.
+    """Whether an earlier point of the cloud has the same coordinates, (N,) bool.
 
-    A copy can be missed where different points have the same hash of 64 bits.
+    A duplicate can be missed where different points have the same hash of 64 bits.
     """
-    # Plus zero, as negative zero is the same coordinate with other bits.
+    # Adding zero turns negative zero into zero: the same coordinate has the same bits.
     bits = (pos + 0.0).contiguous().view(torch.int64 if pos.dtype == torch.float64 else torch.int32)
     key = batch_from_ptr(ptr, len(pos))
     for axis in bits.long().unbind(1):
@@ -133,15 +133,16 @@ def copies(pos: Tensor, ptr: Tensor) -> Tensor:
 
 
 def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
-    """Squared insertion radii (M,) on any device, none above `limit` (M,) or that of its parent.
+    """Squared insertion radii (M,) on any device, at most the larger of `limit` (M,) and the
+    parent's radius.
 
-    Of two neighbours nearer to each other than the radius of either, the one with the larger
-    radius is picked first and lowers that of the other one. A point is settled once nobody is
-    left to go before it, and with a parent only after that. The larger of the parent's radius and
-    its own limit is where it begins.
+    Of two neighbours closer to each other than both radii, the one with the larger radius is picked
+    first and lowers the radius of the other to their distance. A point is settled when no neighbour
+    precedes it any more and its parent is settled. Its initial radius is the larger of its parent's
+    radius and its own limit.
 
-    Shapes: `neighbor` (M, K) int32, -1 for none, of which each has the other; `squared` (M, K)
-    float32, their squared distance; `parent` (M,), -1 for none; `limit` (M,) float32, squared.
+    Shapes: `neighbor` (M, K) int32, symmetric, -1 for none; `squared` (M, K) float32, squared
+    distances to them; `parent` (M,), -1 for none; `limit` (M,) float32, squared.
     """
     other, has_parent = neighbor.long().clamp(min=0), parent >= 0
     parent = parent.long().clamp(min=0)

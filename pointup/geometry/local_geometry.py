@@ -1,4 +1,4 @@
-"""Neighbourhoods in units of the local spacing, which makes what is built on them scale-free."""
+"""Local geometry of each point in units of its spacing, the scale-invariant input of the model."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from pointup.geometry.gaps import beyond_gap
 from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
 
 REACH = 1.5
-"""A new point lies within so many local spacings of its nearest measured point."""
+"""A new point lies within this many local spacings of its nearest measured point."""
 MAX_OFFSET = 1.0
-"""Farthest that a child lies from its anchor, in spacings of its parent."""
+"""Largest distance of a child from its anchor, in spacings of its parent."""
 
-# Most that a distance counts in the spacing, in medians of all.
+# Distances are clipped to this many medians in the mean that is the spacing.
 _MOST_DISTANCE = 2.0
 
 
 @dataclass(frozen=True)
 class LocalGeometry:
-    """Neighbourhoods of N points, computed once and shared by all layers."""
+    """Neighbourhoods of N points, computed once for all layers."""
 
     index: Tensor
-    """(N, K) int64, the point itself first; where a neighbour is missing, the point itself."""
+    """(N, K) int64, the point itself first, and in place of missing neighbours."""
     missing: Tensor
     """(N, K) bool: the cloud has fewer points, or the neighbour lies beyond a gap."""
     relative: Tensor
     """(N, K, 3) from the point to its neighbour, in units of the point's spacing."""
     spacing: Tensor
-    """(N, 1) mean distance to the neighbours, in units of the input; none of them counts more than
-    twice their median."""
+    """(N, 1) mean distance to the neighbours, each clipped to twice their median, in units of the
+    input."""
     local_spacing: Tensor
-    """(N, 1) the spacing, or the median of the spacings of all K nearest where that is smaller: for
-    a point apart from the rest, the spacing of the rest."""
+    """(N, 1) the spacing, or the median spacing of the K nearest points where that is smaller: for
+    an isolated point, the spacing of the others."""
     mean: Tensor
     """(N, 3) mean of `relative`: it points to the inside of a curve and away from a border."""
     covariance: Tensor
-    """(N, 3, 3) mean of the outer products of `relative`: large along a surface, small across."""
+    """(N, 3, 3) mean outer product of `relative`: large along a surface, small across it."""
     normal: Tensor
-    """(N, 3) unit normal of the plane fitted to them, of either sign; 0 where they have none."""
+    """(N, 3) unit normal of the plane fitted to them, of either sign; 0 where none is defined."""
 
     def rows(self, rows: slice | Tensor) -> LocalGeometry:
-        """The neighbourhoods of some points; `index` still counts all of them."""
+        """The neighbourhoods of some points; `index` still refers to all points."""
         return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
 @outside_autocast
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
-    """Neighbourhoods in units of the local spacing, from what `knn` found (the point itself first).
+    """Neighbourhoods in units of the spacing, from the result of `knn` (the point itself first).
 
-    A gap is not a spacing: neighbours beyond one (`beyond_gap`) are missing. The spacing is the
-    mean distance to the others, of which none counts more than twice their median; for a point
-    without neighbours, or all of whose neighbours coincide with it, that of its cloud, so that
-    nothing is divided by zero.
+    Neighbours beyond a gap (`beyond_gap`) are missing, so that a gap does not count as spacing. The
+    spacing is the mean distance to the others, each clipped to twice their median. A point without
+    neighbours, or whose neighbours all coincide with it, has the mean spacing of its cloud, which
+    avoids division by zero.
 
     Shapes: `pos` (N, 3), `ptr` (B+1,), `squared` and `index` (N, K), ascending.
     """
@@ -66,7 +66,7 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     missing = not_found | beyond_gap(to_nearest, distance, not_found)
     index = torch.where(missing, own, nearest)
     found = (~missing).sum(1, keepdim=True)
-    # The distances ascend, the point itself first.
+    # The median: distances ascend, with the point itself first.
     most = _MOST_DISTANCE * distance.gather(1, found // 2)
     near = torch.minimum(distance.masked_fill(missing, 0.0), most)
     spacing = near.sum(1, keepdim=True) / (found - 1).clamp(min=1)
@@ -86,8 +86,8 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
 def nearest_gaps(geometry: LocalGeometry) -> Tensor:
     """Mean distance (N,) to the four nearest others, in units of the input.
 
-    The spacing of the neighbourhood where all of them are missing, and a thousandth of it where
-    they lie in one place.
+    It is the spacing of the point where all of them are missing, and a thousandth of it where they
+    coincide with the point.
     """
     distance = torch.linalg.vector_norm(geometry.relative[:, 1:5], dim=-1)
     found = (~geometry.missing[:, 1:5]).sum(1)
@@ -96,7 +96,7 @@ def nearest_gaps(geometry: LocalGeometry) -> Tensor:
 
 
 def mean_gaps(squared: Tensor, index: Tensor) -> Tensor:
-    """Mean distance (N,) to the four nearest others, from what `knn` found; 0 where there is none.
+    """Mean distance (N,) to the four nearest others, from the result of `knn`; 0 without others.
 
     Shapes: `squared` and `index` (N, K) with the point itself first, K at least 5.
     """
@@ -107,12 +107,11 @@ def mean_gaps(squared: Tensor, index: Tensor) -> Tensor:
 
 @outside_autocast
 def plane_normals(covariance: Tensor) -> Tensor:
-    """Unit vectors (N, 3) in which positive semidefinite matrices (N, 3, 3) are smallest.
+    """Unit eigenvectors (N, 3) of the smallest eigenvalue of positive semidefinite (N, 3, 3).
 
-    0 where the two smallest eigenvalues are the same, up to rounding: points on a line or in one
-    place have no plane. The eigenvalue that stands farthest from the others comes first, which
-    keeps nearly equal ones apart in float32 (Eberly 2014, "A robust eigensolver for 3 x 3
-    symmetric matrices").
+    0 where the two smallest eigenvalues are equal up to rounding: points on a line or in one place
+    have no plane. The eigenvalue farthest from the others is computed first, which separates nearly
+    equal ones in float32 (Eberly 2014, "A robust eigensolver for 3 x 3 symmetric matrices").
     """
     scale = covariance.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
     identity, third = _identity(covariance.dtype, covariance.device)
@@ -126,7 +125,7 @@ def plane_normals(covariance: Tensor) -> Tensor:
     value = 1 / 3 + 2 * radius * torch.cos(angle)
     first = perpendicular_to_all(unit - value[:, None, None] * identity)
 
-    # Among the directions across it, those of the two other eigenvalues.
+    # The other two eigenvectors lie in the plane perpendicular to the first.
     axis = identity[first.abs().argmin(1)]
     u = directions(torch.linalg.cross(first, axis))
     v = torch.linalg.cross(first, u)
@@ -142,16 +141,17 @@ def plane_normals(covariance: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _identity(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The matrix (3, 3), and a third of it; made once, and for any use."""
+    """The identity matrix (3, 3) and a third of it, cached."""
     with torch.inference_mode(False):
         identity = torch.eye(3, dtype=dtype, device=device)
         return identity, identity / 3
 
 
 def perpendicular_to_all(rows: Tensor) -> Tensor:
-    """Unit vectors (N, 3) across the rows of matrices (N, 3, 3) of rank 2; 0 for a lower rank."""
+    """Unit vectors (N, 3) perpendicular to all rows of matrices (N, 3, 3) of rank 2; 0 for a lower
+    rank."""
     products = torch.linalg.cross(rows, rows.roll(-1, dims=1))
-    # Each is along the same line, and the longest of them has the least rounding.
+    # All are parallel; the longest has the smallest rounding error.
     longest = length(products).argmax(1, keepdim=True).expand(-1, 1, 3)
     return directions(products.gather(1, longest).squeeze(1))
 
@@ -164,10 +164,10 @@ def determinant(matrix: Tensor) -> Tensor:
 
 @outside_autocast
 def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
-    """Ways (N, R, 3) from the midpoints between points and neighbours to the arch over both.
+    """Offsets (N, R, 3) from midpoints between points and neighbours to the arch over both.
 
-    The middle of the cubic that leaves each along its plane (the edges of Vlachos et al. 2001,
-    "Curved PN triangles"): what a smooth surface through both asks for.
+    The arch is the middle of the cubic that is tangent to the planes of both points (the edges of
+    Vlachos et al. 2001, "Curved PN triangles"): an estimate of a smooth surface through both.
 
     Shapes: `to_slot` (N, R, 3) from the point to the neighbour, the unit normals `own` (N, 3) of
     the point and `normal` (N, R, 3) of the neighbour, of either sign.
@@ -181,11 +181,12 @@ def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
 def describe_neighbors(
     geometry: LocalGeometry, relative: Tensor, spacing: Tensor, normal: Tensor
 ) -> Tensor:
-    """What a point sees of neighbours: (N, S, 10).
+    """Description of neighbours relative to a point, input of the position encoding: (N, S, 10).
 
-    Their direction and distance, the logarithm of their spacing over the point's, their share in
-    the mean, how far they lie along the surface rather than across it, their height over the
-    point's plane, its height over theirs, and the cosine between both.
+    Relative position (3) and distance, logarithm of the neighbour's spacing over the point's,
+    product with the mean direction of the neighbours, quadratic form of their covariance (large
+    along the surface, small across it), height over the point's plane, height of the point over the
+    neighbour's plane, and absolute cosine between both normals.
 
     Shapes: `relative` (N, S, 3) in units of the point's spacing, `spacing` (N, S, 1), `normal`
     (N, S, 3).
@@ -206,17 +207,17 @@ def describe_neighbors(
 def describe_neighbors_of_children(
     geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor, normal: Tensor
 ) -> Tensor:
-    """What a child sees of its parent's neighbours: (9, N, R, K).
+    """Description of a parent's neighbours relative to its child: (9, N, R, K).
 
-    Direction and distance, the products with the direction of the child's slot and with the mean
-    direction of the parent's neighbours, their height over the parent's plane, the child's over
-    theirs, and 1.
+    Relative position (3) and distance, products with the direction of the child's slot and with the
+    mean direction of the parent's neighbours, distances from child to neighbour along the parent's
+    normal and along the neighbour's normal, and 1.
 
     Shapes: `from_parent` (N, R, 3) from the parent to the child, `to_slot` (N, R, 3) from the
     parent to the neighbour of the slot, both in units of the parent's spacing, `normal` (N, K, 3)
     of the neighbours.
     """
-    # The coordinates come first: sums over three values that lie side by side are slow.
+    # Coordinates are the first dimension: sums over three adjacent values are slow.
     x, y, z = (
         neighbors.unsqueeze(1) - child.unsqueeze(2)
         for neighbors, child in zip(geometry.relative.unbind(2), from_parent.unbind(2), strict=True)
@@ -237,12 +238,12 @@ def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
 
 
 def directions(vectors: Tensor) -> Tensor:
-    """Vectors (..., 3) of length 1, or 0."""
+    """Vectors (..., 3) normalized to length 1; 0 stays 0."""
     return vectors / length(vectors).clamp(min=1e-12)
 
 
 def shortened(offset: Tensor) -> Tensor:
-    """Offsets (..., 3) of at most `MAX_OFFSET`, in the same direction."""
+    """Offsets (..., 3) shortened to at most `MAX_OFFSET`."""
     return offset * (MAX_OFFSET / length(offset).clamp(min=MAX_OFFSET))
 
 

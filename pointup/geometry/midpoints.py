@@ -1,4 +1,4 @@
-"""Midpoints between neighbours: anchors of the model, and the baseline without a network."""
+"""Midpoints between neighbours: the anchors of the model, and the midpoint baseline."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pointup.geometry.thinning import farthest_point_sample
 
 
 def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
-    """Number of points each cloud has after upsampling, `round(ratio * N)`.
+    """Number of points of each cloud after upsampling, `round(ratio * N)`.
 
     Shapes: `ptr` (B+1,), `ratio` a number or (B,), result (B,) int64.
-    Raises ValueError for a ratio below 1 or not finite.
+    Raises ValueError for a ratio that is below 1 or not finite.
     """
     sizes = sizes_from_ptr(on_host(ptr))
     ratios = on_host(torch.as_tensor(ratio)).double().expand(sizes.shape)
@@ -28,17 +28,21 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
 
 
 def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tensor:
-    """Number of candidates made from each point: `ceil(slots_per_ratio * ratio)`, on the CPU.
+    """Number of slots (candidates) of each point: `ceil(slots_per_ratio * ratio)`, on the CPU.
 
-    More than needed, so that thinning can choose; never fewer than `ratio` asks for.
+    With the default of 2 there are twice as many candidates as output points, so that thinning
+    has a choice.
     """
     ratios = on_host(torch.as_tensor(ratio)).double()
-    # A ratio computed as M / N carries rounding that must not cost a slot.
+    # The rounding error of a ratio computed as M / N must not add a slot.
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 
 
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
-    """Runs of consecutive clouds with equal numbers of slots, as (slots, slice of their points)."""
+    """Runs of consecutive clouds with equal numbers of slots, as (slots, slice of their points).
+
+    Shapes: `slots` (B,), `ptr` (B+1,). Runs without points are left out.
+    """
     values, lengths = torch.unique_consecutive(slots, return_counts=True)
     borders = ptr[ptr_from_sizes(lengths)].tolist()
     return [
@@ -49,10 +53,10 @@ def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
 
 
 def midpoints(pos: Tensor, index: Tensor) -> Tensor:
-    """Midpoints from each point to its neighbours.
+    """Midpoints between each point and its neighbours.
 
     Shapes: `pos` (N, 3), `index` (N, R) neighbours as `knn` returns them, result (N, R, 3).
-    A missing neighbour (index -1) gives the point itself.
+    For a missing neighbour (index -1) the midpoint is the point itself.
     """
     own = torch.arange(len(pos), device=pos.device).unsqueeze(1)
     neighbor = torch.where(index < 0, own, index)
@@ -60,13 +64,13 @@ def midpoints(pos: Tensor, index: Tensor) -> Tensor:
 
 
 def midpoint_upsample(pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Upsample without a network: midpoints from each point to its 2r nearest, thinned.
+    """The midpoint baseline: upsample without a network.
 
-    The point itself is among its 2r nearest. Thinning is by farthest-point sampling, to exactly
-    `round(ratio * N)` points a cloud.
+    Takes the midpoints between each point and its 2r nearest points, the point itself among them.
+    Farthest-point sampling thins them to exactly `round(ratio * N)` points per cloud.
 
     Shapes: `pos` (N, 3) float32, `ptr` (B+1,), `ratio` a number or (B,); returns packed points
-    (M, 3) and their ptr (B+1,).
+    (M, 3) and their ptr (B+1,). Raises ValueError as `output_sizes` does.
     """
     num_out = output_sizes(ptr, ratio)
     sizes = sizes_from_ptr(on_host(ptr))
@@ -74,8 +78,8 @@ def midpoint_upsample(pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> tuple[
     if len(pos) == 0:
         return pos, ptr
     _, index = knn(pos, ptr, int(slots.max()))
-    wanted = torch.arange(index.shape[1]) < slots.repeat_interleave(sizes).unsqueeze(1)
-    candidates = midpoints(pos, index)[wanted.to(pos.device)]
+    is_slot = torch.arange(index.shape[1]) < slots.repeat_interleave(sizes).unsqueeze(1)
+    candidates = midpoints(pos, index)[is_slot.to(pos.device)]
     candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
     picked = farthest_point_sample(candidates, candidates_ptr, num_out)
     return candidates[picked], to_device(ptr_from_sizes(on_host(num_out)), ptr.device)

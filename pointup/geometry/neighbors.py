@@ -1,10 +1,10 @@
 """Nearest neighbours within packed clouds: one interface, one search function per kind of device.
 
 CPU: a scipy k-d tree per cloud, in threads. CUDA: Triton kernels, for up to `kernels.MAX_K`
-neighbours. Other devices, and what the kernels don't take: exact differences in chunks. A search
-takes (query, query_ptr, pos, ptr, k) and returns squared distances and flat indices (Q, k), nearest
-first, filled up with inf and -1; a further backend is one more such function and one more line in
-`_search`.
+neighbours. Other devices, and searches that the kernels do not support: all differences, in chunks.
+A search function takes (query, query_ptr, pos, ptr, k) and returns squared distances and flat
+indices (Q, k), nearest first, padded with inf and -1. To add a backend, add such a function and
+a line in `_search`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pointup.geometry import kernels
 from pointup.geometry.packed import at_least_float32, on_host
 from pointup.geometry.validity import check_clouds
 
-# Queries per task on the CPU: small enough to share one large cloud out among the threads.
+# Queries per task on the CPU: small enough to spread one large cloud over the threads.
 _QUERIES_PER_TASK = 16_384
-# Pairs held at a time by the chunked search: about 200 MB of float32.
+# Pairs that the chunked search holds at a time: about 200 MB of float32.
 _PAIRS_PER_CHUNK = 1 << 24
-# Copies of one position that a leaf of a k-d tree can hold without becoming slow.
+# Copies of one position that a leaf of a k-d tree can hold without slowing down.
 _MAX_COPIES = 64
 
 
@@ -38,16 +38,16 @@ def knn(
     query: Tensor | None = None,
     query_ptr: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k nearest points of the same cloud, for every query point.
+    """The k nearest points of the same cloud, for each query point.
 
     Without `query` the points themselves are the queries, and each point is its own first
-    neighbour, among duplicates too. Equally distant neighbours come in no particular order.
+    neighbour, even among duplicates. Neighbours at equal distance are in no particular order.
 
     Shapes: pos (N, 3), query (Q, 3) -> squared_distance (Q, k), index (Q, k) int64 into `pos`,
-    nearest first. Where the cloud has fewer than k points the rest is inf and -1.
+    nearest first. Where a cloud has fewer than k points, rows are padded with inf and -1.
     Distances are float32 (float64 for float64 points), outside autograd and autocast.
-    Raises ValueError for coordinates that are not finite (naming the cloud) and for bounds that
-    do not fit the points.
+    Raises ValueError for k below 1, for coordinates that are not finite (naming the cloud) and
+    for a ptr that does not fit the points.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
@@ -62,20 +62,20 @@ def knn(
 
 
 def put_own_first(index: Tensor) -> None:
-    """Puts each point first of its own neighbours (N, k), as the kernels do by themselves."""
+    """Make each point its own first neighbour in `index` (N, k), in place, as the kernels do."""
     own = torch.arange(len(index), device=index.device)
-    # A point missing from its own row has k duplicates there, and takes the place of the first.
+    # A point missing from its own row has k duplicates in it: it replaces the first of them.
     place = (index == own[:, None]).int().argmax(1, keepdim=True)
     index.scatter_(1, place, index[:, :1].clone())
     index[:, 0] = own
 
 
 def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest point of the same cloud in `pos`, for every query point.
+    """The nearest point of the same cloud in `pos`, for each query point.
 
     Shapes: query (Q, 3), pos (N, 3) -> squared_distance (Q,), index (Q,) int64 into `pos`; inf and
     -1 where the cloud of `pos` is empty, NaN where the square overflows. Squared distances are
-    float32 (float64 for float64 points) whatever the autocast, and differentiable in `query` and
+    float32 (float64 for float64 points) under autocast too. They are differentiable in `query` and
     `pos`; the choice of the neighbour is not. Raises ValueError as `knn` does.
     """
     index = nearest_point(query, query_ptr, pos, ptr)
@@ -84,7 +84,7 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
 
 @torch.no_grad()
 def nearest_point(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
-    """The index (Q,) that `nearest` returns, without the work for a distance that is not needed."""
+    """The index (Q,) that `nearest` returns, without the cost of the differentiable distance."""
     if kernels.take(pos, 1):
         from pointup.geometry.kernels.nearest import is_small, nearest_index
 
@@ -98,7 +98,8 @@ def nearest_point(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) ->
 def nearest_both(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """`nearest` from `pos` into `target`, and from `target` into `pos`; on CUDA in one launch."""
+    """`nearest` from `pos` into `target` and from `target` into `pos`; for few pairs on CUDA in
+    one launch. Returns ((squared, index), (squared, index))."""
     if not kernels.take(pos, 1):
         return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
     check_clouds((pos, ptr), (target, target_ptr))
@@ -114,11 +115,11 @@ def nearest_both(
 
 def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
     """Squared distance (Q,) from each query point to the point named by `index`; inf for -1."""
-    # Any finite point serves where there is no neighbour: its distance is replaced.
+    # Where there is no neighbour, any finite point will do: its distance is replaced below.
     neighbor = at_least_float32(pos)[index.clamp(min=0)] if len(pos) else query.detach()
-    # Differences, never |a|2 + |b|2 - 2ab: the expansion cancels far from the origin.
+    # By differences: |a|2 + |b|2 - 2ab suffers from cancellation far from the origin.
     squared_distance = (at_least_float32(query) - neighbor).square().sum(1)
-    # An overflow must not pass for a point without neighbour.
+    # inf marks a point without neighbour: an overflow must not look like one.
     squared_distance = squared_distance.masked_fill(squared_distance == torch.inf, torch.nan)
     return squared_distance.masked_fill(index < 0, torch.inf)
 
@@ -133,7 +134,7 @@ def _search(
 
 
 def _of_one_dtype(query: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
-    """Both detached, in the wider of their dtypes, at least float32; one and the same stays so."""
+    """Both detached, in the wider of their dtypes, at least float32; identical stay identical."""
     dtype = torch.promote_types(torch.promote_types(query.dtype, pos.dtype), torch.float32)
     points = pos.detach().to(dtype)
     return (points if query is pos else query.detach().to(dtype)), points
@@ -142,7 +143,7 @@ def _of_one_dtype(query: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
 def _search_trees(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """CPU: float64 inside, so far-off queries and large offsets cost no precision."""
+    """CPU: float64 inside, so that distant queries and large coordinates keep their precision."""
     queries, points = query.numpy(), pos.numpy()
     query_bounds, bounds = query_ptr.tolist(), ptr.tolist()
     squared_distance = np.full((len(queries), k), np.inf, dtype=queries.dtype)
@@ -154,7 +155,7 @@ def _search_trees(
     def answer(task: tuple[int, int, int]) -> None:
         cloud, start, stop = task
         tree, kept = trees[cloud]
-        # A list of ranks keeps the answer two-dimensional for k = 1, and stops at the cloud's end.
+        # A list of ranks keeps the result two-dimensional for k = 1 and without padding.
         ranks = list(range(1, min(k, tree.n) + 1))
         distance, local = tree.query(queries[start:stop], k=ranks)
         squared_distance[start:stop, : len(ranks)] = np.square(distance)
@@ -177,10 +178,11 @@ def _search_trees(
 
 
 def _tree(points: np.ndarray, k: int) -> tuple[cKDTree, np.ndarray | None]:
-    """A k-d tree, and the indices of the points it holds where those are not all.
+    """A k-d tree, and the indices of the points it holds, or None where it holds all.
 
-    A leaf of equal points is searched one by one, which makes mass duplicates (a cloud padded
-    with zeros) quadratic. No answer needs more than k copies of a position: the rest is left out.
+    A leaf of equal points is searched point by point, so that many duplicates (a cloud padded with
+    zeros) take quadratic time. No query needs more than k copies of a position: the tree leaves
+    out the others.
     """
     kept = None
     num_copies = max(k, _MAX_COPIES)
@@ -191,15 +193,15 @@ def _tree(points: np.ndarray, k: int) -> tuple[cKDTree, np.ndarray | None]:
         copy = np.arange(len(points)) - np.searchsorted(ordered, ordered)
         kept = np.sort(order[copy < num_copies])
         points = points[kept]
-    # Built in half the time of scipy's default, and 3 to 10 times as fast on the far-off queries of
-    # an untrained model, for near ones that are up to a tenth slower.
+    # Half the build time of scipy's defaults. Distant queries, as those of an untrained model, are
+    # 3 to 10 times as fast; near ones are up to a tenth slower.
     return cKDTree(points, leafsize=32, balanced_tree=False, compact_nodes=False), kept
 
 
 def has_copies(points: np.ndarray, num_copies: int) -> bool:
     """Whether a position may occur more than `num_copies` times in points (N, 3).
 
-    Quick, and wrong only where distinct points have the same float64 projection.
+    Fast. False positives occur only where distinct points have the same float64 projection.
     """
     x, y, z = points.T.astype(np.float64)
     key = np.sort(x + np.sqrt(2) * y + np.sqrt(3) * z)
@@ -216,7 +218,7 @@ def _search_accelerator(
 def _search_kernels(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """CUDA: all pairs for one neighbour where they are few, sorted tiles of points elsewhere."""
+    """CUDA: all pairs for one neighbour among few points, otherwise tiles of sorted points."""
     from pointup.geometry.kernels.knn import knn_search
     from pointup.geometry.kernels.nearest import is_small, nearest_index
 
@@ -242,7 +244,7 @@ def _search_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) 
 def _search_chunks(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Any device: all differences of a cloud, in chunks of queries that bound the memory."""
+    """Any device: all differences within a cloud, in chunks of queries that bound the memory."""
     query_bounds, bounds = on_host(query_ptr).tolist(), on_host(ptr).tolist()
     squared_distance = query.new_full((len(query), k), torch.inf)
     index = torch.full((len(query), k), -1, dtype=torch.int64, device=query.device)
@@ -268,10 +270,10 @@ def _search_chunks(
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """`[function(item) for item in items]` in as many threads as torch has; in order.
+    """`[function(item) for item in items]`, in as many threads as torch uses, in order.
 
-    For functions that release the interpreter's lock. Serial inside DataLoader workers, which
-    already share out the cores.
+    For functions that release the GIL. Serial inside DataLoader workers, which already use all
+    cores.
     """
     tasks = list(items)
     num_threads = min(len(tasks), torch.get_num_threads())

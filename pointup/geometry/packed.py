@@ -1,4 +1,7 @@
-"""Packed clouds: `pos` (N, ...) of B clouds one after another, `ptr` (B + 1,) with their bounds."""
+"""Packed clouds: `pos` (N, ...) holds B clouds one after another, `ptr` (B + 1,) their bounds.
+
+Conversions between sizes, ptr and batch, sums over clouds, and bounds known to host and device.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ Result = TypeVar("Result")
 
 
 def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Coordinates are never rounded to 16 bits: the function runs as if autocast were off.
+    """Decorator: the function runs with autocast off, so that coordinates keep 32 bits.
 
-    Its tensors, at least one of which it is given by place, must be of the same device.
+    At least one tensor must be a positional argument; the first of them names the device.
     """
 
     @functools.wraps(function)
@@ -39,8 +42,7 @@ def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Argument
 def is_on(values: Tensor, device: torch.device) -> bool:
     """Whether the values are on a device; one without an index, as `cuda`, is the current one.
 
-    Tensors always have an index: to compare devices for equality would take `cuda:0` for another
-    than `cuda`.
+    Devices of tensors have an index: compared for equality, `cuda:0` and `cuda` would differ.
     """
     own = values.device
     if own.type != device.type:
@@ -51,10 +53,10 @@ def is_on(values: Tensor, device: torch.device) -> bool:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Bounds, sizes or ratios that the host knows, on the device; `on_host` then knows them too.
+    """Copy bounds, sizes or ratios to the device; `on_host` then returns the host's copy at once.
 
-    Values that are on the device already stay what they are. To be used as they are: changed in
-    place, they would not be what the host takes them for.
+    Values already on the device are returned as they are. Do not change the result in place: the
+    host's copy would no longer agree.
     """
     if is_on(values, device):
         return values
@@ -65,7 +67,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def on_host(values: Tensor) -> Tensor:
-    """The values on the CPU; waits for the device, unless they came there by `to_device`."""
+    """The values on the CPU. Waits for the device unless `to_device` copied them there."""
     if values.device.type == "cpu":
         return values
     copy = _host_copies.get(values)
@@ -73,7 +75,7 @@ def on_host(values: Tensor) -> Tensor:
 
 
 def sizes_from_ptr(ptr: Tensor) -> Tensor:
-    """Number of points of every cloud, (B,) int64."""
+    """Number of points of each cloud, (B,) int64."""
     return ptr[1:] - ptr[:-1]
 
 
@@ -83,24 +85,24 @@ def ptr_from_sizes(sizes: Tensor) -> Tensor:
 
 
 def batch_from_ptr(ptr: Tensor, num_points: int | None = None) -> Tensor:
-    """Number of its cloud for every point, (N,) int64.
+    """Number of the cloud of each point, (N,) int64.
 
-    `num_points`, where the caller knows N, spares a wait for the device. Not to be changed in
-    place: of bounds that came to a device by `to_device` it is kept.
+    Pass `num_points` where N is known: it avoids a wait for the device. Do not change the result
+    in place: it is cached for a `ptr` that `to_device` copied to a device.
     """
     found = _batches.get(ptr)
     if found is None or len(found) != num_points:
         found = torch.repeat_interleave(sizes_from_ptr(ptr), output_size=num_points)
         if ptr in _host_copies:
-            # Asked for again and again in a step, each time in several launches.
+            # Needed many times in a step, at several launches each.
             _batches[ptr] = found
     return found
 
 
 def rows_of_clouds(ptr: Tensor, clouds: Tensor) -> Tensor:
-    """Rows of the points of some clouds, one cloud after another, int64.
+    """Rows of the points of the given clouds, one cloud after another, int64.
 
-    `clouds`: (C,) int64, their numbers in any order.
+    `clouds`: (C,) int64, numbers of clouds in any order.
     """
     sizes = sizes_from_ptr(ptr)[clouds]
     first = ptr[clouds] - ptr_from_sizes(sizes)[:-1]
@@ -110,10 +112,10 @@ def rows_of_clouds(ptr: Tensor, clouds: Tensor) -> Tensor:
 
 
 def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
-    """Sum over every cloud, (N, ...) -> (B, ...), in the dtype of `values`; differentiable.
+    """Sum over each cloud, (N, ...) -> (B, ...), in the dtype of `values`; differentiable.
 
-    Sums run in float64 (float32 on devices without it), so that a cloud's sum is the same
-    whatever else is in the batch.
+    Sums are accumulated in float64 (float32 on devices without it), so that a cloud's sum does not
+    depend on the rest of the batch.
     """
     batch = batch_from_ptr(ptr, len(values))
     total = _accumulator(values)
@@ -122,16 +124,16 @@ def segment_sum(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_mean(values: Tensor, ptr: Tensor) -> Tensor:
-    """Mean over every cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
+    """Mean over each cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
 
-    Same accumulation as `segment_sum`.
+    Accumulated as by `segment_sum`.
     """
     mean: Tensor = _SegmentMean.apply(values, batch_from_ptr(ptr, len(values)), segment_counts(ptr))
     return mean
 
 
 class _SegmentMean(torch.autograd.Function):
-    """By hand, since automatic differentiation casts the gradient of every point to float64."""
+    """The derivative is written by hand: autograd casts the gradient of each point to float64."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, batch: Tensor, counts: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ class _SegmentMean(torch.autograd.Function):
 
 
 def segment_counts(ptr: Tensor) -> Tensor:
-    """Number of points of every cloud (B,), at least 1; of bounds from `to_device` it is kept."""
+    """Number of points of each cloud (B,), at least 1; cached for a `ptr` from `to_device`."""
     found = _kept_counts.get(ptr)
     if found is None:
         found = sizes_from_ptr(ptr).clamp(min=1)
@@ -160,9 +162,9 @@ def segment_counts(ptr: Tensor) -> Tensor:
 
 
 def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
-    """Largest value of every cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
+    """Largest value of each cloud, (N, ...) -> (B, ...); 0 for an empty cloud; differentiable.
 
-    The gradient of several equal maxima is shared among them.
+    Equal maxima share the gradient.
     """
     batch = batch_from_ptr(ptr, len(values)).reshape(-1, *[1] * (values.dim() - 1))
     zeros = values.new_zeros((len(ptr) - 1, *values.shape[1:]))
@@ -170,7 +172,7 @@ def segment_max(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def segment_rank(values: Tensor, ptr: Tensor) -> Tensor:
-    """Rank of every value (N,) among those of its cloud, 0 for the smallest, (N,) int64."""
+    """Rank of each value (N,) within its cloud, 0 for the smallest, (N,) int64."""
     batch = batch_from_ptr(ptr, len(values))
     by_value = values.argsort()
     order = by_value[batch[by_value].argsort(stable=True)]
@@ -180,25 +182,25 @@ def segment_rank(values: Tensor, ptr: Tensor) -> Tensor:
 
 
 def at_least_float32(values: Tensor) -> Tensor:
-    """The values in float32; float64 stays."""
+    """The values in float32; float64 values are returned as they are."""
     return values if values.dtype == torch.float64 else values.float()
 
 
 def segment_log_softmax(values: Tensor, ptr: Tensor) -> Tensor:
-    """Log of the softmax (N, ...) of values (N, ...) over each cloud."""
+    """Logarithm of the softmax over each cloud, (N, ...) -> (N, ...)."""
     batch = batch_from_ptr(ptr, len(values))
     shifted = values - segment_max(values.detach(), ptr)[batch]
     return shifted - segment_sum(shifted.exp(), ptr).log()[batch]
 
 
 def safe_sqrt(squared: Tensor) -> Tensor:
-    """Square root with gradient 0, in place of NaN or infinity, at 0."""
+    """Square root, with the gradient 0 (not NaN or infinity) at 0."""
     is_zero = squared <= 0
     return squared.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """What sums are kept in on a device: float64, but float32 on MPS, which has no other."""
+    """The dtype of accumulators on a device: float64, or float32 on MPS, which lacks float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -1,4 +1,4 @@
-"""Triangle meshes as true surfaces: area-uniform and blue-noise sampling, exact distance."""
+"""Triangle meshes as ground truth: uniform and Poisson-disk sampling, exact distance to points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from pointup.errors import DataError, FileError
 from pointup.geometry.array_files import check_expansion, read_npz_headers
 
-# Random candidates a kept point. More of them leave fewer uneven gaps and cost more time.
+# Random candidates per kept point. More of them give a more even spacing and cost more time.
 OVERSAMPLING = 5
 # What zipfile, zlib and NumPy raise for damaged archives.
 NPZ_ERRORS = (
@@ -24,10 +24,10 @@ NPZ_ERRORS = (
 
 @dataclass(frozen=True)
 class Surface:
-    """A triangle mesh, open or closed, of one part or many.
+    """A triangle mesh, open or closed, of one or several parts.
 
     `vertices` is (V, 3) float64 and `faces` (F, 3) int64. Build it with `from_triangles`, which
-    checks and cleans what it is given. A normal follows the order of its face's vertices.
+    checks and cleans its input. The order of a face's vertices gives the direction of its normal.
     """
 
     vertices: np.ndarray
@@ -35,9 +35,9 @@ class Surface:
 
     @classmethod
     def from_triangles(cls, vertices: np.ndarray, faces: np.ndarray) -> Surface:
-        """Surface of these triangles without degenerate faces and unused vertices.
+        """The surface of triangles, without degenerate faces and unused vertices.
 
-        Raises DataError for wrong shapes, non-finite vertices, indices out of range, and when no
+        Raises DataError for wrong shapes, non-finite vertices, indices out of range, and where no
         face has an area.
         """
         vertices = np.asarray(vertices, dtype=np.float64)
@@ -79,11 +79,11 @@ class Surface:
 
     @property
     def area(self) -> float:
-        """Sum of the areas of all faces, one side each."""
+        """Sum of the areas of all faces, counting one side of each."""
         return float(self._cumulative_area[-1])
 
     def sample(self, num_points: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Independent points, uniform by area.
+        """Independent random points, uniform by area.
 
         Returns points and unit normals of their faces, both (num_points, 3) float64.
         """
@@ -101,12 +101,12 @@ class Surface:
     def poisson_disk(
         self, num_points: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Blue-noise points: evenly spaced, without a pattern.
+        """Poisson-disk (blue-noise) points: evenly spaced, without a pattern.
 
         Random candidates are thinned to exactly `num_points`. Returns points and unit normals of
         their faces, both (num_points, 3) float64.
         """
-        # Here, because thinning needs torch and reading a mesh must not.
+        # Imported here: thinning needs torch, and reading a mesh must not.
         from pointup.geometry.thinning import poisson_disk_subset
 
         points, normals = self.sample(OVERSAMPLING * num_points, rng)
@@ -114,7 +114,10 @@ class Surface:
         return points[keep], normals[keep]
 
     def distance(self, points: np.ndarray) -> np.ndarray:
-        """Exact unsigned distance from each of (N, 3) points to the surface, (N,) float64."""
+        """Exact unsigned distance from each point (N, 3) to the surface, (N,) float64.
+
+        Raises ValueError for points of another shape.
+        """
         import igl
 
         points = np.asarray(points, dtype=np.float64)
@@ -122,7 +125,7 @@ class Surface:
             raise ValueError(f"points must be (N, 3), not {points.shape}")
         if not len(points):
             return np.zeros(0)
-        # Centred, because squares of map coordinates would lose what is below a millimetre.
+        # Centred: squares of map coordinates are not exact to a millimetre.
         centre = self.vertices.mean(axis=0)
         squared, _, _ = igl.point_mesh_squared_distance(
             points - centre, self.vertices - centre, self.faces
@@ -130,7 +133,7 @@ class Surface:
         return np.sqrt(squared)
 
     def normalized(self) -> Surface:
-        """The same surface, its bounding box centred, its furthest vertex at distance 1."""
+        """The surface with its bounding box centred and its farthest vertex at distance 1."""
         centred = self.vertices - 0.5 * (self.vertices.min(axis=0) + self.vertices.max(axis=0))
         return Surface(centred / np.linalg.norm(centred, axis=1).max(), self.faces)
 
@@ -142,7 +145,7 @@ class Surface:
 
     @classmethod
     def load(cls, path: str | Path) -> Surface:
-        """Read what `save` wrote. Raises FileError when the file is missing or something else."""
+        """Read a file of `save`. Raises FileError for a missing file and for any other content."""
         try:
             headers = read_npz_headers(Path(path))
             check_expansion(Path(path), sum(headers[k].num_bytes for k in ("vertices", "faces")))

@@ -1,4 +1,4 @@
-"""Subsets that cover a cloud evenly: farthest-point sampling and Poisson-disk sampling."""
+"""Evenly spaced subsets of clouds: farthest-point sampling and Poisson-disk sampling."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pointup.geometry.neighbors import has_copies, in_threads
 from pointup.geometry.packed import at_least_float32, batch_from_ptr, on_host
 from pointup.geometry.validity import check_clouds
 
-# For more picks than this a tree is faster than buckets, all of which every pick looks at.
+# Above this number of picks a tree is faster than buckets, because each pick reads all buckets.
 _PICKS_FROM_BUCKETS = 200_000
 
 
 @torch.no_grad()
 def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
-    """Farthest-point sampling of every cloud: each pick is the point farthest from those before.
+    """Farthest-point sampling of each cloud: each pick is the point farthest from earlier picks.
 
     Eldar et al. 1997, on the CPU with the buckets of QuickFPS (Han et al. 2023), on CUDA with tiles
-    in their place. The start is the cloud's first point, on the CPU another point that depends on
-    the cloud alone. Once all that is left are duplicates of picked points, they follow in the order
-    of their indices.
+    in their place. The first pick is the cloud's first point; on the CPU it is another point that
+    depends on the cloud alone. Where only duplicates of picked points are left, they follow in the
+    order of their indices.
 
     Shapes: pos (N, 3), num_samples (B,) int64 -> index (sum(num_samples),) int64 into `pos`, cloud
     after cloud, distinct, in order of selection. Raises ValueError where a cloud has fewer points
-    than asked for, and for coordinates that are not finite.
+    than `num_samples`, and for coordinates that are not finite.
     """
     pos = pos.detach()
     check_clouds((pos, ptr))
@@ -45,7 +45,7 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
 
 
 def _sample_elsewhere(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """Devices other than the CPU: the kernels where they serve."""
+    """Devices other than the CPU: the kernels where they are supported."""
     if kernels.take(pos, 1):
         from pointup.geometry.kernels.farthest import farthest_points
 
@@ -54,9 +54,9 @@ def _sample_elsewhere(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[
 
 
 def _sample_buckets(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """CPU: fpsample on every cloud, in threads (it releases the interpreter's lock).
+    """CPU: fpsample on each cloud, in threads (it releases the GIL).
 
-    On one core 20 k points to 5 k take 10 ms, 1 M to 250 k 3 s, all 1 M in order 6 s.
+    On one core, 5 k picks of 20 k points take 10 ms, 250 k picks of 1 M take 3 s, 1 M of 1 M 6 s.
     """
     points = at_least_float32(pos).numpy()
 
@@ -71,27 +71,27 @@ def _sample_buckets(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor
 def _sample_one(points: np.ndarray, count: int) -> np.ndarray:
     distinct = np.arange(len(points))
     if has_copies(points, 1):
-        # fpsample repeats indices once no distance is left, and buckets of equal points are slow.
+        # fpsample repeats indices once all distances are 0, and buckets of equal points are slow.
         distinct = np.sort(np.unique(points, axis=0, return_index=True)[1])
     num_picks = min(count, len(distinct))
     if num_picks == 0 or len(distinct) == 1:
         return _completed(distinct[:num_picks], count, len(points))
-    # fpsample works in float32, where centring keeps what float64 points have more.
+    # fpsample works in float32; centring preserves the precision of float64 points.
     centred = (points[distinct] - points[:1]).astype(np.float32)
-    # fpsample 0.3.3 counts start_idx in the order of its own tree.
+    # fpsample 0.3.3 counts start_idx in the order of its own tree: 0 is not the first point.
     if num_picks > _PICKS_FROM_BUCKETS:
         picks = fpsample.bucket_fps_kdtree_sampling(centred, num_picks, start_idx=0)
     else:
-        # The number of buckets that was fastest.
+        # The measured optimum of the number of buckets.
         height = max(1, round(0.62 * np.log2(len(distinct)) - 3.7))
         picks = fpsample.bucket_fps_kdline_sampling(centred, num_picks, height, start_idx=0)
     return _completed(distinct[picks.astype(np.int64)], count, len(points))
 
 
 def _completed(picks: np.ndarray, count: int, num_points: int) -> np.ndarray:
-    """The picks without repetition, then the smallest indices not among them."""
+    """The picks without repetition, padded to `count` with the smallest indices not among them."""
     place = np.full(num_points, -1)
-    # Written backwards: where an index repeats, its first place is the one that stays.
+    # Written backwards: where an index repeats, its first place remains.
     place[picks[::-1]] = np.arange(len(picks))[::-1]
     first = picks[place[picks] == np.arange(len(picks))]
     if len(first) == count:
@@ -100,7 +100,7 @@ def _completed(picks: np.ndarray, count: int, num_points: int) -> np.ndarray:
 
 
 def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """Any device: exact, one pick of all clouds at a time, on clouds padded to the same size."""
+    """Any device: one pick of all clouds at a time, on clouds padded to the same size."""
     num_clouds, num_steps = len(counts), max(counts, default=0)
     if num_steps == 0:
         return torch.empty(0, dtype=torch.int64, device=pos.device)
@@ -110,7 +110,7 @@ def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list
     largest = max(stop - start for start, stop in pairwise(bounds))
     padded = pos.new_zeros((num_clouds, largest, 3))
     padded[batch, column] = pos
-    # Squared distance to the picked points; -1 for what must not be picked.
+    # Squared distance to the picked points; -1 for picked points and padding.
     distance = pos.new_full(padded.shape[:2], -1.0)
     distance[batch, column] = torch.inf
     picks = torch.zeros((num_clouds, num_steps), dtype=torch.int64, device=pos.device)
@@ -128,12 +128,15 @@ def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list
 def poisson_disk_subset(
     points: np.ndarray, num_samples: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """A blue-noise subset of exactly `num_samples` points, as ascending indices, (num_samples,).
+    """A Poisson-disk (blue-noise) subset of exactly `num_samples` points.
 
-    Darts thrown in random order at the points of the cloud, with a radius at which nearly enough
-    of them stick; farthest points fill up the rest. points: (N, 3). The subset is a function of
-    the points and the generator alone. 40 k points to 8 k take 0.2 s, 1 M to 200 k 7 s. Raises
-    ValueError where N is less than `num_samples`.
+    Dart throwing: the points, in random order, are kept where they are farther than a radius from
+    all kept ones. The radius is chosen such that nearly `num_samples` are kept; farthest points
+    are added until there are `num_samples`. The result depends on the points and the generator
+    alone. 8 k of 40 k points take 0.2 s, 200 k of 1 M take 7 s.
+
+    Shapes: points (N, 3) -> ascending indices (num_samples,) int64. Raises ValueError where N is
+    less than `num_samples`.
     """
     if not 0 <= num_samples <= len(points):
         raise ValueError(f"cannot pick {num_samples} distinct points of {len(points)}")
@@ -144,22 +147,22 @@ def poisson_disk_subset(
     extent = float(np.ptp(shuffled, axis=0).max())
     radius, best = extent / np.sqrt(num_samples), np.zeros(1, dtype=np.int64)
     for _ in range(12):
-        # Finer cells would overflow their number, and a smaller radius its square.
+        # A smaller radius would overflow the cell number, and underflow when squared.
         radius = max(radius, extent * 2.0**-20, 1e-100)
         darts = _throw_darts(shuffled, radius)
         if len(best) < len(darts) <= num_samples:
             best = darts
         if 0.98 * num_samples <= len(darts) <= num_samples:
             break
-        # The number of darts on a surface goes as 1 / radius^2.
+        # On a surface the number of darts is proportional to 1 / radius^2.
         radius *= np.sqrt(len(darts) / (0.99 * num_samples))
     return np.sort(order[_fill_up(shuffled, best, num_samples)])
 
 
 def _throw_darts(points: np.ndarray, radius: float) -> np.ndarray:
     """A maximal subset with all distances above `radius`; earlier points take precedence."""
-    # At most one dart sticks in a cell, so that only the first point of each cell is tried:
-    # the work stays bounded where points are dense.
+    # A cell holds at most one dart, so that each round tries only the first point of each cell:
+    # this bounds the work where points are dense.
     cells = np.floor((points - points.min(0)) / (radius / np.sqrt(3))).astype(np.int64)
     shape = cells.max(0) + 1
     cell = (cells[:, 0] * shape[1] + cells[:, 1]) * shape[2] + cells[:, 2]
@@ -167,16 +170,16 @@ def _throw_darts(points: np.ndarray, radius: float) -> np.ndarray:
     while len(left):
         tried = left[np.sort(np.unique(cell[left], return_index=True)[1])]
         close = cKDTree(points[tried]).query_pairs(radius, output_type="ndarray")
-        sticks = np.ones(len(tried), dtype=bool)
-        sticks[close.max(1)] = False
-        darts.append(tried[sticks])
+        is_dart = np.ones(len(tried), dtype=bool)
+        is_dart[close.max(1)] = False
+        darts.append(tried[is_dart])
         distance = cKDTree(points[darts[-1]]).query(points[left], distance_upper_bound=radius)[0]
         left = left[np.isinf(distance)]
     return np.concatenate(darts)
 
 
 def _fill_up(points: np.ndarray, chosen: np.ndarray, num_samples: int) -> np.ndarray:
-    """Farthest points are added to the chosen ones until there are `num_samples`."""
+    """Add farthest points to the chosen ones until there are `num_samples`."""
     tree = cKDTree(points)
     distance = np.asarray(cKDTree(points[chosen]).query(points)[0])
     distance[chosen] = -1.0

@@ -1,4 +1,4 @@
-"""Whether packed clouds are fit to be searched: bounds that fit, coordinates that are finite."""
+"""Validates packed clouds before a search: the ptr fits the points, coordinates are finite."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _is_assumed = ContextVar("validity is assumed", default=False)
 
 @contextmanager
 def assume_valid() -> Iterator[None]:
-    """Inside, searches on devices other than the CPU trust their input and don't look at it.
+    """Context: searches on devices other than the CPU do not check their input.
 
-    A look waits for the device, once a search. Without it a point that is not finite has no
-    neighbours among `knn`'s, and a distance that is not a number to its `nearest`; bounds that do
-    not fit the points read memory of others.
+    A check waits for the device, once per search. Without it, a point that is not finite gets no
+    neighbours from `knn` and the distance NaN from `nearest`; a ptr that does not fit the points
+    causes out-of-bounds reads.
     """
     token = _is_assumed.set(True)
     try:
@@ -31,10 +31,10 @@ def assume_valid() -> Iterator[None]:
 
 
 def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
-    """Check each pair of points (N, 3) and ptr (B + 1,); one read from the device for all.
+    """Check each pair of points (N, 3) and ptr (B + 1,), with one read from the device for all.
 
-    Raises NonFiniteError for points that are not finite (naming the cloud), ValueError for bounds
-    that do not fit the points and for sets of different numbers of clouds.
+    Raises NonFiniteError for points that are not finite (naming the cloud), ValueError for a ptr
+    that does not fit the points and for sets with different numbers of clouds.
     """
     (_, query_ptr), (pos, ptr) = clouds[0], clouds[-1]
     if len(query_ptr) != len(ptr):

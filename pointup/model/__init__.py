@@ -1,1 +1,1 @@
-"""The upsampler network: its layers, its options and its files."""
+"""The upsampler network: layers, options, model directories."""

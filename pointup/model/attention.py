@@ -1,8 +1,8 @@
 """Attention to the neighbours of a point, with relative positions.
 
 Legend of shape suffixes:
-    N points of all clouds   K neighbours of a point, itself among them   R queries a point
-    H heads   D channels a head   C channels   P channels of an encoded position
+    N points of all clouds   K neighbours of a point, itself among them   R queries per point
+    H heads   D channels per head   C channels   P channels of an encoded position
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pointup.geometry.packed import at_least_float32
 
 
 class RelativeAttention(nn.Module):
-    r"""Attention of queries to the neighbours of a point, with relative positions.
+    r"""Multi-head attention of queries to the neighbours of a point, with relative positions.
 
     .. math::
         a_{mj} = \mathrm{softmax}_j \frac{q_m \cdot (k_j + W_k g_{mj})}{\sqrt{D}}, \qquad
         o_m = \sum_j a_{mj} (v_j + W_v g_{mj})
 
     per head (Shaw et al. 2018, "Self-attention with relative position representations"), where
-    g encodes the position of neighbour j as query m sees it. The products with g are taken
-    before the sums over channels, so that no tensor of size neighbours x channels is made for
-    the positions.
+    g encodes the position of neighbour j relative to query m. W_k and W_v are applied to the
+    queries and to the sums over neighbours, so that positions need no tensor of size
+    neighbours x channels.
 
-    Shapes: queries (N, R, C), keys and values of all points (N, C), neighbours (N, K), g either
+    Shapes: queries (N, R, C), features of all points (N, C), index of neighbours (N, K), g either
     (N, K, P), shared by the R queries of a point, or (N, R, K, P); result (N, R, C). With `beta`
-    the result is gated by a share that each query learns to take of it.
+    a learned gate in (0, 1) per query multiplies the result.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class RelativeAttention(nn.Module):
         return self.attend(x_NRC, kv.view(*index_NK.shape, -1), missing_NK, g)
 
     def attend(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
-        """The same from the keys and values of each point's neighbours, (N, K, 2 heads D)."""
+        """`forward` from the keys and values of each point's neighbours, (N, K, 2 heads D)."""
         q = self.query(x_NRC) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
-        # One product with a block for each head: quicker than many products with small matrices.
+        # One product with a block per head is faster than many products with small matrices.
         q_position = q @ block_diagonal(self.position_key.to(q.dtype))
-        out, seen = _Attend.apply(
+        out, out_position = _Attend.apply(
             q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
         )
         values = block_diagonal(self.position_value.to(q.dtype))
-        out = torch.addmm(out.flatten(0, 1), seen.flatten(0, 1), values).view_as(out)
+        out = torch.addmm(out.flatten(0, 1), out_position.flatten(0, 1), values).view_as(out)
         out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
         if self.gate is None:
@@ -80,12 +80,12 @@ class RelativeAttention(nn.Module):
 
 
 class _Attend(torch.autograd.Function):
-    """From q (N, R, H D) and its product with the position keys, (N, R, H P): the sums over the
-    neighbours of a v, (N, R, H D), and of a g, (N, R, H P); with their derivatives.
+    """Attention weights a, and the sums over neighbours of a v, (N, R, H D), and a g, (N, R, H P).
 
-    By hand, since automatic differentiation of products of this many small matrices spends most
-    of its time on copies. A point's queries of all heads are the rows of one matrix, each with
-    zeros in place of the other heads: here fewer products of larger matrices cost less.
+    Inputs: q (N, R, H D) and its product with the position keys, (N, R, H P). The derivatives are
+    written by hand, because autograd spends most of its time on copies for products of so many
+    small matrices. The queries of all heads of a point are the rows of one matrix, each with zeros
+    in the channels of other heads: fewer products of larger matrices take less time here.
     """
 
     @staticmethod
@@ -100,7 +100,7 @@ class _Attend(torch.autograd.Function):
         dropout: float,
     ) -> tuple[Tensor, Tensor]:
         k, v = kv.chunk(2, dim=-1)
-        # Queries that see the same positions: those of a point, or those of a child.
+        # A group is the queries that share positions: those of a point, or those of a child.
         positions = g.flatten(0, -3)
         num_groups, num_neighbors, _ = positions.shape
 
@@ -114,25 +114,25 @@ class _Attend(torch.autograd.Function):
         kept = F.dropout(torch.ones_like(attention), dropout) if dropout else None
         used = attention if kept is None else attention * kept
         out = join_heads(torch.bmm(used, v), heads)
-        seen = torch.bmm(used.view(num_groups, -1, num_neighbors), positions)
+        out_position = torch.bmm(used.view(num_groups, -1, num_neighbors), positions)
         ctx.heads = heads
         ctx.save_for_backward(q, q_position, kv, g, attention, kept)
-        return out, seen.view(*q.shape[:2], -1)
+        return out, out_position.view(*q.shape[:2], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, grad_seen: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor, grad_out_position: Tensor) -> Any:
         q, q_position, kv, g, attention, kept = ctx.saved_tensors
         k, v = kv.chunk(2, dim=-1)
         positions = g.flatten(0, -3)
         num_groups, num_neighbors, num_channels = positions.shape
         used = attention if kept is None else attention * kept
         grad_out = spread_heads(grad_out, ctx.heads)
-        grad_seen = grad_seen.reshape(num_groups, -1, num_channels)
+        grad_out_position = grad_out_position.reshape(num_groups, -1, num_channels)
 
         grad_logits = torch.bmm(grad_out, v.transpose(1, 2))
         grouped = grad_logits.view(num_groups, -1, num_neighbors)
-        grouped.baddbmm_(grad_seen, positions.transpose(1, 2))
+        grouped.baddbmm_(grad_out_position, positions.transpose(1, 2))
         if kept is not None:
             grad_logits *= kept
         grad_logits = softmax_backward(grad_logits, attention)
@@ -142,7 +142,8 @@ class _Attend(torch.autograd.Function):
         grad_q_position = torch.bmm(grouped, positions).view_as(q_position)
         grad_k = torch.bmm(grad_logits.transpose(1, 2), spread_heads(q, ctx.heads))
         grad_v = torch.bmm(used.transpose(1, 2), grad_out)
-        by_query = used.view_as(grouped), grad_seen, grouped, q_position.reshape(grad_seen.shape)
+        of_position = q_position.reshape(grad_out_position.shape)
+        by_query = used.view_as(grouped), grad_out_position, grouped, of_position
         grad_g = sum_of_products(*by_query).view_as(g)
         grad_kv = torch.cat([grad_k, grad_v], dim=-1)
         return grad_q, grad_q_position, grad_kv, grad_g, None, None, None
@@ -152,25 +153,25 @@ def sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     """Sum of the products of a^T with b and of c^T with d, matrices (N, M, ...) each."""
     if a.device.type != "cpu":
         return torch.baddbmm(torch.bmm(a.transpose(1, 2), b), c.transpose(1, 2), d)
-    # One product of longer matrices: quicker than two with small ones.
+    # One product of longer matrices is faster than two with small ones.
     return torch.bmm(torch.cat([a, c], dim=1).transpose(1, 2), torch.cat([b, d], dim=1))
 
 
 def spread_heads(values: Tensor, heads: int) -> Tensor:
-    """(N, R, H D) to (N, R H, H D): a row for each head, zero but for the channels of the head."""
+    """(N, R, H D) to (N, R H, H D): one row per head, zero outside the channels of the head."""
     width = values.shape[-1] // heads
     mask = head_mask(heads, width, values.dtype, values.device)
     return (values.unsqueeze(2) * mask).flatten(1, 2)
 
 
 def block_diagonal(matrices: Tensor) -> Tensor:
-    """(H, A, B) to (H A, H B): zero but for a block of each head."""
+    """(H, A, B) to (H A, H B): the matrices of the heads as diagonal blocks, zero elsewhere."""
     diagonal: Tensor = _BlockDiagonal.apply(matrices)
     return diagonal
 
 
 class _BlockDiagonal(torch.autograd.Function):
-    """By hand: the gradient is a view, where automatic differentiation multiplies and sums."""
+    """The derivative is written by hand: it is a view, where autograd multiplies and sums."""
 
     @staticmethod
     def forward(ctx: Any, matrices: Tensor) -> Tensor:
@@ -189,8 +190,8 @@ class _BlockDiagonal(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=64)
 def head_mask(heads: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(H, H D) for heads of `width` channels: a row for each head, 1 in its own channels."""
-    # Made once, and for any use: tensors of inference can't be part of a graph later.
+    """(H, H D) for heads of `width` channels: one row per head, 1 in its own channels."""
+    # Cached across calls: a tensor created in inference mode could not join a graph later.
     with torch.inference_mode(False):
         return torch.eye(heads, dtype=dtype, device=device).repeat_interleave(width, dim=1)
 
@@ -202,31 +203,31 @@ def join_heads(values: Tensor, heads: int) -> Tensor:
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Softmax over the last dimension, in float32, in the dtype of `logits`.
+    """Softmax over the last dimension, computed in float32, returned in the dtype of `logits`.
 
-    torch's own takes seven times as long on the CPU, on rows this short.
+    On the CPU `torch.softmax` takes seven times as long for rows this short.
     """
     if logits.device.type != "cpu":
-        return logits.softmax(-1)  # In float32 inside.
+        return logits.softmax(-1)  # Accumulates in float32.
     weights = at_least_float32(logits)
     weights = (weights - weights.amax(-1, keepdim=True)).exp_()
     return weights.div_(weights.sum(-1, keepdim=True)).to(logits.dtype)
 
 
 def softmax_backward(grad: Tensor, weights: Tensor) -> Tensor:
-    """The gradient of the logits from that of `softmax`, which returned the weights; `grad` is
-    written over."""
+    """The gradient of the logits, from that of the weights that `softmax` returned; overwrites
+    `grad`."""
     if grad.device.type != "cpu":
-        return torch._softmax_backward_data(grad, weights, -1, grad.dtype)  # In float32 inside.
+        # Accumulates in float32.
+        return torch._softmax_backward_data(grad, weights, -1, grad.dtype)
     grad *= weights
     return grad.addcmul_(weights, grad.sum(-1, keepdim=True), value=-1)
 
 
 class AttentionBlock(nn.Module):
-    """Relative attention and, with `feed_forward`, a two-layer perceptron.
+    """A pre-norm residual block: relative attention and, with `feed_forward`, a two-layer MLP.
 
-    Each is normalised before and added after. LayerNorm, since statistics of the batch would let
-    one cloud see another.
+    It uses LayerNorm, because with batch statistics a cloud's output would depend on the others.
     """
 
     def __init__(self, dim: int, attention: RelativeAttention, feed_forward: bool = True) -> None:
@@ -243,7 +244,7 @@ class AttentionBlock(nn.Module):
         )
 
     def key_value(self, features_NC: Tensor) -> Tensor:
-        """Keys and values (N, 2 heads D) of all points, to be gathered for `forward`."""
+        """Keys and values (N, 2 heads D) of all points, which `forward` takes gathered."""
         return self.attention.key_value(self.feature_norm(features_NC))
 
     def forward(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Work on many points a block at a time, so that what lies between input and output stays small."""
+"""Runs a function on blocks of points, with gradients, to bound the memory of intermediates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True)
 class Block:
-    """Points that are worked on together, and which of the slots of each."""
+    """Points that are processed together, and the slots of each that are processed."""
 
     points: slice | Tensor
     """Rows of the points: a slice, or their indices (n,) int64."""
     slots: Tensor | None = None
-    """(n, r) int64 of R slots, where `points` are indices; None stands for all."""
+    """(n, r) int64, numbers of slots, where `points` are indices; None stands for all R slots."""
 
     def of_points(self, values: Tensor) -> Tensor:
         """The rows (n, ...) of `values` (N, ...)."""
@@ -44,21 +44,21 @@ def in_blocks(
     random: bool = False,
     recompute: bool = True,
 ) -> Tensor:
-    """`function(block, *of_neighbors, *of_slots, *of_points)` on blocks of points, joined.
+    """Results of `function(block, *of_neighbors, *of_slots, *of_points)` on blocks of points.
 
-    For each (table, index) of `gathered` and `gathered_by_slot` the function is given
-    `table[index]` of the `Block`, for each tensor of `rows` its rows of the block; what it returns
-    has one row a point, and one column a slot where anything was gathered by slot. Differentiable
-    in tables, rows and `parameters`; whatever else the function uses is constant.
+    For each (table, index) of `gathered` and `gathered_by_slot` the function receives the block's
+    part of `table[index]`, for each tensor of `rows` the block's rows. It returns one row per
+    point and, if anything is gathered by slot, one column per slot. Differentiable in tables, rows
+    and `parameters`; everything else that the function uses is constant.
 
-    With `recompute` the backward pass computes each block again: between the passes nothing is
-    kept but what goes in and out, and both touch memory no larger than a block's. On the CPU it
-    leaves out slots whose result has no gradient, half of the work where half of the candidates
-    are kept; another device would have to be waited for to count them. So no slot may depend on
-    the others of its point.
+    With `recompute` the backward pass computes each block again: between the passes only inputs
+    and outputs are kept, and each pass needs intermediates of one block only. On the CPU
+    the backward pass skips slots without a gradient, which halves the work where half of the
+    candidates are kept; on other devices counting them would wait for the device. For this no slot
+    may depend on the other slots of its point.
 
     Shapes: tables (M, F), index (N, K) and by slot (N, R) int64, rows (N, ...), result (N, ...) or
-    (N, R, ...). `random` says that the function draws random numbers, which must be the same again.
+    (N, R, ...). Set `random` if the function draws random numbers: they are replayed.
     """
     pairs = [*gathered, *gathered_by_slot]
     tables, indices = [table for table, _ in pairs], [index for _, index in pairs]
@@ -96,7 +96,7 @@ class _Blocks(torch.autograd.Function):
             "device_type": device.type,
             "dtype": torch.get_autocast_dtype(device.type),
             "enabled": torch.is_autocast_enabled(device.type),
-            # A weight cast here, outside autograd, must not be found again where it is needed.
+            # A weight cast here, outside autograd, must not be reused where autograd records.
             "cache_enabled": False,
         }
         ctx.random_states, ctx.kept = [], {}
@@ -126,7 +126,7 @@ class _Blocks(torch.autograd.Function):
         num_tables, num_inputs = sum(ctx.counts[:2]), sum(ctx.counts)
         needed = ctx.needs_input_grad[-len(tensors) :]
         grads: list[Tensor | None] = [None] * len(tensors)
-        wanted = [position for position, need in enumerate(needed) if need]
+        with_grad = [position for position, need in enumerate(needed) if need]
         device = tensors[-1].device
         blocks = _all_blocks(*ctx.extent)
         if ctx.counts[1] and not ctx.kept and not ctx.random_states and device.type == "cpu":
@@ -145,11 +145,11 @@ class _Blocks(torch.autograd.Function):
             sources = [*inputs, *tensors[num_inputs:]]
             found = torch.autograd.grad(
                 result,
-                [sources[i] for i in wanted],
+                [sources[i] for i in with_grad],
                 block.of_slots(grad_joined),
                 allow_unused=True,
             )
-            for position, grad in zip(wanted, found, strict=True):
+            for position, grad in zip(with_grad, found, strict=True):
                 if grad is None:
                     continue
                 total = grads[position]
@@ -168,7 +168,7 @@ class _Blocks(torch.autograd.Function):
                     if total is None:
                         total = grads[position] = torch.zeros_like(tensors[position])
                     total[block.points] = grad
-        for position in wanted:
+        for position in with_grad:
             total, tensor = grads[position], tensors[position]
             if total is not None:
                 grads[position] = total.to(tensor.dtype)
@@ -178,16 +178,17 @@ class _Blocks(torch.autograd.Function):
 
 
 def _zeros_to_sum(table: Tensor) -> Tensor:
-    """What the gradient of a table is summed up in: about a dozen parts a row, in float32 at least.
+    """Zeros that accumulate the gradient of a table, about a dozen terms per row, in float32 at
+    least.
 
-    On the CPU they come in the same order each time; CUDA adds them in the order of its threads,
-    so that the last bits of a gradient differ from run to run.
+    The CPU adds the terms in the same order at each run; CUDA adds them in the order of its
+    threads, so that the last bits of a gradient differ from run to run.
     """
     return torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
 
 
 def _sum(total: Tensor, grad: Tensor) -> Tensor:
-    """Gradients of a weight from two blocks or more, in float32 at least."""
+    """Sum of the gradients of a weight from several blocks, in float32 at least."""
     return total.to(torch.promote_types(total.dtype, torch.float32)) + grad
 
 
@@ -197,19 +198,19 @@ def _all_blocks(num_points: int, block_size: int) -> list[Block]:
 
 
 def _blocks_with_gradient(grad: Tensor, block_size: int) -> list[Block]:
-    """Blocks of few slots but those that have a gradient (N, R, ...), or of all where that is more.
+    """Blocks of mainly the slots with a nonzero gradient (N, R, ...), or of all if few are zero.
 
-    Points with more such slots come first, each block with as many slots as its first point needs
-    and with the work of `block_size` points with all: few blocks, since small ones cost more than
-    they spare.
+    Points are sorted by their number of such slots, descending. A block has as many slots per
+    point as its first point needs, and as many children as `block_size` points with all slots:
+    few blocks, because small ones cost more than they save.
     """
     num_slots = grad.shape[1]
     has_gradient = (grad != 0).flatten(2).any(2)
-    num_wanted, points = has_gradient.sum(1).sort(descending=True, stable=True)
+    num_with_gradient, points = has_gradient.sum(1).sort(descending=True, stable=True)
     slots = has_gradient.byte().argsort(dim=1, descending=True, stable=True)
     blocks = []
     work = start = 0
-    while start < len(points) and (number := int(num_wanted[start])):
+    while start < len(points) and (number := int(num_with_gradient[start])):
         part = points[start : start + block_size * num_slots // number]
         blocks.append(Block(part, slots[part, :number]))
         work += number * len(part)
@@ -218,23 +219,23 @@ def _blocks_with_gradient(grad: Tensor, block_size: int) -> list[Block]:
 
 
 def points_per_block(device: torch.device) -> int:
-    """Points, or children, that are worked on at a time.
+    """Points, or children, per block.
 
-    On the CPU their tensors stay in the cache; elsewhere they only have to bound the memory.
+    On the CPU their tensors fit in the cache; on other devices they only bound the memory.
     """
     return 8192 if device.type == "cpu" else 1 << 17
 
 
 def children_kept(device: torch.device) -> int:
-    """Most children in a batch whose intermediate values are kept for the backward pass.
+    """Most children of a batch whose intermediate values are kept for the backward pass.
 
-    About 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice.
+    They take about 1 GB on the CPU, 4 GB elsewhere; larger batches compute them twice.
     """
     return 1 << 16 if device.type == "cpu" else 1 << 18
 
 
 def _inputs_of(block: Block, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What the function is given of each block, as the leaves of a graph of its own."""
+    """The function's inputs for a block, as leaves of a separate graph."""
     num_tables, num_inputs = sum(ctx.counts[:2]), sum(ctx.counts)
     gathered = []
     for position, table in enumerate(tensors[:num_tables]):
@@ -250,14 +251,14 @@ def _inputs_of(block: Block, ctx: Any, tensors: Sequence[Tensor]) -> list[Tensor
 
 
 def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
-    """The index of a block's part of the table at `position`."""
+    """The block's part of the index into the table at `position`."""
     by_slot = position >= ctx.counts[0]
     index: Tensor = ctx.indices[position]
     return block.of_slots(index) if by_slot else block.of_points(index)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """States of the generators of the CPU and of the device."""
+    """States of the random number generators of the CPU and the device."""
     if device.type == "cpu":
         return torch.get_rng_state(), None
     return torch.get_rng_state(), torch.get_device_module(device).get_rng_state(*_index(device))
@@ -270,12 +271,12 @@ def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device)
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
-    # There is one MPS device, and its functions don't take it.
+    # There is one MPS device; its functions take no device argument.
     return () if device.type == "mps" else (device,)
 
 
 def _replayed(state: tuple[Tensor, Tensor | None] | None, device: torch.device) -> Any:
-    """The random numbers that came after `state`; those of the caller go on as if undrawn."""
+    """Context: generators start from `state`; on exit the caller's states are restored."""
     if state is None:
         return nullcontext()
     return _Replay(state, device)

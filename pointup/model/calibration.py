@@ -1,4 +1,4 @@
-"""The start of training: layers that tell points apart from the first step on."""
+"""Data-dependent initialization: features of points differ from the first training step on."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from pointup.geometry.packed import ptr_from_sizes
 
 SEED = 0
-# All children of all points are in one block then, and count alike.
+# Few enough for one block, so that statistics cover all children of all points.
 POINTS_PER_SURFACE = 80
 
 
 @torch.no_grad()
 def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> None:
-    """Centre and scale what each layer gives out over points of several kinds of surface.
+    """Centre and scale the output of each layer on reference clouds.
 
-    Neighbourhoods look much alike, so that with random weights their features are nearly
-    constant, a few per cent apart, and a network learns constants first. Here weights and bias
-    of each layer are set so that each channel has mean 0 and the standard deviation given for
-    the layer, in the order in which the model calls the layers (Mishkin and Matas 2016, "All you
-    need is a good init"; centred per channel as by Kingma and Dhariwal 2018, "Glow").
+    Neighbourhoods are similar, so that with random weights their features are nearly constant, a
+    few per cent apart, and a network learns constants first. This sets weight and bias of each
+    layer such that each output channel has mean 0 and the standard deviation given for the layer,
+    in the order in which the model calls the layers (Mishkin and Matas 2016, "All you need is a
+    good init"; centred per channel as by Kingma and Dhariwal 2018, "Glow").
     """
     handles = [layer.register_forward_hook(_Standardize(std)) for layer, std in layers]
     pos, ptr = reference_clouds()
@@ -34,7 +34,7 @@ def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> No
 
 
 class _Standardize:
-    """Sets a layer by the first output that it gives; later ones it leaves alone."""
+    """Forward hook that standardizes a layer by its first output, and ignores later ones."""
 
     def __init__(self, std: float) -> None:
         self.std, self.done = std, False
@@ -54,7 +54,7 @@ class _Standardize:
 
 def reference_clouds() -> tuple[Tensor, Tensor]:
     """Points (N, 3) and ptr (B+1,) of a plane, a sphere, a crease, a noisy wave, a curve and a
-    cloud without a surface; the same at every call."""
+    Gaussian cloud; the same at each call."""
     generator = torch.Generator().manual_seed(SEED)
 
     def random(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Options of the model."""
+"""Options of the model, validated: `--model.*` of train.py and config.json of a model directory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import isfinite
 from typing import Any
 
 MAX_OVERSAMPLING = 8.0
-"""Most that a draft, a single pass, has of what is wanted."""
+"""Largest `oversampling`."""
 
 RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
 """Current names of options that earlier versions stored under other names."""
 
-# Far beyond what is of use: a larger number is a slip, and would ask for all the memory there is.
+# Far beyond useful values: a larger number is a typing error and would exhaust the memory.
 LARGEST = {
     "feature_dim": 4096,
     "k": 1024,
@@ -29,40 +29,42 @@ LARGEST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of the model; ValueError for a value of another type or out of range."""
+    """Options of the model. Raises ValueError for a value of the wrong type or out of range."""
 
     feature_dim: int = 48
-    """Channels of each point's feature vector."""
+    """Channels of the feature vector of each point."""
     k: int = 12
-    """Neighbours each point attends to, itself not counted."""
+    """Neighbours that each point attends to, itself not counted."""
     num_layers: int = 2
     """Attention layers over the input points, before the node shuffle."""
     heads: int = 4
-    """Heads of the attention among input points."""
+    """Heads of the attention between input points."""
     child_heads: int = 4
     """Heads of the attention of children to their parent's neighbours."""
     position_hidden: int = 24
     """Hidden size of the MLP that encodes relative positions."""
     num_refinements: int = 1
-    """How often each child looks at its parent's neighbours and moves; the weights are shared."""
+    """Refinements of each child: it attends to its parent's neighbours and moves. All refinements
+    share weights."""
     slots_per_ratio: float = 2.0
-    """Candidates made for each output point; thinning keeps the most even ones."""
+    """Candidates per output point; thinning keeps the most evenly spaced ones."""
     density_exponent: float = 0.7
-    """Power of the predicted quotas that `pointup upsample` shares out new points by, in the first
-    of its passes: 1 believes them, 0 keeps differences in density as they were measured. No weight
-    depends on it, so that it can be changed in the config.json of a trained model."""
+    """Exponent of the predicted quotas (share of the output per input point) by which the first
+    pass of `pointup upsample` distributes new points: 1 follows the prediction, 0 keeps differences
+    in density as measured. No weight depends on it: it can be changed in the config.json of a
+    trained model."""
     oversampling: float = 1.0
-    """Points that `pointup upsample` drafts for each one that it keeps: above 1, by a second pass
-    over what a first one made, which takes so many times as long and fills holes that lie beyond
-    the neighbours of measured points. No weight depends on it, so that it can be changed in the
-    config.json of a trained model."""
+    """Candidates per output point that `pointup upsample` computes in a second pass, over the
+    output of a first one; 1 means one pass. The second pass fills holes beyond the neighbours of
+    measured points; 4 takes five to six times as long as 1. No weight depends on it: it can be
+    changed in the config.json of a trained model."""
     relaxation_steps: int = 5
-    """How often `pointup upsample` pushes new points apart along the surface: more makes them more
-    even, and puts them a little farther off it. No weight depends on it either."""
+    """Steps in which `pointup upsample` pushes new points apart along the surface. More steps give
+    a more even spacing and slightly larger distances to the surface. No weight depends on it."""
     concat: bool = True
-    """Concatenate the heads; otherwise each head has all channels and they are averaged."""
+    """Concatenate the heads; otherwise each head has all channels and heads are averaged."""
     beta: bool = True
-    """Gate the residual connection of each attention by a learned share."""
+    """Multiply the output of each attention by a learned gate."""
     dropout: float = 0.0
     """Share of attention weights dropped in training."""
 
@@ -91,8 +93,8 @@ class ModelConfig:
                 )
         if self.slots_per_ratio < 1.0:
             raise ValueError(
-                f"model.slots_per_ratio is {self.slots_per_ratio}; at least 1 candidate is needed "
-                "for each output point"
+                f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "
+                "per output point"
             )
         if not 1.0 <= self.oversampling <= MAX_OVERSAMPLING:
             raise ValueError(
@@ -108,17 +110,17 @@ class ModelConfig:
 
 
 def with_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored options under the names that this version gives them."""
+    """Stored options, renamed to the names of this version."""
     return {RENAMED.get(name, name): value for name, value in options.items()}
 
 
 def _check_type(name: str, kind: str, value: object) -> None:
     if kind == "bool":
-        fits, wanted = isinstance(value, bool), "true or false"
+        fits, expected = isinstance(value, bool), "true or false"
     elif kind == "int":
-        fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        fits, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     else:
         fits = isinstance(value, float | int) and not isinstance(value, bool) and isfinite(value)
-        wanted = "a finite number"
+        expected = "a finite number"
     if not fits:
-        raise ValueError(f"model.{name} is {value!r:.40}; it must be {wanted}")
+        raise ValueError(f"model.{name} is {value!r:.40}; it must be {expected}")

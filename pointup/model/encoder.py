@@ -1,4 +1,4 @@
-"""What the upsampler sees of each measured point: features, a normal, a quota of the output.
+"""The encoder of the upsampler: features, normal and quota of the output for each input point.
 
 Legend of shape suffixes:
     N points of all clouds   K neighbours of a point, itself among them
@@ -25,7 +25,7 @@ from pointup.model.offsets import offset_along
 
 
 def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) -> AttentionBlock:
-    """A layer of relative attention between features as wide as `config` says."""
+    """An attention block with the sizes of `config`."""
     dim = config.feature_dim
     attention = RelativeAttention(
         dim, heads, config.position_hidden, config.concat, config.beta, config.dropout
@@ -34,15 +34,15 @@ def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) 
 
 
 class ChildTables(NamedTuple):
-    """What children take from the features of points, computed once for all children.
+    """Projected features of points that children gather, computed once for all children.
 
-    The layer `slot` sees [features of the parent, features of the slot's neighbour, position].
+    The layer `slot` maps [features of the parent, features of the slot's neighbour, position].
     """
 
     parent: Tensor
-    """(N, C) part of `slot` that a child takes from its parent."""
+    """(N, C) product with the part of `slot` for the parent, plus its bias."""
     neighbor: Tensor
-    """(N, C) part of `slot` that it takes from the neighbour of its slot."""
+    """(N, C) product with the part of `slot` for the slot's neighbour."""
     shuffle: Tensor
     """(N, 2 heads D) keys and values of the node shuffle."""
     refine: Tensor
@@ -50,7 +50,8 @@ class ChildTables(NamedTuple):
 
 
 class PointEncoder(nn.Module):
-    """Features of points, which attend to their k nearest neighbours, and what is read off them."""
+    """Features of points, by attention to their k nearest neighbours, and heads for normals,
+    spacing exponents and quotas."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -69,16 +70,16 @@ class PointEncoder(nn.Module):
         self.density = nn.Linear(dim, 1)
         self.quota_norm = nn.LayerNorm(dim)
         self.quota = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
-        # Powers of the spacing and of the gaps to the nearest: a little more where there is less.
+        # Exponents of the spacing and of the nearest gaps: sparse places get a larger quota.
         self.quota_powers = nn.Parameter(torch.tensor([0.0, 0.5]))
         for last in (self.normal, self.density, cast(nn.Linear, self.quota[-1])):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
     def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
-        """Features (N, C) of the input points, and the encoded neighbour positions (N, K, P).
+        """Features (N, C) of the input points, and encoded neighbour positions (N, K, P).
 
-        `recompute` trades time for memory in training, see `in_blocks`.
+        `recompute` saves memory at the cost of time in training, see `in_blocks`.
         """
         num_points = len(geometry.index)
         block_size = points_per_block(geometry.index.device)
@@ -117,7 +118,7 @@ class PointEncoder(nn.Module):
         geometry: LocalGeometry,
         recompute: bool = True,
     ) -> Tensor:
-        """Features (N, C) after one layer, of features (N, C) and positions `g` (N, K, P)."""
+        """Features (N, C) after a layer, from features (N, C) and positions `g` (N, K, P)."""
 
         def attend(block: Block, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
             x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
@@ -139,12 +140,13 @@ class PointEncoder(nn.Module):
     ) -> Tensor:
         r"""Unit normals (N, 3) of the surface at the input points, of either sign.
 
-        From the normal n of the plane fitted to all neighbours alike, by
+        From the normal n of the plane fitted to all neighbours with equal weights, by
 
         .. math:: n - \frac{1}{K} \sum_j (w_j (n \cdot r_j) r_j - u_j \pm n_j)
 
-        one step towards the plane fitted with weights w, and towards the mean of the neighbours'
-        normals with weights u: which of them lie on the same face the features say.
+        which is a step towards the plane fitted with weights w, and towards the mean of the
+        neighbours' normals with weights u. The weights depend on the features, which can tell the
+        neighbours on the same face from others.
         """
 
         def turn(block: Block, x: Tensor, g: Tensor) -> Tensor:
@@ -170,10 +172,10 @@ class PointEncoder(nn.Module):
         )
 
     def quota_logits(self, features: Tensor, geometry: LocalGeometry) -> Tensor:
-        """Logarithm (N,) of the quota of a cloud's output that each input point is to stand for,
-        up to a constant of the cloud.
+        """Logarithm (N,) of the quota of each input point, the share of its cloud's output that
+        belongs to it, up to a constant per cloud.
 
-        Learned from the features as they are: nothing else learns from it.
+        The features are detached: quotas do not change what other weights learn.
         """
         logits = self.quota(self.quota_norm(features.detach())).float()[:, 0]
         gaps = torch.stack([geometry.spacing[:, 0], nearest_gaps(geometry)], dim=1).log()
@@ -181,7 +183,7 @@ class PointEncoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What features are computed in."""
+        """The dtype of the features."""
         return self.quota_norm.weight.dtype
 
     @property

@@ -1,4 +1,4 @@
-"""Models in directories and on the Hub: saved, loaded, and refused where they don't fit."""
+"""Saves and loads models in directories and on the Hugging Face Hub, and validates them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logger = logging.getLogger("pointup")
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 SHIPPED = ("shapes", "lidar")
-"""Models in the package, by name: of surfaces sampled without gaps, and of surveys from the air."""
+"""Names of the models in the package: for shapes (closely sampled surfaces), for airborne lidar."""
 
 FORMAT = 3
-"""Version of the layout of weights and options; a model of another one is refused."""
+"""Version of the layout of weights and options; models of other versions are refused."""
 
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
-# What the Hub's loader hands on beside the content of config.json.
+# Arguments that the Hub's loader passes on besides the content of config.json.
 LOADER_ARGUMENTS = frozenset(
     {
         "model_id", "revision", "cache_dir", "force_download", "local_files_only", "token",
@@ -37,9 +37,9 @@ LOADER_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 NO_MODEL = (
-    f"neither a model that is shipped ({', '.join(SHIPPED)}), a directory with one (config.json, "
-    "model.safetensors) nor a Hub repository (OWNER/NAME) that can be reached; train one with "
-    "train.py, its model/ directory is one"
+    f"neither a shipped model ({', '.join(SHIPPED)}), a model directory (config.json, "
+    "model.safetensors) nor a Hub repository (OWNER/NAME) that can be reached; train.py writes a "
+    "model directory, model/ in its output directory"
 )
 
 MODEL_CARD = """---
@@ -48,31 +48,31 @@ MODEL_CARD = """---
 
 # A pointup model
 
-Makes point clouds denser, by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
-in Python `pointup.upsample(points, ratio=4, model="DIR")`. What data it was trained on, and how
-well it does, is for those to add who share it.
+Upsamples point clouds by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
+in Python `pointup.upsample(points, ratio=4, model="DIR")`. If you share the model, add here what
+data it was trained on and which accuracy it reaches.
 """
 
 
 class StoredModel(PyTorchModelHubMixin):
-    """A model whose `config` goes with its weights, and whose format is checked before loading."""
+    """A model stored with its `config`, whose format and options are checked before loading."""
 
     config: ModelConfig
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
-        """Save weights (safetensors) and options, in the Hub's format."""
+        """Save weights (safetensors) and options (config.json), in the Hub's format."""
         kwargs.setdefault("config", {"format": FORMAT, **asdict(self.config)})
         return super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
-        """Load a model, in evaluation mode: a shipped one by name, or of a directory or the Hub.
+        """Load a model in evaluation mode: a shipped one by name, one of a directory or of the Hub.
 
-        A directory with the name of a shipped model is given as ./NAME. The Hub is asked for names
-        like OWNER/NAME alone. An option that its config.json lacks takes its default; one that this
-        version doesn't know is ignored with a warning, for what changes the network changes the
-        format. Raises ModelError when there is no model, one of another format, or one with options
-        out of range.
+        A directory with the name of a shipped model is given as ./NAME. Only names of the form
+        OWNER/NAME are looked up on the Hub. An option that config.json lacks takes its default. An
+        unknown option is ignored with a warning: options that change the network change the format.
+        Raises ModelError where there is no model, one of another format, or one with options out of
+        range.
         """
         name = str(pretrained_model_name_or_path)
         if strange := sorted(kwargs.keys() - LOADER_ARGUMENTS - OPTIONS):
@@ -82,12 +82,12 @@ class StoredModel(PyTorchModelHubMixin):
         stored = read_config(name, **{k: kwargs[k] for k in ("revision", "token") if k in kwargs})
         if stored.get("format") != FORMAT:
             raise ModelError(
-                f"{name}: format {stored.get('format')} of the model is not {FORMAT}, the one this "
+                f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
         check_options(name, stored)
         try:
-            # The Hub's loader prints where it loads from.
+            # The Hub's loader prints the source of the weights.
             with redirect_stdout(StringIO()):
                 return super().from_pretrained(name, strict=True, **kwargs)
         except (RuntimeError, SafetensorError, ValueError, FileNotFoundError) as error:
@@ -102,7 +102,7 @@ class StoredModel(PyTorchModelHubMixin):
 
 
 def check_options(name: str, stored: dict[str, Any]) -> None:
-    """ModelError for options of a config.json that can't be used, a warning for unknown ones."""
+    """Raise ModelError for invalid options of a config.json; warn about unknown ones."""
     unknown = sorted(stored.keys() - OPTIONS - {"format"})
     if unknown:
         logger.warning(
@@ -117,15 +117,18 @@ def check_options(name: str, stored: dict[str, Any]) -> None:
 
 
 def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
-    """The config.json of a model directory or Hub repository; ModelError where there is none."""
+    """Read config.json of a model directory or Hub repository, with current names of options.
+
+    Raises ModelError where there is none, and where it is no valid JSON object.
+    """
     path = Path(name) / "config.json"
     try:
         if not Path(name).is_dir():
             _check_hub_name(name)
             path = Path(hf_hub_download(name, "config.json", **kwargs))
         stored = json.loads(path.read_text(encoding="utf-8"))
-    # Bytes that aren't UTF-8 and JSON's own errors are ValueErrors, as is a name that the Hub can't
-    # have, which is no fault of a file.
+    # HFValidationError (a name that the Hub can't have) is a ValueError too, as are the errors of
+    # decoding UTF-8 and JSON: it is caught first, because no file is at fault.
     except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ModelError(f"{name}: {NO_MODEL}") from error
     except (ValueError, RecursionError) as error:
@@ -133,13 +136,13 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise ModelError(
             f"{path}: not a valid config.json: it holds {json.dumps(stored)[:40]}, not options by "
-            "name; copy the model's directory again"
+            "name; copy the model directory again"
         )
     return with_current_names(stored)
 
 
 def _check_hub_name(name: str) -> None:
-    """ModelError for a name that no repository of the Hub has, so that nobody waits for it."""
+    """Raise ModelError for a name without OWNER/, before a request: no Hub repository has one."""
     if "/" in name:
         return
     near = get_close_matches(name.lower(), SHIPPED, n=1)

@@ -1,4 +1,4 @@
-"""Pulls of children towards their parents' neighbours, from encoded positions.
+"""Offsets of children: weighted sums of directions to their parents' neighbours.
 
 Legend of shape suffixes:
     n parents   R children of each   K neighbours of a parent, itself among them
@@ -15,10 +15,10 @@ from torch.autograd.function import once_differentiable
 
 
 class _Encode(torch.autograd.Function):
-    """relu(W d) for d (F, M), one column for each of very many positions: (M, P).
+    """relu(W d), (M, P), for d (F, M) with one column for each of very many positions.
 
-    By hand, since the products that automatic differentiation chooses for matrices this long and
-    thin take four times as long.
+    The derivative is written by hand, because the products that autograd chooses for matrices this
+    long and thin take four times as long.
     """
 
     @staticmethod
@@ -39,9 +39,9 @@ class _Encode(torch.autograd.Function):
 
 
 def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) -> Tensor:
-    """relu of `layer` applied to positions described by (F + 1, N, R, K): (N, R, K, P).
+    """relu of `layer`, (N, R, K, P), applied to described positions (F + 1, N, R, K).
 
-    The last feature is 1, for the bias.
+    The last feature is 1 and multiplies the bias.
     """
     weight = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).to(dtype)
     encoded: Tensor = _Encode.apply(described.flatten(1).to(dtype), weight)
@@ -51,7 +51,8 @@ def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) ->
 class _Offset(torch.autograd.Function):
     """Products (M, K, D) of positions (M, K, P) with directions (M, D, P).
 
-    By hand, since automatic differentiation makes the gradient of the positions transposed.
+    The derivative is written by hand, because autograd returns the gradient of the positions
+    transposed in memory.
     """
 
     @staticmethod
@@ -61,37 +62,40 @@ class _Offset(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_pull: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         directions, positions = ctx.saved_tensors
-        grad_directions = torch.bmm(grad_pull.transpose(1, 2), positions)
-        return grad_directions, torch.bmm(grad_pull, directions)
+        grad_directions = torch.bmm(grad.transpose(1, 2), positions)
+        return grad_directions, torch.bmm(grad, directions)
 
 
 def offset_along(directions: Tensor, positions: Tensor) -> Tensor:
     """Products (D, ..., K) of directions (..., D P) with encoded positions (..., K, P)."""
     *shape, num_neighbors, hidden = positions.shape
     directions = directions.reshape(-1, directions.shape[-1] // hidden, hidden)
-    pull: Tensor = _Offset.apply(directions, positions.to(directions.dtype).flatten(0, -3))
-    return pull.view(*shape, num_neighbors, -1).movedim(-1, 0)
+    products: Tensor = _Offset.apply(directions, positions.to(directions.dtype).flatten(0, -3))
+    return products.view(*shape, num_neighbors, -1).movedim(-1, 0)
 
 
-def mean_offset(pull: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
-    """Mean over a parent's neighbours of `pull` times the way to them, (n, R, 3), in float32.
+def mean_offset(weight: Tensor, relative: Tensor, from_parent: Tensor) -> Tensor:
+    """Mean over a parent's neighbours of `weight` times the vector from the child to the neighbour.
 
-    Shapes: `pull` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours and
-    `from_parent` (n, R, 3) from it to the child.
+    Shapes: `weight` (n, R, K), `relative` (n, K, 3) from the parent to its neighbours,
+    `from_parent` (n, R, 3) from the parent to the child; result (n, R, 3) float32.
     """
-    with torch.autocast(pull.device.type, enabled=False):
-        to_neighbors = pull @ relative - pull.sum(-1, keepdim=True) * from_parent
-    return to_neighbors / pull.shape[2]
+    with torch.autocast(weight.device.type, enabled=False):
+        to_neighbors = weight @ relative - weight.sum(-1, keepdim=True) * from_parent
+    return to_neighbors / weight.shape[2]
 
 
 def mean_offset_to_planes(
-    pull: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
+    weight: Tensor, relative: Tensor, from_parent: Tensor, normal: Tensor
 ) -> Tensor:
-    """As `mean_offset`, of `pull` times the ways to the planes through the neighbours, whose unit
-    normals (n, K, 3) may have either sign."""
-    with torch.autocast(pull.device.type, enabled=False):
+    """Mean over a parent's neighbours of `weight` times the vector from the child to the plane
+    through the neighbour.
+
+    Shapes as for `mean_offset`; `normal` (n, K, 3) are unit normals of the planes, of either sign.
+    """
+    with torch.autocast(weight.device.type, enabled=False):
         height = (relative * normal).sum(-1).unsqueeze(1) - from_parent @ normal.transpose(1, 2)
-        to_planes: Tensor = (pull * height) @ normal
-    return to_planes / pull.shape[2]
+        to_planes: Tensor = (weight * height) @ normal
+    return to_planes / weight.shape[2]

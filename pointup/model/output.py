@@ -1,4 +1,4 @@
-"""What the model makes of packed clouds.
+"""The output of the model on packed clouds.
 
 Legend of shape suffixes:
     N points of all clouds   R candidates of a point   B clouds   M output points
@@ -21,46 +21,46 @@ from pointup.geometry.packed import (
 
 
 class UpsamplerOutput(NamedTuple):
-    """What `Upsampler` returns; everything packed, clouds in the order of the input."""
+    """Output of `Upsampler`; all tensors are packed, with clouds in the order of the input."""
 
     pos: Tensor
-    """(M, 3) float32: exactly `round(ratio * N)` points a cloud."""
+    """(M, 3) float32: exactly `round(ratio * N)` points per cloud."""
     ptr: Tensor
-    """(B+1,) borders of the clouds in `pos`."""
+    """(B+1,) bounds of the clouds in `pos`."""
     parent: Tensor
-    """(M,) int64: the input point that each output point was made from."""
+    """(M,) int64: the input point that each output point was generated from."""
     candidates: Tensor
     """(sum of N * R, 3) float32: all children, before thinning."""
     candidates_ptr: Tensor
-    """(B+1,) borders of the clouds in `candidates`."""
+    """(B+1,) bounds of the clouds in `candidates`."""
     log_shares: Tensor
-    """(N,) float32: logarithm of the share of its cloud's output that each input point should
-    have nearest to it, as predicted; thinning follows it."""
+    """(N,) float32: logarithm of the predicted share of the cloud's output that has each input
+    point as its nearest. Thinning in `Upsampler` follows it."""
     log_quotas: Tensor
-    """(N,) float32: the same, predicted better, but only once a cloud is made; `pointup upsample`
-    shares out its new points by it."""
+    """(N,) float32: a second, more accurate prediction of these shares, which thinning in
+    `Upsampler` does not use. `pointup upsample` distributes its new points by it."""
 
     gaps: Tensor
     """(N,) float32: mean distance of each input point to its four nearest others, 0 for none."""
 
     def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
-        """The same with the clouds in another order.
+        """The output with its clouds in another order.
 
-        clouds: (B,) int64 on the CPU, the clouds of this one in that order. points: (N,) int64 on
-        the device, the rows that its input points have there.
+        clouds: (B,) int64 on the CPU, numbers of this output's clouds in the new order. points:
+        (N,) int64 on the device, the new row of each of this output's input points.
         """
         device = self.pos.device
 
         def of_points(values: Tensor) -> Tensor:
             return torch.empty_like(values).index_copy(0, points, values)
 
-        def moved(ptr: Tensor) -> tuple[Tensor, Tensor]:
+        def reordered(ptr: Tensor) -> tuple[Tensor, Tensor]:
             ptr = on_host(ptr)
             new = to_device(ptr_from_sizes(sizes_from_ptr(ptr)[clouds]), device)
             return new, to_device(rows_of_clouds(ptr, clouds), device)
 
-        ptr, rows = moved(self.ptr)
-        candidates_ptr, candidate_rows = moved(self.candidates_ptr)
+        ptr, rows = reordered(self.ptr)
+        candidates_ptr, candidate_rows = reordered(self.candidates_ptr)
         return UpsamplerOutput(
             self.pos[rows],
             ptr,

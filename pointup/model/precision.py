@@ -1,7 +1,7 @@
-"""A model in the precision of autocast: weights are cast once, all in one launch.
+"""Runs a model in the dtype of autocast, with all weights cast once, in one launch.
 
-Autocast itself casts each weight where it is used, its gradient on the way back, and features to
-float32 and back around every normalisation: more than half of the operations of a step were that.
+Autocast casts each weight at each use, its gradient in the backward pass, and features to float32
+and back around each normalisation: these were more than half of the operations of a step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """What autocast computes in on a device, where it is on."""
+    """The dtype of autocast on a device; None where autocast is off."""
     if not torch.amp.is_autocast_available(device.type):
         return None
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def in_precision(model: Model, dtype: torch.dtype, exact: Collection[str] = ()) -> Model:
-    """The model with its weights in `dtype`, but for the `exact` ones; gradients go to the model's.
+    """A copy of the model with its weights in `dtype`, except those named in `exact`.
 
-    Layers of the copy normalise and multiply in `dtype`, and sum in float32 inside. It is a view
-    for one forward pass and the backward pass of it.
+    Layers of the copy normalise and multiply in `dtype` and accumulate in float32. Gradients reach
+    the weights of the model. Use the copy for one forward pass and its backward pass.
     """
     weights = [p for name, p in model.named_parameters() if name not in exact]
     flat = torch.cat([weight.flatten() for weight in weights]).to(dtype)

@@ -1,8 +1,8 @@
-"""Which clouds have their points expanded together: those with about as many slots.
+"""Groups of clouds with similar numbers of slots, whose points are expanded together.
 
-Every group of clouds goes through the operations of `Upsampler.place_children` by itself. Where
-launching them takes longer than the work, clouds with fewer slots are better given more than they
-need, and what is too many left out afterwards.
+Each group runs through the operations of `Upsampler.place_children` separately. Where launching
+them takes longer than the work, it is faster to expand clouds with fewer slots to more slots than
+needed, and to discard the surplus afterwards.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pointup.geometry.packed import (
 
 
 def children_per_group(device: torch.device) -> int:
-    """Children whose work takes as long as the operations of one more group take to launch.
+    """Number of children whose work takes as long as launching the operations of one more group.
 
-    None on the CPU, where a launch costs next to nothing. Elsewhere an estimate: some 300 launches
-    of 8 us against 40 ns a child.
+    0 on the CPU, where a launch costs almost nothing. Elsewhere an estimate: about 300 launches of
+    8 us against 40 ns per child.
     """
     return 0 if device.type == "cpu" else 1 << 16
 
 
 def padded_slots(slots: Tensor, sizes: Tensor, group_cost: int) -> Tensor:
-    """Slots (B,) that each cloud is expanded to: its own number, or that of a cloud with more.
+    """Slots (B,) to which each cloud is expanded: its own number, or that of a cloud with more.
 
-    The fewest children in all, each different number of slots counting as `group_cost` of them.
+    Minimizes the number of children plus `group_cost` per distinct number of slots.
 
     Shapes: `slots` and `sizes` (points of each cloud), (B,) int64, on the CPU.
     """
@@ -40,7 +40,7 @@ def padded_slots(slots: Tensor, sizes: Tensor, group_cost: int) -> Tensor:
         return slots
     num_points = torch.zeros_like(values).index_add_(0, place, sizes).tolist()
     numbers = values.tolist()
-    # least[i]: the cost of the i smallest numbers; start[i]: where their last group begins.
+    # least[i]: the cost of the i smallest numbers; start[i]: the first number of their last group.
     least, start = [0], [0]
     for stop in range(1, len(numbers) + 1):
         points, costs = 0, []
@@ -61,9 +61,9 @@ def padded_slots(slots: Tensor, sizes: Tensor, group_cost: int) -> Tensor:
 def rows_of_slots(
     slots: Tensor, padded: Tensor, ptr: Tensor, candidates_ptr: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The point that each candidate is made from, and its place among all children.
+    """The parent of each candidate, and its row among all children.
 
-    Children come point by point, `padded` of each; the first `slots` of them are candidates.
+    Children are ordered by point, `padded` of each; the first `slots` of them are candidates.
 
     Shapes: `slots` and `padded` (B,) int64 on the CPU, `ptr` and `candidates_ptr` (B + 1,) of the
     points and of the candidates; both results (M,) int64 on the device.
@@ -79,6 +79,6 @@ def rows_of_slots(
     num_slots, num_left_out, first_child, first_candidate, first_point = table.unbind()
     within = torch.arange(num_candidates, device=ptr.device) - first_candidate
     point = torch.div(within, num_slots, rounding_mode="floor")
-    # Slots left out of the points before.
+    # Surplus slots of the preceding points.
     skipped = point * num_left_out
     return first_point + point, first_child + within + skipped

@@ -1,7 +1,7 @@
 """The upsampler: node shuffle with relative attention, on packed clouds.
 
 Legend of shape suffixes:
-    N points of all clouds   K neighbours of a point, itself among them   R slots (children) a point
+    N points of all clouds   K neighbours of a point, itself among them   R slots (children) of each
     C = feature_dim   P = position_hidden   B clouds   M output points
 """
 
@@ -57,22 +57,21 @@ class Upsampler(
 ):
     """Upsample packed point clouds by any ratio.
 
-    Each point attends to its k nearest neighbours. Its features are then expanded, by relative
-    attention, to R slots, one for each of its R nearest neighbours, and reshaped into R children
-    (the node shuffle). A child starts at the midpoint between its parent and the neighbour of its
-    slot, attends to its parent's neighbours and moves by a weighted sum of the directions to them.
-    Thinning leaves exactly `round(ratio * N)` of the children, by farthest-point sampling in units
-    of a spacing that is predicted for each point: dense places of a survey stay dense, chance
-    clusters don't.
+    Each point attends to its k nearest neighbours. Relative attention then expands its features to
+    R slots, one for each of its R nearest neighbours, which become R children (the node shuffle). A
+    child starts at the midpoint between its parent and the neighbour of its slot, attends to its
+    parent's neighbours and moves by a weighted sum of the directions to them. Thinning keeps
+    exactly `round(ratio * N)` children, by farthest-point sampling in units of a spacing that is
+    predicted for each point: dense places of a survey stay dense, random clusters do not.
 
     Before training the offsets are zero and the spacing is even, so that the model equals
-    `midpoint_upsample`. Slots are tied to neighbours and share weights: their number follows the
-    ratio. The model is equivariant to translation and scale, and no cloud sees another.
-    Coordinates are float32: centre a cloud (in float64) before casting it.
+    `midpoint_upsample`. Slots are tied to neighbours and share weights, so that their number can
+    follow the ratio. The model is equivariant to translation and scale. The output of a cloud does
+    not depend on the others. Coordinates are float32: centre a cloud (in float64) before casting.
 
-    Keyword arguments are those of `ModelConfig`. The attribute `recompute` says whether the
-    backward pass computes intermediate values again instead of keeping them: more time, less
-    memory, the same gradients. None decides by the number of children, see `children_kept`.
+    Keyword arguments are those of `ModelConfig`. With the attribute `recompute` the backward pass
+    computes intermediate values again instead of keeping them: more time, less memory, the same
+    gradients. None decides by the number of children, see `children_kept`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -85,7 +84,7 @@ class Upsampler(
         dim, hidden = config.feature_dim, config.position_hidden
         self.slot = nn.Linear(2 * dim + hidden, dim)
         self.shuffle = attention_block(config, config.heads, feed_forward=False)
-        # One layer: there are R x K of these positions a point.
+        # A single layer, because there are R x K of these positions per point.
         self.child_position = nn.Sequential(nn.Linear(8, hidden), nn.ReLU())
         self.refine = attention_block(config, config.child_heads)
         self.pull_norm = nn.LayerNorm(dim)
@@ -97,9 +96,10 @@ class Upsampler(
         calibrate(self, self.layers_to_calibrate())
 
     def layers_to_calibrate(self) -> list[tuple[nn.Linear, float]]:
-        """Layers that give out features, in the order of `forward`, each with the spread it needs.
+        """Layers that output features, in the order of `forward`, with the standard deviation of
+        their output before training.
 
-        Those that are added to features start smaller, so that all before them is still seen.
+        It is smaller for layers in residual branches, so that the features before them persist.
         """
         layers = [(layer, 1.0) for layer in (*self.neighbor_position, *self.embed)]
         for block in cast(list[AttentionBlock], [*self.layers, self.shuffle, self.refine]):
@@ -113,10 +113,10 @@ class Upsampler(
         """Upsample each cloud to `round(ratio * N)` points.
 
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
-        The result has gradients with respect to the weights; which children are kept has none.
-        Raises ValueError for a ratio below 1 and for non-finite points.
+        The result is differentiable in the weights; the choice of children is not. Raises
+        ValueError for a ratio that is below 1 or not finite, and for non-finite points.
 
-        Under autocast features are of its dtype; whatever is a coordinate stays float32.
+        Under autocast features have its dtype; coordinates stay float32.
         """
         dtype = autocast_dtype(pos.device)
         if dtype is None:
@@ -132,7 +132,7 @@ class Upsampler(
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
         if len(pos) == 0:
-            # Joined to every weight, so that a backward pass through it is valid.
+            # Connected to all weights, so that a backward pass through it is valid.
             nothing = pos.reshape(0, 3) + sum(p.sum() * 0.0 for p in self.parameters())
             shares = nothing.sum(1)
             empty = ptr.new_empty(0)
@@ -143,7 +143,7 @@ class Upsampler(
         padded = padded_slots(slots, sizes, children_per_group(pos.device))
         by_slots = padded.argsort(stable=True)
         if len(padded.unique_consecutive()) > len(padded.unique()):
-            # Expanded together, clouds with the same number of slots take a fraction of the time.
+            # Clouds with the same number of slots take a fraction of the time if expanded together.
             points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
             ratios = on_host(torch.as_tensor(ratio))[by_slots]
@@ -189,7 +189,7 @@ class Upsampler(
         )
 
     def child_tables(self, features: Tensor) -> ChildTables:
-        """What children take from the features (N, C) of points."""
+        """Projected features of points, from features (N, C)."""
         dim = self.config.feature_dim
         of_parent, of_neighbor, _ = self.slot.weight.tensor_split([dim, 2 * dim], dim=1)
         return ChildTables(
@@ -218,12 +218,12 @@ class Upsampler(
             s \cdot \frac{1}{K} \sum_j (w(x_m) \cdot g_{mj}) \, r_{mj}
             + (v(x_m) \cdot g_{mj}) (r_{mj} \cdot n_j) \, n_j
 
-        where r leads from the child to its parent's neighbour j in units of the spacing s: it is
-        pulled to and pushed from them, as by the masks of subdivision surfaces, and to and from
-        their planes, whose normals are n. A chord lies on one side of a curved surface and the
-        planes on the other, so that both together can hit it. On a plane it stays on the plane.
-        Besides, it goes a learned share of the way to `arches`. In all it moves by at most
-        `MAX_OFFSET` s.
+        where r is the vector from the child to its parent's neighbour j in units of the spacing s,
+        and n is the neighbour's normal. The first term moves the child towards or away from the
+        neighbours, as the masks of subdivision surfaces do, the second towards or away from their
+        planes. A chord lies on one side of a curved surface and the planes on the other: both terms
+        together can reach the surface. Children of points on a plane stay on it. A learned share of
+        the offset to `arches` is added. The total offset is at most `MAX_OFFSET` s.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, the point itself
         first, -1 for none, `tables` and `g` (N, K, P) of all points.

@@ -1,6 +1,6 @@
-"""Pictures for people: before and after, an evaluation at a glance, the make-up of a dataset.
+"""Pictures of point clouds: before and after, prediction and error, statistics of a dataset.
 
-Every picture is (height, width, 3) uint8 and deterministic; none needs a GPU or a display.
+Pictures are (height, width, 3) uint8 and deterministic. They need neither a GPU nor a display.
 """
 
 from pointup.visualization.comparisons import before_after_picture, evaluation_picture

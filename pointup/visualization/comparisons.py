@@ -1,4 +1,4 @@
-"""Clouds side by side: before and after, and a prediction beside its target."""
+"""Pictures of clouds side by side: before and after upsampling, prediction and target."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ def evaluation_picture(
     unit: str = "",
     vertical: bool = False,
 ) -> np.ndarray:
-    """Four panels seen by one camera: source, prediction, target, and the prediction's error.
+    """Four panels with the same camera: source, prediction, target, and error of the prediction.
 
-    source, prediction, target: (N, 3), (P, 3), (M, 3); any may be empty.
-    error: (P,) plain distance of each predicted point to the target, computed where not given.
-    unit: of the coordinates, as in "m"; it follows every distance.
-    vertical: z is up, points are coloured by height; otherwise clay, lit, y up.
+    source, prediction, target: (N, 3), (P, 3), (M, 3); each may be empty.
+    error: (P,) unsquared distance of each predicted point to the target, computed if not given.
+    unit: of the coordinates, such as "m"; it is appended to distances.
+    vertical: z is up and height gives the colour; otherwise y is up, and points are lit clay.
 
-    Camera and colour ranges depend on source and target alone, so that pictures of one sample from
-    different steps of a training compare: errors end at the larger of the target's spacing and the
-    95th percentile of the source's own distance to it. Points that are not finite are left out and
-    counted in the caption. Chamfer is the plain mean distance one way plus the other way.
+    Camera and colour ranges depend on source and target alone, so that pictures of one sample at
+    different training steps are comparable: the error scale ends at the larger of the target's
+    spacing and the 95th percentile of the source's distance to the target. Points that are not
+    finite are left out and counted in the caption. Chamfer is the unsquared mean distance from
+    prediction (or source) to target plus the mean distance back.
     """
     everything = [np.asarray(cloud, dtype=np.float64) for cloud in (source, prediction, target)]
     finite = [np.isfinite(cloud).all(axis=1) for cloud in everything]
@@ -48,18 +49,20 @@ def evaluation_picture(
     rows = int(np.clip(size * upwards / max(across, 1e-9), 0.6 * size, size))
     camera = fit_camera(known, axes, size, rows)
     limit = _error_limit(source, target)
-    # A prediction that has blown up is still drawn with balls of the target's order.
+    # The ball size is limited for a prediction that diverged.
     largest = 2 * point_spacing(target) or np.inf
 
     page = Page(4 * size + 5 * gap, rows + foot + 128)
     page.write(gap, page.height - 38, title, 26, weight="bold")
     lefts = [gap + panel * (size + gap) for panel in range(4)]
     names = ("source", "prediction", "target")
-    reaches = (_distances(source, target), error, None)
-    for left, name, cloud, keep, reach in zip(lefts, names, clouds, finite, reaches, strict=False):
+    to_target = (_distances(source, target), error, None)
+    for left, name, cloud, keep, distance in zip(
+        lefts, names, clouds, finite, to_target, strict=False
+    ):
         notes = [f"{len(cloud):,} points"]
-        if reach is not None and len(cloud) and len(target):
-            chamfer = reach.mean() + _distances(target, cloud).mean()
+        if distance is not None and len(cloud) and len(target):
+            chamfer = distance.mean() + _distances(target, cloud).mean()
             notes.append(f"Chamfer {number(chamfer, unit)}")
         if not keep.all():
             notes.append(f"{np.count_nonzero(~keep):,} not finite")
@@ -75,7 +78,7 @@ def evaluation_picture(
     page.color_bar(lefts[3], size, ERRORS, (0, limit), labelled("distance to target", unit))
     if vertical:
         page.color_bar(lefts[0], size, HEIGHTS, paint.heights, labelled("height", unit))
-    convention = "Chamfer: mean distance to the target + mean distance from it, plain"
+    convention = "Chamfer: mean distance to the target + mean distance from it, unsquared"
     page.write(lefts[1] if vertical else gap, 42, convention, 18, FAINT)
     return page.pixels()
 
@@ -88,15 +91,15 @@ def before_after_picture(
     unit: str = "m",
     totals: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Two clouds side by side, 1600 pixels wide, written to `path` (PNG or JPEG) where given.
+    """Two clouds side by side, 1600 pixels wide, written to `path` (PNG or JPEG) if given.
 
     before, after: (N, 3) and (M, 3); either may be empty. Points that are not finite are left out.
-    vertical: survey data with z up, coloured by height: one row from above, and above it a
-        cross-section where the ground or what stands on it is least flat, with scale bars and a
-        colour bar in `unit`. Of a large area the middle is shown, a window about 240 spacings of
+    vertical: survey data with z up, coloured by height. The lower row is a view from above, the
+        upper row a cross-section through the greatest differences in height, with scale bars and a
+        colour bar in `unit`. A large area is cut to a window in its middle, about 240 spacings of
         `before` wide. Otherwise a shape with y up in a three-quarter view.
-    totals: number of points of the whole clouds, where `before` and `after` are parts of them. The
-        captions give these, and the numbers of the points that are shown.
+    totals: sizes of the whole clouds, where `before` and `after` are parts of them. Captions state
+        them and the number of points shown.
 
     Raises FileError where `path` can't be written.
     """
@@ -126,13 +129,14 @@ def _shape_picture(before: np.ndarray, after: np.ndarray, totals: tuple[int, int
 
 
 def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Plain distance (N,) from every query to its nearest point; 0 where there are no points."""
+    """Unsquared distance (N,) from each query to its nearest point; 0 where there are no points."""
     if len(points) == 0 or len(query) == 0:
         return np.zeros(len(query))
     return np.asarray(cKDTree(points).query(query)[0])
 
 
 def _error_limit(source: np.ndarray, target: np.ndarray) -> float:
-    reach = _distances(source, target)
-    limit = max(point_spacing(target), float(np.percentile(reach, 95)) if len(reach) else 0.0)
+    """End of the colour scale of errors, see `evaluation_picture`."""
+    distance = _distances(source, target)
+    limit = max(point_spacing(target), float(np.percentile(distance, 95)) if len(distance) else 0.0)
     return limit or 1.0

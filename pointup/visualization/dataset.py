@@ -1,4 +1,4 @@
-"""The make-up of a dataset as histograms."""
+"""Picture of a dataset: histograms of sizes, ratios and extents of its samples."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def dataset_picture(
     path: str | Path | None = None,
     unit: str = "",
 ) -> np.ndarray:
-    """Histograms of a dataset: points per sample, ratio of target to source, extent.
+    """Histograms of a dataset: points per sample, ratio of target to source, extent of the source.
 
-    num_source, num_target: (B,) points of every sample.
-    extent: (B,) longest side of every sample's bounding box, in `unit`.
+    num_source, num_target: (B,) number of points of each sample.
+    extent: (B,) longest side of the bounding box of each sample's source, in `unit`.
 
-    Raises FileError where `path` can't be written.
+    Written to `path` (PNG or JPEG) if given. Raises FileError where `path` can't be written.
     """
     num_source, num_target = np.asarray(num_source), np.asarray(num_target)
     ratio = num_target[num_source > 0] / num_source[num_source > 0]

@@ -1,7 +1,7 @@
-"""A page of clouds, captions and bars, and the file it is saved to.
+"""A page of a picture: clouds, captions, colour bars, histograms; and its file.
 
-Text and bars are drawn by matplotlib's Agg canvas, on a figure of its own, never through pyplot's
-global state, so that pictures can be drawn anywhere, in a training loop too.
+The page draws on its own matplotlib figure with an Agg canvas, not through pyplot's global state,
+so that pictures can be drawn anywhere, in a training loop too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Page:
     def write(
         self, left: float, bottom: float, text: str, size: int, color: str = INK, **font: Any
     ) -> float:
-        """Write one line, `size` pixels high, and return where it ends."""
+        """Write one line, `size` pixels high, and return the x of its right end."""
         place = (left / self.width, bottom / self.height)
-        # A name with two dollar signs is a name, not mathematics.
+        # A name with two dollar signs must not be parsed as a formula.
         line = self.figure.text(
             *place, text, fontsize=0.72 * size, color=color, parse_math=False, **font
         )
@@ -55,7 +55,7 @@ class Page:
         self.write(end + 12, bottom, note, 20, FAINT)
 
     def caption(self, left: float, bottom: float, name: str, note: str) -> None:
-        """Two lines: the name above the note."""
+        """Write two lines, the name above the note."""
         self.write(left, bottom + 28, name, 22, weight="bold")
         self.write(left, bottom, note, 20, FAINT)
 
@@ -72,7 +72,7 @@ class Page:
     def color_bar(
         self, left: float, width: float, colors: Colormap, span: tuple[float, float], label: str
     ) -> None:
-        """A bar along the foot of the page, its label before it."""
+        """Draw a colour bar near the lower edge of the page, to the right of its label."""
         end = self.write(left, 42, label, 18, FAINT) + 14
         bar = self.axes(end, 42, left + width - end, 14)
         ramp = np.linspace(0, 1, 256)[None]
@@ -82,7 +82,7 @@ class Page:
         bar.set_yticks([])
 
     def frame(self, left: float, bottom: float, width: float, height: float) -> None:
-        """An empty rectangle over what is there, white beside its line so that it is seen."""
+        """Draw the outline of a rectangle over the picture, with a white edge for contrast."""
         corner, size = (left / self.width, bottom / self.height), (width, height)
         for line, color in ((3.0, "white"), (1.2, INK)):
             box = Rectangle(
@@ -97,7 +97,10 @@ class Page:
             self.figure.add_artist(box)
 
     def scale_bar(self, left: float, scale: float, unit: str, note: str = "") -> float:
-        """A line of a round length for `scale` pixels per unit; returns where its label ends."""
+        """Draw a scale bar of a round length, for `scale` pixels per unit of the cloud.
+
+        Returns the x of the right end of its label.
+        """
         length = 180 / scale
         power = 10.0 ** np.floor(np.log10(length))
         length = power * max(step for step in (1, 2, 5) if step * power <= length)
@@ -139,18 +142,18 @@ def labelled(name: str, unit: str) -> str:
 
 
 def number(value: float, unit: str = "") -> str:
-    """Three digits, never an exponent for a large number."""
+    """A value with three digits (large ones with all digits and no exponent) and its unit."""
     return f"{value:,.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
 
 
 def save_picture(picture: np.ndarray, path: str | Path) -> None:
-    """Write (height, width, 3) uint8 as PNG or JPEG, by the name's ending.
+    """Write a picture (height, width, 3) uint8 as PNG or JPEG, by the file's extension.
 
-    Raises FileError where the ending is another or the file can't be written.
+    Raises FileError for another extension and where the file can't be written.
     """
     path = Path(path)
     if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise FileError(f"{path}: pictures are written as .png or .jpg; change the file's ending")
+        raise FileError(f"{path}: pictures are written as .png or .jpg; change the extension")
     try:
         imsave(path, picture)
     except OSError as error:
@@ -160,6 +163,6 @@ def save_picture(picture: np.ndarray, path: str | Path) -> None:
 
 
 def _around(low: float, high: float) -> tuple[float, float]:
-    """A span that has a width even where all values are one."""
+    """A span slightly wider than [low, high], also where both are equal."""
     room = 0.02 * (high - low) or 0.05 * abs(high) or 0.5
     return low - room, high + room

@@ -1,9 +1,9 @@
-"""Point clouds drawn with numpy alone: no GPU, no display, the same pixels every time.
+"""Renders point clouds with NumPy: no GPU, no display, deterministic pixels.
 
-Every point is a small ball seen by an orthographic camera. Balls are scattered into a depth buffer,
-which is then shaded by the depth of its own neighbourhood (eye-dome lighting, Boucheny 2009, at
-several radii), so that form is legible without normals. Pictures are drawn at twice their size and
-averaged down.
+Each point is a small ball seen by an orthographic camera. Balls are scattered into a depth buffer,
+which is shaded by the depth of surrounding pixels (eye-dome lighting, Boucheny 2009, at several
+radii), so that shape is visible without normals. Pictures are rendered at twice their size and
+averaged.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ CLAY = np.array([0.93, 0.86, 0.78], dtype=np.float32)
 
 _SUPERSAMPLING = 2
 _EMPTY = np.iinfo(np.int64).max
-# Depth is kept in 1/256 of a supersampled pixel, in the upper half of an int64; the lower half is
-# the point's index, so that one minimum finds the nearest point and breaks ties by index.
+# Keys are int64: depth in 1/256 of a supersampled pixel in the upper half, the index of the point
+# in the lower half, so that one minimum finds the nearest point and breaks ties by index.
 _DEPTH_STEPS = 256
 _INDEX_BITS = 32
-_FURTHEST = 2.0**22
+_FARTHEST = 2.0**22
 
 
 @dataclass(frozen=True)
 class Camera:
     """Orthographic camera.
 
-    axes: (3, 3), rows are the picture's right, its up, and the direction towards the viewer.
+    axes: (3, 3), rows are the directions to the right, up, and towards the viewer.
     centre: (3,), the point in the middle of the picture, in the cloud's coordinates.
     scale: pixels per unit of the cloud.
+    width, height: size of the picture in pixels.
     """
 
     axes: np.ndarray
@@ -44,8 +45,8 @@ class Camera:
 def view_axes(azimuth: float, elevation: float, up: str = "z") -> np.ndarray:
     """Axes of a camera that looks at the cloud from `azimuth` and `elevation`, in degrees.
 
-    Azimuth 0, elevation 0 looks along the cloud's +y with x to the right (`up="z"`), or along -z
-    with x to the right (`up="y"`, the habit of most mesh files). Elevation 90 looks straight down.
+    Azimuth 0 and elevation 0 look along the cloud's +y with x to the right (`up="z"`), or along -z
+    with x to the right (`up="y"`, as in most mesh files). Elevation 90 looks straight down.
     """
     a, e = np.deg2rad([azimuth, elevation])
     right = np.array([np.cos(a), np.sin(a), 0.0])
@@ -57,15 +58,15 @@ def view_axes(azimuth: float, elevation: float, up: str = "z") -> np.ndarray:
 def fit_camera(
     points: np.ndarray, axes: np.ndarray, width: int, height: int, margin: float = 0.04
 ) -> Camera:
-    """Camera that sees all of `points` (N, 3), with `margin` of the picture free on each side."""
+    """Camera that shows all `points` (N, 3), with `margin` of the picture free on each side."""
     if len(points) == 0:
         return Camera(axes=axes, centre=np.zeros(3), scale=1.0, width=width, height=height)
-    seen = points @ axes.T
-    low, high = seen.min(axis=0), seen.max(axis=0)
+    projected = points @ axes.T
+    low, high = projected.min(axis=0), projected.max(axis=0)
     extent = np.maximum((high - low)[:2], 1e-12)
     scale = float(np.min((1 - 2 * margin) * np.array([width, height]) / extent))
-    # A single point has no extent: any finite scale shows it in the middle.
-    scale = scale if np.ptp(seen[:, :2], axis=0).max() > 1e-9 else 1.0
+    # Any finite scale shows a cloud without extent in the middle.
+    scale = scale if np.ptp(projected[:, :2], axis=0).max() > 1e-9 else 1.0
     return Camera(
         axes=axes, centre=(low + high) / 2 @ axes, scale=scale, width=width, height=height
     )
@@ -74,8 +75,8 @@ def fit_camera(
 def point_spacing(points: np.ndarray, max_points: int = 200_000) -> float:
     """Median distance from a point to its third nearest neighbour, 0 for fewer than two points.
 
-    The third, not the first: survey points come in close pairs along a scan line. Larger clouds
-    are measured on a regular subset, taken to lie on a surface (spacing ~ 1 / sqrt(density)).
+    The third, not the first: survey points come in close pairs along a scan line. A larger cloud
+    is measured on a regular subset, assuming a surface (spacing ~ 1 / sqrt(density)).
     """
     step = -(-len(points) // max_points)
     subset = points[::step] if step > 1 else points
@@ -89,9 +90,9 @@ def point_spacing(points: np.ndarray, max_points: int = 200_000) -> float:
 def estimate_normals(
     points: np.ndarray, queries: np.ndarray | None = None, num_neighbors: int = 16
 ) -> np.ndarray:
-    """Unit normals (Q, 3) of unknown sign: the direction of least variance among the neighbours.
+    """Unit normals (Q, 3) of either sign: the direction of least variance among the neighbours.
 
-    queries: (Q, 3) where the normals are wanted, the points themselves where not given.
+    queries: (Q, 3) positions of the normals; by default the points themselves.
     """
     queries = points if queries is None else queries
     if len(points) < 3:
@@ -113,19 +114,19 @@ def render_points(
 ) -> np.ndarray:
     """Draw `points` (N, 3) as balls of `radius` (unit of the cloud) in `colors` (N, 3), 0 to 1.
 
-    lit: add a lamp over the viewer's left shoulder, by normals estimated from the points.
-    haze: how far the furthest point fades into the page, 0 to 1, so that what shows through gaps
-        steps back.
+    lit: add a lamp to the upper left of the viewer, with normals estimated from the points.
+    haze: how far the farthest point fades into the background, 0 to 1, which sets off points that
+        show through gaps.
 
     Returns (height, width, 3) uint8.
     """
     ss = _SUPERSAMPLING
     scale = camera.scale * ss
     width, height = camera.width * ss, camera.height * ss
-    seen = (points - camera.centre) @ camera.axes.T * scale
+    projected = (points - camera.centre) @ camera.axes.T * scale
     ball = float(np.clip(radius * scale, 0.8 * ss, 0.05 * min(width, height)))
 
-    index, depth = splat(seen, ball, width, height)
+    index, depth = splat(projected, ball, width, height)
     covered = index >= 0
     image = np.broadcast_to(BACKGROUND, (height, width, 3)).copy()
     visible = index[covered]
@@ -134,36 +135,38 @@ def render_points(
         shown, place = np.unique(visible, return_inverse=True)
         shade = shade * _lamp_light(estimate_normals(points, points[shown]) @ camera.axes.T)[place]
     bright = np.clip(colors.astype(np.float32)[visible] * shade[:, None], 0, 1)
-    fade = _relative(-seen[visible, 2])[:, None] * np.float32(haze)
+    fade = _relative(-projected[visible, 2])[:, None] * np.float32(haze)
     image[covered] = bright * (1 - fade) + BACKGROUND * fade
     image = image.reshape(camera.height, ss, camera.width, ss, 3).mean(axis=(1, 3))
     return np.round(image * 255).astype(np.uint8)
 
 
 def _relative(values: np.ndarray) -> np.ndarray:
-    """Values (N,) moved and scaled to 0 to 1."""
+    """Values (N,) mapped linearly to 0 to 1."""
     if len(values) == 0:
         return values.astype(np.float32)
     low, high = values.min(), values.max()
     return ((values - low) / max(high - low, 1e-9)).astype(np.float32)
 
 
-def splat(seen: np.ndarray, ball: float, width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
-    """Depth buffer of balls: the nearest point of every pixel and how far away its surface is.
+def splat(
+    projected: np.ndarray, ball: float, width: int, height: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Depth buffer of balls: the nearest point of each pixel and the depth of its surface.
 
-    seen: (N, 3) right, up and towards the viewer, in pixels from the middle of the picture.
+    projected: (N, 3) right, up and towards the viewer, in pixels from the middle of the picture.
     ball: radius in pixels.
 
-    Returns index (height, width) int64, -1 where nothing is seen, and depth (height, width) float32
-    in pixels, meaningless there. Points whose centre lies outside the picture are left out.
+    Returns index (height, width) int64, -1 for the background, and depth (height, width) float32
+    in pixels, undefined there. Points whose centre lies outside the picture are left out.
     """
     pad = int(np.ceil(ball))
     padded_width, padded_height = width + 2 * pad, height + 2 * pad
-    # Points far off are dropped, and depths bounded, before they could overflow an integer.
-    column, row = np.floor(seen[:, 0] + width / 2), np.floor(height / 2 - seen[:, 1])
+    # Distant points are dropped and depths clipped before they could overflow an integer.
+    column, row = np.floor(projected[:, 0] + width / 2), np.floor(height / 2 - projected[:, 1])
     point = np.flatnonzero((column >= 0) & (column < width) & (row >= 0) & (row < height))
     pixel = ((row[point] + pad) * padded_width + column[point] + pad).astype(np.int64)
-    depth = np.round(np.clip(-seen[point, 2], -_FURTHEST, _FURTHEST) * _DEPTH_STEPS)
+    depth = np.round(np.clip(-projected[point, 2], -_FARTHEST, _FARTHEST) * _DEPTH_STEPS)
     key = (depth.astype(np.int64) << _INDEX_BITS) | point
 
     buffer = np.full(padded_width * padded_height, _EMPTY, dtype=np.int64)
@@ -181,7 +184,7 @@ def splat(seen: np.ndarray, ball: float, width: int, height: int) -> tuple[np.nd
 
 
 def _eye_dome_shade(depth: np.ndarray, covered: np.ndarray, ball: float) -> np.ndarray:
-    """Brightness 0 to 1 of each pixel (height, width): dark where its surroundings are nearer."""
+    """Brightness, 0 to 1, of each pixel (height, width): dark where pixels around it are nearer."""
     obscured = np.zeros_like(depth)
     for reach, weight in ((2, 0.3), (7, 0.3), (24, 0.4)):
         obscured += weight * _obscurance(depth, covered, reach, 6 * ball + 2 * reach)
@@ -189,7 +192,8 @@ def _eye_dome_shade(depth: np.ndarray, covered: np.ndarray, ball: float) -> np.n
 
 
 def _obscurance(depth: np.ndarray, covered: np.ndarray, reach: int, limit: float) -> np.ndarray:
-    """How far the neighbours at `reach` pixels stand in front, 0 to 1, mean over eight of them."""
+    """How far pixels at distance `reach` in eight directions are nearer, a quarter of the sum of
+    their terms of 0 to 1."""
     total = np.zeros_like(depth)
     diagonal = max(1, round(reach * 0.7))
     steps = [(0, reach), (reach, 0), (diagonal, diagonal), (diagonal, -diagonal)]
@@ -205,7 +209,7 @@ def _obscurance(depth: np.ndarray, covered: np.ndarray, reach: int, limit: float
 def _overlap(
     shape: tuple[int, ...], dy: int, dx: int
 ) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Slices of a picture and of itself moved by (dy, dx), where both exist."""
+    """Slices of the overlap of a picture with itself shifted by (dy, dx)."""
     rows, columns = max(0, shape[0] - abs(dy)), max(0, shape[1] - abs(dx))
     top, left = max(0, -dy), max(0, -dx)
     here = (slice(top, top + rows), slice(left, left + columns))
@@ -214,7 +218,7 @@ def _overlap(
 
 
 def _lamp_light(normals: np.ndarray) -> np.ndarray:
-    """Brightness (N,) of surfaces with `normals` in the camera's axes, turned to the viewer."""
+    """Brightness (N,) of surfaces with `normals` (N, 3) in camera axes, of either sign."""
     normals = np.where(normals[:, 2:] < 0, -normals, normals)
     lamp = np.array([-0.45, 0.65, 0.62])
     lamp /= np.linalg.norm(lamp)

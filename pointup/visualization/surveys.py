@@ -1,4 +1,4 @@
-"""Surveys before and after: from above, and a cross-section."""
+"""Pictures of surveys: views from above and cross-sections, before and after upsampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEPTH_SPACINGS, LEAST_DEPTH = 4, 0.03
 
 @dataclass(frozen=True)
 class Section:
-    """An upright box, much wider (x) than deep (y): its corners (3,)."""
+    """An upright box, much wider (x) than deep (y), by its lowest and highest corner (3,)."""
 
     low: np.ndarray
     high: np.ndarray
@@ -29,12 +29,12 @@ class Section:
         return float(self.high[1] - self.low[1])
 
     def cut(self, cloud: np.ndarray) -> np.ndarray:
-        """Points (N, 3) of the cloud that are in it, at any height."""
+        """Points (N, 3) of the cloud within the box, at any height."""
         inside = (cloud >= self.low) & (cloud <= self.high)
         return cloud[inside[:, :2].all(axis=1)]
 
     def camera(self, width: int, height: int) -> Camera:
-        """Sees all of it from the side, in so many pixels at most."""
+        """Camera that shows the box from the side, within `width` x `height` pixels."""
         extent = np.maximum(self.high - self.low, 1e-9)
         scale = float(min(width / extent[0], (height - 16) / extent[2]))
         rows = int(np.ceil(extent[2] * scale)) + 16
@@ -42,26 +42,27 @@ class Section:
 
 
 def find_section(cloud: np.ndarray) -> Section:
-    """The cross-section along x where heights differ most, of a cloud (N, 3), N > 0.
+    """The cross-section of a cloud (N, 3), N > 0, along x where heights differ most.
 
-    About 70 spacings wide, or more where things are tall, and four deep.
+    At least 70 spacings wide, wider for tall objects, and at least four spacings deep, but no
+    larger than the cloud.
     """
     low, high = cloud.min(axis=0), cloud.max(axis=0)
     spacing = point_spacing(cloud) or 1.0
     tall = float(np.subtract(*np.percentile(cloud[:, 2], [99.9, 0.1])))
     width = min(max(SECTION_SPACINGS * spacing, SECTION_ASPECT * tall), float(high[0] - low[0]))
     depth = min(max(DEPTH_SPACINGS * spacing, LEAST_DEPTH * width), float(high[1] - low[1]))
-    # Boxes half as wide, side by side, so that one of them has whatever is there.
+    # Candidates are adjacent boxes of half the width, so that one contains the main object.
     step = np.maximum([width / 2, depth], 1e-9)
     place = np.floor((cloud[:, :2] - low[:2]) / step).astype(np.int64)
     _, box, count = np.unique(place, axis=0, return_inverse=True, return_counts=True)
     order = np.lexsort((cloud[:, 2], box.reshape(-1)))
     first = np.concatenate([[0], np.cumsum(count)[:-1]])
     heights = cloud[order, 2]
-    # Without the highest and lowest twentieth: a bird doesn't make a section.
+    # Without the highest and lowest 5 %, so that outliers (birds) do not attract the section.
     trim = count // 20
     spread = heights[first + count - 1 - trim] - heights[first + trim]
-    # Boxes at the rim hold little, whatever its height.
+    # Boxes with few points, at the border of the survey, are excluded.
     spread = np.where(count >= np.median(count) / 2, spread, -1.0)
     best = int(spread.argmax())
     middle = cloud[order[first[best] : first[best] + count[best]]].mean(axis=0)
@@ -76,8 +77,8 @@ def find_section(cloud: np.ndarray) -> Section:
 def survey_picture(
     before: np.ndarray, after: np.ndarray, unit: str, totals: tuple[int, int]
 ) -> np.ndarray:
-    """Two surveys (N, 3) side by side, coloured by height, of `totals` points; see
-    `before_after_picture`."""
+    """Picture (height, width, 3) uint8 of two surveys (N, 3) side by side; see
+    `before_after_picture` for the arguments."""
     before, after, low, high = _window(before, after)
     extent = np.maximum(high - low, 1e-9)
     centre, paint = (low + high) / 2, Paint(np.concatenate([before, after]), vertical=True)
@@ -89,8 +90,8 @@ def survey_picture(
     above = Camera(view_axes(0, 90), centre, scale, SIZE, above_rows)
     side = section.camera(SIZE, 440)
     area = _occupied_area(np.concatenate([before, after]), 3 * max(spacings))
-    # One size of ball for both leaves the sparse cloud hardly visible, its own spacing alone blows
-    # few points up until they look like a closed surface.
+    # With one ball size for both, the sparse cloud is hardly visible. Sized by its own spacing
+    # alone, few points look like a closed surface.
     finest = min((spacing for spacing in spacings if spacing > 0), default=0.0)
 
     page = Page(2 * SIZE + 3 * GAP, FOOT + above_rows + 40 + side.height + GAP + 60)
@@ -106,7 +107,7 @@ def survey_picture(
         note = ", ".join(filter(None, (shown, density)))
         page.write(left, FOOT + above_rows + 10, f"from above; {note}", 18, FAINT)
         page.paste(left, FOOT, render_points(cloud, paint.colors(cloud), above, radius, haze=0))
-        # Balls of one size: there are more of them after, and none is blown up.
+        # In cross-sections balls have one size, so that only their number differs.
         picture = render_points(cut, paint.colors(cut), side, 0.4 * finest, haze=0.15)
         page.paste(left, upper, picture)
         wide = f"{number(float(section.high[0] - section.low[0]), unit)} wide"
@@ -123,9 +124,10 @@ def survey_picture(
 
 
 def section_picture(surveys: Mapping[str, np.ndarray], unit: str, width: int) -> np.ndarray:
-    """One cross-section through several surveys (N, 3), two in a row, `width` pixels wide.
+    """The same cross-section of several surveys (N, 3), two per row, `width` pixels wide.
 
-    It lies where heights of the last survey differ most, and runs along its longer side.
+    It lies where heights of the last survey differ most, and runs along its longer side. The keys
+    of `surveys` are the captions.
     """
     *_, last = surveys.values()
     turned = dict(surveys)
@@ -155,7 +157,8 @@ def section_picture(surveys: Mapping[str, np.ndarray], unit: str, width: int) ->
 def _window(
     before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Both clouds cut to a legible window, their longer side along x, and the window's corners."""
+    """Both clouds cut to a window, turned such that the longer side of the area lies along x, and
+    the corners of the window."""
     seen = before if len(before) else after
     if len(seen) == 0:
         return before, after, np.zeros(3), np.ones(3)
@@ -175,13 +178,13 @@ def _window(
         cloud[((cloud >= low) & (cloud <= high))[:, :2].all(axis=1)] for cloud in (before, after)
     )
     seen = before if len(before) else after
-    # A bird or a multipath return far off the ground must not flatten the rest of the picture.
+    # Outliers (birds, multipath returns) must not compress the range of heights.
     low[2], high[2] = np.percentile(seen[:, 2], [0.02, 99.98])
     return before, after, low, high
 
 
 def _occupied_area(points: np.ndarray, cell: float) -> float:
-    """Ground area under the points: the square cells, `cell` wide, that hold one."""
+    """Ground area covered by points: the area of all square cells, `cell` wide, with a point."""
     if cell == 0:
         return 0.0
     cells = np.floor((points[:, :2] - points[:, :2].min(axis=0)) / cell).astype(np.int64)

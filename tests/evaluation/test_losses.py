@@ -18,14 +18,14 @@ from pointup.losses import (
     repulsion_loss,
 )
 
-# Time depends on what else the machine does.
+# No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=30)
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Sets = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def point_to_plane(pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor) -> Tensor:
-    """Normals that depend on the target point alone."""
+    """`point_to_plane_distance` with normals that depend on the target point alone."""
     normals = torch.nn.functional.normalize(torch.cos(7 * target.detach()), dim=1)
     return point_to_plane_distance(pos, ptr, target, target_ptr, normals)
 
@@ -42,8 +42,8 @@ any_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
 def brute_force(name: str, a: Tensor, b: Tensor) -> Tensor:
-    """The losses of one pair of clouds, by the matrix of all distances."""
-    # Exact zeros of the distance have no gradient in torch either.
+    """The loss of one pair of clouds, from the matrix of all distances."""
+    # `vector_norm` has the gradient 0 at distance 0 too.
     d = torch.linalg.vector_norm(a[:, None] - b[None], dim=2)
     if name == "repulsion":
         own = torch.linalg.vector_norm(a[:, None] - a[None], dim=2)
@@ -148,8 +148,8 @@ def test_gradients_are_finite_at_zero_distance(loss: Loss) -> None:
 
 @any_loss
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0)])
-def test_an_empty_side_has_no_loss_and_no_gradient(loss: Loss, sizes: tuple[int, int]) -> None:
-    # Far apart, or the points would repel each other.
+def test_an_empty_cloud_has_no_loss_and_no_gradient(loss: Loss, sizes: tuple[int, int]) -> None:
+    # Far apart, so that the points do not repel each other.
     pos = (10 * torch.eye(5, 3).cumsum(0) * torch.arange(1, 6)[:, None])[: sizes[0]]
     pos.requires_grad_()
     target = torch.randn(sizes[1], 3)
@@ -192,7 +192,7 @@ def test_density_aware_chamfer_lies_between_0_and_1_and_is_0_for_equal_clouds(se
     torch.testing.assert_close(same, torch.zeros_like(same))
 
 
-def test_trimming_forgets_what_only_the_target_has_seen() -> None:
+def test_trimming_ignores_objects_that_only_the_target_contains() -> None:
     generator = torch.Generator().manual_seed(0)
     pos, ptr = torch.rand(100, 3, generator=generator), torch.tensor([0, 100])
     target = pos.clone()
@@ -201,13 +201,13 @@ def test_trimming_forgets_what_only_the_target_has_seen() -> None:
         density_aware_chamfer_distance(pos, ptr, target, ptr, alpha=4.0, trim=trim)
         for trim in (0.0, 0.1)
     )
-    # Half of the share of 10 % that finds nothing, and a little that it takes from its neighbours.
+    # Half of the 10 % that are far away, and a little by their share in the terms of others.
     assert 0.045 < float(whole - trimmed) < 0.07
     with pytest.raises(ValueError, match="trim"):
         density_aware_chamfer_distance(pos, ptr, pos, ptr, alpha=4.0, trim=1.0)
 
 
-def test_crowding_costs_density_aware_chamfer_more_than_chamfer() -> None:
+def test_crowding_raises_density_aware_chamfer_more_than_chamfer() -> None:
     generator = torch.Generator().manual_seed(0)
     target = torch.rand(200, 3, generator=generator)
     even = target + 0.02 * torch.randn(200, 3, generator=generator)
@@ -229,7 +229,7 @@ def test_repulsion_pushes_close_points_apart_and_leaves_others_alone() -> None:
     assert gradient[0, 0] > 0 > gradient[1, 0] and not gradient[2:].any()
 
 
-def test_point_to_plane_sees_the_height_above_the_surface_only() -> None:
+def test_point_to_plane_measures_the_height_above_the_surface_only() -> None:
     grid = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0))
     target = torch.nn.functional.pad(grid, (0, 1))
     pos = target + torch.tensor([0.3, -0.2, 0.07])

@@ -21,14 +21,14 @@ from pointup.metrics import (
     spacing_cv,
 )
 
-# Time depends on what else the machine does.
+# No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=30)
 Sets = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @st.composite
 def two_packed_sets(draw: st.DrawFn) -> Sets:
-    """Two to five clouds, none empty, at different places and of different scales."""
+    """Two or more clouds, none empty, at different places and of different scales."""
     sizes = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=2))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     places = rng.normal(size=(len(sizes), 3)) * 5
@@ -53,8 +53,8 @@ def cloud_pairs(sets: Sets) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def field_protocol(pred: np.ndarray, gt: np.ndarray) -> tuple[float, float]:
-    """CD and HD of the PU-GCN scripts, written down once more."""
+def pu_gcn_protocol(pred: np.ndarray, gt: np.ndarray) -> tuple[float, float]:
+    """CD and HD of the PU-GCN protocol, implemented a second time."""
 
     def normalize(cloud: np.ndarray) -> np.ndarray:
         cloud = cloud - cloud.mean(0)
@@ -68,9 +68,9 @@ def field_protocol(pred: np.ndarray, gt: np.ndarray) -> tuple[float, float]:
 
 @quick
 @given(two_packed_sets())
-def test_field_metrics_follow_the_protocol_of_the_field(sets: Sets) -> None:
+def test_protocol_metrics_equal_the_pu_gcn_protocol(sets: Sets) -> None:
     values = protocol_metrics(*sets)
-    expected = np.array([field_protocol(*pair) for pair in cloud_pairs(sets)])
+    expected = np.array([pu_gcn_protocol(*pair) for pair in cloud_pairs(sets)])
     for column, name in enumerate(
         ["chamfer_per_cloud_normalised_squared", "hausdorff_per_cloud_normalised_squared"]
     ):
@@ -79,7 +79,7 @@ def test_field_metrics_follow_the_protocol_of_the_field(sets: Sets) -> None:
 
 @quick
 @given(two_packed_sets())
-def test_cloud_metrics_are_what_their_names_say(sets: Sets) -> None:
+def test_cloud_metrics_equal_brute_force(sets: Sets) -> None:
     values = cloud_metrics(*sets)
     for cloud, (pred, gt) in enumerate(cloud_pairs(sets)):
         d = cdist(pred, gt)
@@ -95,8 +95,8 @@ def test_cloud_metrics_are_what_their_names_say(sets: Sets) -> None:
             "chamfer_squared": (forward**2).mean() + (backward**2).mean(),
             "chamfer_target_normalised_squared": ((forward / scale) ** 2).mean()
             + ((backward / scale) ** 2).mean(),
-            "chamfer_per_cloud_normalised_squared": field_protocol(pred, gt)[0],
-            "hausdorff_per_cloud_normalised_squared": field_protocol(pred, gt)[1],
+            "chamfer_per_cloud_normalised_squared": pu_gcn_protocol(pred, gt)[0],
+            "hausdorff_per_cloud_normalised_squared": pu_gcn_protocol(pred, gt)[1],
             "spacing_cv": brute_force_spacing_cv(pred),
         }
         assert set(values) == set(expected)
@@ -125,7 +125,7 @@ def test_f_score_is_the_harmonic_mean_of_precision_and_recall(sets: Sets, thresh
     assert torch.equal(f_score(*sets, thresholds), f_score(*sets, threshold))
 
 
-def test_a_point_just_at_the_threshold_counts_in_the_f_score() -> None:
+def test_a_point_exactly_at_the_threshold_counts_in_the_f_score() -> None:
     ptr = torch.tensor([0, 1])
     pos, target = torch.zeros(1, 3), torch.tensor([[0.5, 0.0, 0.0]])
     assert f_score(pos, ptr, target, ptr, 0.5).item() == 1.0
@@ -159,7 +159,7 @@ def test_hausdorff_distance_is_symmetric_and_zero_for_a_reordered_cloud(sets: Se
     assert not hausdorff_distance(pos, ptr, pos[order], ptr).any()
 
 
-def test_moving_and_scaling_both_clouds_leaves_the_normalised_metrics_alone() -> None:
+def test_moving_and_scaling_both_clouds_does_not_change_normalised_metrics() -> None:
     generator = torch.Generator().manual_seed(0)
     pos, target = (torch.randn(n, 3, generator=generator).double() for n in (60, 90))
     ptr, target_ptr = torch.tensor([0, 25, 60]), torch.tensor([0, 40, 90])
@@ -170,7 +170,7 @@ def test_moving_and_scaling_both_clouds_leaves_the_normalised_metrics_alone() ->
         torch.testing.assert_close(there[name], factor * value, rtol=1e-6, atol=0)
 
 
-def test_spacing_cv_tells_grids_from_random_points_and_clumps() -> None:
+def test_spacing_cv_is_zero_for_grids_and_pairs_and_higher_for_random_points() -> None:
     rng = np.random.default_rng(0)
     grid = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0), [0.0]), axis=-1).reshape(-1, 3)
     random = np.pad(rng.random((4000, 2)), ((0, 0), (0, 1)))
@@ -181,7 +181,7 @@ def test_spacing_cv_tells_grids_from_random_points_and_clumps() -> None:
     even, chance, clumped, equal, empty = spacing_cv(pos, ptr).tolist()
     assert even == pytest.approx(0, abs=1e-6) and equal == empty == 0
     assert chance == pytest.approx(np.sqrt((4 - np.pi) / np.pi), abs=0.02)
-    # All gaps are alike: pairs are out of its sight.
+    # All nearest-neighbour distances are equal: the CV does not respond to pairs.
     assert clumped < 1e-2
 
 
@@ -194,7 +194,7 @@ def test_empty_clouds_and_single_points_have_finite_metrics(sizes: tuple[int, in
     assert f_score(*sets, 0.1).tolist() == [1.0 if min(sizes) else 0.0]
 
 
-def test_own_normalised_clouds_are_centred_with_furthest_distance_one() -> None:
+def test_per_cloud_normalisation_centres_and_has_the_farthest_distance_one() -> None:
     pos = torch.rand(30, 3) * 7 + 100
     result = normalised_per_cloud(pos, torch.tensor([0, 12, 30]))
     for cloud in result.split([12, 18]):

@@ -14,14 +14,14 @@ from pointup.geometry.thinning import farthest_point_sample
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
-def test_every_cloud_gives_the_number_asked_for_of_distinct_points(
+def test_each_cloud_keeps_the_requested_number_of_distinct_points(
     clouds: list[tuple[int, float]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
     wanted = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
     ptr = ptr_from_sizes(sizes)
-    # Few different places, so that there are duplicates.
+    # Few distinct positions, so that there are duplicates.
     pos = torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float()
     index = sample_by_spacing(pos, ptr, wanted, torch.randn(len(pos), generator=generator))
     assert len(index) == int(wanted.sum()) == len(index.unique())
@@ -38,7 +38,7 @@ def test_equal_spacings_give_the_farthest_points() -> None:
         assert torch.equal(sample_by_spacing(pos, ptr, wanted, log_spacing), expected)
 
 
-def test_half_the_spacing_gives_four_times_the_points_as_evenly_as_elsewhere() -> None:
+def test_half_the_spacing_gives_four_times_the_points_with_the_same_evenness() -> None:
     pos = torch.rand(8000, 3) * torch.tensor([2, 1, 0])
     dense = pos[:, 0] < 1
     log_spacing = torch.where(dense, 0.5, 1.0).log()
@@ -48,18 +48,18 @@ def test_half_the_spacing_gives_four_times_the_points_as_evenly_as_elsewhere() -
     for side, in_place in ((0.5, dense[index]), (1.0, ~dense[index])):
         points = pos[index][in_place]
         gap = (torch.cdist(points, points) + 9 * torch.eye(len(points))).amin(1)
-        # No closer than a set of this many can be: farthest points are half that apart at worst.
+        # The bound of farthest points: at worst half the spacing of the best set of this size.
         assert gap.min() > 0.4 * side * (2 / 1500 / 0.8) ** 0.5
 
 
-def test_clouds_put_in_order_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clouds_sampled_piece_by_piece_are_as_even(monkeypatch: pytest.MonkeyPatch) -> None:
     pos, ptr = torch.rand(9000, 3) * torch.tensor([2, 1, 0]), torch.tensor([0, 1000, 9000])
     wanted, log_spacing = torch.tensor([250, 2000]), 0.01 * pos[:, 0]
     whole = sample_by_spacing(pos, ptr, wanted, log_spacing)
     monkeypatch.setattr(adaptive, "LARGEST_PIECE", 2000)
     pieced = sample_by_spacing(pos, ptr, wanted, log_spacing)
     assert len(pieced) == len(pieced.unique()) == 2250
-    # The small cloud is left whole; the other one is in four pieces.
+    # The small cloud stays whole; the other is cut into four pieces.
     assert torch.equal(pieced[:250], whole[:250])
     kept = pos[pieced[250:]]
     quarters = torch.bincount((2 * kept[:, 0]).long().clamp(max=3))
@@ -69,7 +69,7 @@ def test_clouds_put_in_order_piece_by_piece_are_as_even(monkeypatch: pytest.Monk
     assert float(gap.mean() / expected.mean()) == pytest.approx(1, abs=0.05)
 
 
-def test_the_distances_of_farthest_points_never_rise_and_are_those_measured() -> None:
+def test_pick_distances_never_rise_and_equal_the_measured_ones() -> None:
     pos = torch.rand(471, 3, generator=torch.Generator().manual_seed(0))
     sizes = torch.tensor([400, 0, 1, 2, 68])
     ptr = ptr_from_sizes(sizes)

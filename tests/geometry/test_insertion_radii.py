@@ -1,4 +1,4 @@
-"""Insertion radii, and thinning by them, against what they stand for and against the CPU's way."""
+"""Insertion radii and thinning by them, against their definition and the CPU's thinning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ few = settings(deadline=None, max_examples=25)
 def sample_as_elsewhere(
     pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing: Tensor
 ) -> Tensor:
-    """`sample_by_spacing` as devices other than the CPU do it, on the CPU."""
+    """`sample_by_spacing` of devices other than the CPU, on the CPU."""
 
     def pick_distances(pos: Tensor, ptr: Tensor) -> tuple[Tensor, Tensor]:
         return torch.arange(len(pos)), insertion_radii(pos, ptr, num_samples).log()
@@ -34,7 +34,7 @@ def sample_as_elsewhere(
 
 @few
 @given(st.lists(st.integers(0, 15), max_size=4), st.integers(0, 2**31))
-def test_radii_of_small_clouds_are_distances_to_all_points_picked_before(
+def test_radii_of_small_clouds_are_distances_to_all_earlier_picks(
     sizes: list[int], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ def test_radii_of_small_clouds_are_distances_to_all_points_picked_before(
             distance[pick] = 0.0
 
 
-def test_no_point_is_nearer_to_one_picked_before_than_its_radius() -> None:
+def test_no_point_is_nearer_to_an_earlier_pick_than_its_radius() -> None:
     generator = torch.Generator().manual_seed(0)
     ptr = torch.tensor([0, 900, 900, 2000])
     pos = torch.rand(2000, 3, generator=generator) * torch.tensor([2.0, 1.0, 0.0])
@@ -61,17 +61,17 @@ def test_no_point_is_nearer_to_one_picked_before_than_its_radius() -> None:
         between = (points[:, None] - points[None]).square().sum(2).sqrt()
         before = of_cloud[None] > of_cloud[:, None]
         nearest = between.masked_fill(~before, torch.inf).amin(1)
-        # The rest is what the coarsest sample has not settled.
+        # The coarsest sample leaves the rest unsettled.
         fine = of_cloud <= of_cloud.median()
         assert (of_cloud[fine] <= nearest[fine] * (1 + 1e-5)).all()
-        # A point of the coarser sample can keep the bound that it had there.
+        # A point of the coarser sample may keep its bound from there.
         exact = of_cloud[fine] >= nearest[fine] * (1 - 1e-5)
         assert exact.float().mean() > 0.98
 
 
 @few
 @given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
-def test_every_cloud_gives_the_number_asked_for_of_distinct_points(
+def test_each_cloud_keeps_the_requested_number_of_distinct_points(
     clouds: list[tuple[int, float]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -86,7 +86,7 @@ def test_every_cloud_gives_the_number_asked_for_of_distinct_points(
     assert torch.equal(torch.bincount(cloud, minlength=len(sizes)), wanted)
 
 
-def test_a_mass_of_duplicates_is_kept_once_before_anything_is_kept_twice() -> None:
+def test_no_duplicate_is_kept_before_all_distinct_points_are() -> None:
     generator = torch.Generator().manual_seed(0)
     pos = torch.cat([torch.zeros(200, 3), torch.rand(100, 3, generator=generator) + 1])
     ptr, wanted = torch.tensor([0, 300]), torch.tensor([101])
@@ -125,19 +125,19 @@ def test_the_spread_is_as_even_as_that_of_farthest_points(
         assert ours < 1.04 * theirs
 
 
-def test_where_few_are_kept_the_coarser_samples_leave_no_holes() -> None:
+def test_coarser_samples_leave_no_holes_where_few_points_are_kept() -> None:
     generator = torch.Generator().manual_seed(1)
     pos = torch.rand(6000, 3, generator=generator) * torch.tensor([1.0, 1.0, 0.0])
     spacing, ptr, wanted = 1 + 1e-4 * pos[:, 0], torch.tensor([0, 6000]), torch.tensor([300])
     expected = sample_by_spacing(pos, ptr, wanted, spacing.log())
     found = sample_as_elsewhere(pos, ptr, wanted, spacing.log())
-    # Without coarser samples, 1.6 times as uneven, and twice the squared distance.
+    # Without coarser samples the CV is 1.6 times as large, and the squared distance twice.
     unevenness, reach = unevenness_and_reach(pos, expected, spacing)
     ours = unevenness_and_reach(pos, found, spacing)
     assert ours[0] < 1.4 * unevenness and ours[1] < 1.1 * reach
 
 
-def test_samples_are_coarse_enough_for_what_is_kept_and_point_to_themselves() -> None:
+def test_samples_are_coarse_enough_for_the_counts_and_link_equal_points() -> None:
     ptr = torch.tensor([0, 1000, 1000, 1001, 1050])
     row, parent, node_ptr = coarser_samples(ptr, torch.tensor([200, 0, 1, 30]))
     sizes = (node_ptr[1:] - node_ptr[:-1]).reshape(-1, 4)
@@ -160,7 +160,7 @@ def test_all_but_the_first_of_equal_points_of_a_cloud_are_copies() -> None:
     assert torch.equal(copies(pos.double(), torch.tensor([0, 3, 6])), found)
 
 
-def test_points_that_are_not_finite_are_refused_naming_the_cloud() -> None:
+def test_an_error_about_points_that_are_not_finite_names_the_cloud() -> None:
     pos = torch.zeros(5, 3)
     pos[4, 1] = torch.nan
     with pytest.raises(ValueError, match="cloud 1"):

@@ -1,7 +1,7 @@
-"""The contract of the searches and of thinning, kept by the Triton kernels.
+"""The Triton kernels fulfil the contract of the searches and of thinning.
 
-`pytest tests/test_kernels.py` runs these tests on a CUDA GPU where there is one, and in any case
-once more in Triton's interpreter, on the CPU, in a process of its own.
+`pytest tests/geometry/test_kernels.py` runs these tests on a CUDA GPU where there is one, and in
+each case in Triton's interpreter, on the CPU, in a separate process.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ needs_device = pytest.mark.skipif(
 few = settings(deadline=None, max_examples=12 if IS_INTERPRETED else 60)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="this is the interpreter")
+@pytest.mark.skipif(IS_INTERPRETED, reason="runs in the interpreter already")
 @needs_triton
-def test_the_contract_is_kept_in_the_interpreter() -> None:
+def test_kernels_fulfil_the_contract_in_the_interpreter() -> None:
     import triton
 
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
     if version < (3, 8) and np.__version__ >= "2.4":
-        pytest.skip(f"the interpreter of triton {triton.__version__} doesn't know numpy 2.4")
+        pytest.skip(f"the interpreter of triton {triton.__version__} doesn't support numpy 2.4")
     files = __file__, Path(__file__).with_name("test_kernels_trial.py")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
@@ -67,7 +67,7 @@ def test_the_contract_is_kept_in_the_interpreter() -> None:
 
 @pytest.fixture
 def on_kernels() -> Iterator[None]:
-    """CUDA tensors are searched by the kernels anyway; the interpreter takes those of the CPU."""
+    """Kernels search tensors of the CPU too, in the interpreter; those on CUDA they always do."""
     if not IS_INTERPRETED:
         yield
         return
@@ -85,7 +85,7 @@ def on_kernels() -> Iterator[None]:
         yield
 
 
-# One fixture serves all the examples of a test.
+# All examples of a test share one fixture.
 pytestmark = [needs_triton, pytest.mark.usefixtures("on_kernels")]
 
 
@@ -193,7 +193,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
 
     sizes = [(20, 110), (0, 3), (1, 1), (10, 0), (3, 70), (0, 0), (8, 20)]
     sets = ragged(sizes, offset=100.0)
-    # Two tiles a chunk: several turns, beginning with any.
+    # Two tiles per chunk: several chunks, beginning with any.
     with mock.patch.object(module, "CHUNK", 2):
         expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
 
@@ -201,7 +201,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
 @needs_device
 @pytest.mark.parametrize("k", [2, 5])
 def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k: int) -> None:
-    # Blocks and tiles follow one another, and are passed over but for those next to each other.
+    # Along a line all tiles but those next to a block of queries are skipped.
     pos, ptr, _, _ = ragged([(300, 0)])
     pos[:, 1:] = 0.0
     expect_knn((pos, ptr, pos, ptr), k, *knn(pos, ptr, k))
@@ -226,7 +226,7 @@ def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> N
 
 
 @needs_device
-def test_nearest_of_very_large_clouds_goes_by_tiles_with_the_same_result() -> None:
+def test_nearest_of_very_large_clouds_uses_tiles_with_the_same_result() -> None:
     from pointup.geometry.kernels import nearest as module
 
     sets = ragged([(30, 70), (10, 0), (3, 40)])
@@ -237,7 +237,7 @@ def test_nearest_of_very_large_clouds_goes_by_tiles_with_the_same_result() -> No
 
 
 @needs_device
-def test_far_off_queries_find_the_nearest_points() -> None:
+def test_distant_queries_find_the_nearest_points() -> None:
     pos, ptr, target, target_ptr = ragged([(40, 130), (10, 40)])
     sets = (pos + 1000.0, ptr, target, target_ptr)
     expect_knn(sets, 4, *knn(target, target_ptr, 4, *sets[:2]))
@@ -245,7 +245,7 @@ def test_far_off_queries_find_the_nearest_points() -> None:
 
 @pytest.fixture(params=["in registers", "in tiles"])
 def way_to_thin(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Clouds of any size are thinned in this way; tiles are small, some groups of them full."""
+    """Clouds of all sizes are thinned by tiles, which are small, with some groups full."""
     if request.param == "in registers" or importlib.util.find_spec("triton") is None:
         yield
         return
@@ -271,7 +271,7 @@ def expect_farthest(pos: Tensor, ptr: Tensor, counts: Tensor, index: Tensor) -> 
 
 @needs_device
 @pytest.mark.usefixtures("way_to_thin")
-def test_every_pick_is_the_farthest_from_those_before() -> None:
+def test_each_pick_is_the_farthest_from_earlier_picks() -> None:
     pos, ptr, _, _ = ragged([(3, 0), (0, 0), (90, 0), (1, 0)], offset=100.0)
     counts = torch.tensor([3, 0, 14, 1], device=DEVICE)
     index = farthest_point_sample(pos, ptr, counts)
@@ -298,7 +298,7 @@ def test_float64_clouds_are_thinned_down_to_their_last_point() -> None:
 
 
 @needs_device
-def test_what_cannot_be_thinned_is_refused() -> None:
+def test_invalid_input_of_thinning_is_refused() -> None:
     pos, ptr, _, _ = ragged([(3, 0), (2, 0)])
     with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
         farthest_point_sample(pos, ptr, torch.tensor([3, 3], device=DEVICE))
@@ -311,7 +311,7 @@ def test_what_cannot_be_thinned_is_refused() -> None:
 
 @needs_device
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_points_that_are_not_finite_are_refused_or_spoil_their_distance(bad: float) -> None:
+def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: float) -> None:
     pos, ptr, target, target_ptr = ragged([(3, 4), (5, 6)])
     pos[5, 1] = bad
     with pytest.raises(ValueError, match="cloud 1"):

@@ -1,4 +1,4 @@
-"""Every kernel is compiled for sm_90 (H100, H200), and for A100 and B200, which needs no GPU."""
+"""All kernels compile for sm_90 (H100, H200), A100 and B200, without a GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compile_kernel(
 
 
 def spilled_bytes(compiled: Any, tmp_path: Path) -> int:
-    """Bytes a thread that don't fit the registers."""
+    """Bytes per thread that spill from registers."""
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -70,7 +70,7 @@ def test_the_order_along_the_curve_compiles(floats: str) -> None:
     compile_kernel("order.tile_boxes_kernel", floats, {"num_tiles": "i32"} | counts, TILES)
 
 
-# float64 takes much longer to compile. From 128 neighbours on some lie in memory.
+# float64 takes much longer to compile. From 128 neighbours on registers spill.
 @pytest.mark.parametrize(
     ("floats", "k", "num_bytes", "architecture"),
     [
@@ -101,9 +101,9 @@ def test_knn_compiles(
         architecture,
         num_warps=knn.NUM_WARPS,
     )
-    # A few outside the inner loop: as many as some versions of triton keep there.
+    # A few outside the inner loop, as in some versions of triton.
     assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= num_bytes
-    # One query a thread: no tensor of pairs is laid out across the threads of a warp.
+    # One query per thread: no tensor of pairs is spread across the threads of a warp.
     layouts = set(re.findall(r"#ttg.blocked<{sizePerThread = \[\d+, .*?}>", compiled.asm["ttgir"]))
     assert all("threadsPerWarp = [1, 32]" in layout for layout in layouts), layouts
 
@@ -171,9 +171,9 @@ def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
         num_warps=insertion.NUM_WARPS,
     )
     assert spilled_bytes(compiled, tmp_path) == 0
-    # What other programs write in the meantime is read from memory, not from a cache.
+    # Values that other programs write meanwhile are read from memory, not from a cache.
     assert len(re.findall(r"ld\.volatile", compiled.asm["ptx"])) > 0
-    # One of its own, after which threads read what others have written.
+    # One barrier of the kernel, before threads read what others have written.
     assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 1
 
 
@@ -191,5 +191,5 @@ def test_thinning_in_tiles_compiles() -> None:
     }
     name, num_warps = "farthest.farthest_tiles_kernel", farthest.NUM_WARPS
     compiled = compile_kernel(name, "fp32", types, tiles, num_warps=num_warps)
-    # Two of its own, after which threads read what others have written.
+    # Two barriers of the kernel, before threads read what others have written.
     assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 2

@@ -1,4 +1,4 @@
-"""Kernels that fail or are wrong are found out before use, and the plain search serves."""
+"""Kernels that fail or give wrong results are detected before use and replaced."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tried_anew() -> Iterator[None]:
 
 @pytest.fixture
 def small_trial() -> Iterator[None]:
-    """Few points, of which the last cloud still has several tiles, for the interpreter's sake."""
+    """Few points, for the slow interpreter; the last cloud still has several tiles."""
     from pointup.geometry.kernels import farthest, trial
 
     if not IS_INTERPRETED:
@@ -62,7 +62,7 @@ def small_trial() -> Iterator[None]:
 
 @pytest.fixture
 def as_on_cuda() -> Iterator[None]:
-    """Tensors of the CPU go the way of those on CUDA: to the kernels where they are trusted."""
+    """Tensors of the CPU are searched as those on CUDA: by kernels that passed the trial."""
 
     def take(pos: torch.Tensor, k: int) -> bool:
         return kernels.is_available(pos.device)
@@ -90,14 +90,14 @@ def expect_right_answers(device: str = "cpu") -> None:
 
 @needs_device
 @pytest.mark.usefixtures("small_trial")
-def test_kernels_that_work_are_used_without_a_word() -> None:
+def test_kernels_that_work_are_used_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernels.is_available(HERE)
 
 
 def broken(kernel: Any, result: int) -> Any:
-    """The kernel, launched as ever, but what it writes is overwritten by a number."""
+    """The kernel with a wrong first value in its result."""
 
     class Broken:
         def __getitem__(self, grid: Any) -> Any:
@@ -111,7 +111,7 @@ def broken(kernel: Any, result: int) -> Any:
     return Broken()
 
 
-# Which of the tensors given to the kernel is its result.
+# Position of the result among the tensors passed to the kernel.
 RESULTS = {
     "nearest.nearest_kernel": -1,
     "knn.knn_kernel": -1,
@@ -124,7 +124,7 @@ RESULTS = {
 @needs_device
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.usefixtures("small_trial", "as_on_cuda")
-def test_a_kernel_broken_on_purpose_is_found_out_and_answers_stay_right(name: str) -> None:
+def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: str) -> None:
     import importlib
 
     file, kernel = name.split(".")
@@ -132,17 +132,17 @@ def test_a_kernel_broken_on_purpose_is_found_out_and_answers_stay_right(name: st
     bad = broken(getattr(module, kernel), RESULTS[name])
     with mock.patch.object(module, kernel, bad):
         with pytest.warns(
-            UserWarning, match=rf"kernel {file} gives wrong answers.*many times slower"
+            UserWarning, match=rf"kernel {file} gives wrong results.*many times slower"
         ):
             assert not kernels.is_available(HERE)
-        # Said once, and the broken kernel is never asked again.
+        # One warning; the broken kernel is not launched again.
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             expect_right_answers(DEVICE)
 
 
 def without_compiler(**environment: str) -> BaseException:
-    """What Triton raises where it compiles its launcher in such an environment."""
+    """The error of Triton when it compiles its launcher in such an environment."""
     from triton.runtime import build
 
     build._find_compiler.cache_clear()
@@ -161,7 +161,7 @@ def without_compiler(**environment: str) -> BaseException:
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
 @pytest.mark.usefixtures("as_on_cuda")
-def test_without_a_c_compiler_a_warning_names_it_and_the_answer_is_right(
+def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -191,7 +191,7 @@ def test_without_pythons_headers_the_remedy_names_them(
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-def test_without_triton_a_warning_says_so_once_and_the_answer_is_right() -> None:
+def test_without_triton_one_warning_says_so_and_results_are_right() -> None:
     with (
         mock.patch("importlib.util.find_spec", return_value=None),
         pytest.warns(UserWarning, match="pip install triton") as warned,
@@ -201,7 +201,7 @@ def test_without_triton_a_warning_says_so_once_and_the_answer_is_right() -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    ("message", "remedy"),
     [
         (
             "Triton Error [CUDA]: the provided PTX was compiled with an unsupported toolchain.",
@@ -213,10 +213,10 @@ def test_without_triton_a_warning_says_so_once_and_the_answer_is_right() -> None
         ("something else", "version of triton"),
     ],
 )
-def test_the_remedy_follows_from_what_triton_says(said: str, remedy: str) -> None:
+def test_the_remedy_follows_from_the_error_of_triton(message: str, remedy: str) -> None:
     from pointup.geometry.kernels import trial
 
-    assert re.search(remedy, trial.remedy(RuntimeError(said)))
+    assert re.search(remedy, trial.remedy(RuntimeError(message)))
 
 
 def test_on_amd_the_warning_names_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_on_amd_the_warning_names_its_backend(monkeypatch: pytest.MonkeyPatch) -
     assert "ROCm" in problem.remedy
 
 
-def test_a_device_that_a_kernel_has_broken_ends_in_an_error_that_names_the_switch(
+def test_an_unusable_device_after_a_kernel_is_an_error_that_names_the_switch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from pointup.geometry.kernels import trial
@@ -243,7 +243,7 @@ def test_a_device_that_a_kernel_has_broken_ends_in_an_error_that_names_the_switc
         trial.problem(CPU)
 
 
-def test_memory_that_runs_out_in_a_trial_is_no_fault_of_the_kernels(
+def test_running_out_of_memory_in_a_trial_does_not_disable_the_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from pointup.geometry.kernels import trial
@@ -269,7 +269,7 @@ def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatc
     assert kernels.is_available(CPU) and tried.called
 
 
-def test_more_neighbours_than_the_kernels_find_are_said_to_be_slow_once() -> None:
+def test_more_neighbours_than_the_kernels_find_give_one_warning() -> None:
     pos: Any = SimpleNamespace(device=torch.device("cuda:0"), shape=torch.Size([5, 3]))
     with (
         mock.patch.object(kernels, "is_available", return_value=True),
@@ -308,7 +308,7 @@ def test_registers_are_limited_for_float32_on_nvidia_alone(monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
-def test_no_kernel_is_compiled_anew_for_other_counts() -> None:
+def test_no_kernel_is_recompiled_for_other_counts() -> None:
     import importlib
 
     from triton.runtime.jit import JITFunction
@@ -331,18 +331,18 @@ EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]
 @needs_device
 @pytest.mark.usefixtures("as_on_cuda")
 @pytest.mark.parametrize("extent", EXTENTS)
-def test_clouds_of_any_extent_are_searched_like_by_brute_force(extent: float) -> None:
+def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) -> None:
     from pointup.geometry.kernels.order import along_curve, cloud_boxes
 
     pos, ptr, other, other_ptr = ragged([(40, 20), (0, 0), (50, 30)])
     pos, other = pos * extent, other * extent
     curve = along_curve(pos.T.contiguous(), ptr, cloud_boxes(pos.T.contiguous(), ptr))
-    # No code of a point belongs to another cloud.
+    # The code of a point contains the number of its cloud.
     assert torch.equal(curve.code >> 48, batch_from_ptr(ptr))
     with mock.patch.object(kernels, "is_available", return_value=True):
         squared, index = knn(pos, ptr, 4, other, other_ptr)
     expected, _ = neighbors._search_chunks(other, other_ptr, pos, ptr, 4)
-    # Squares of float32 vanish below 1e-38, and overflow above 1e38.
+    # Squares in float32 underflow below 1e-38 and overflow above 1e38.
     torch.testing.assert_close(squared, expected, rtol=1e-5, atol=1e-38)
     found = index >= 0
     assert torch.equal(found, squared < torch.inf)
@@ -351,7 +351,7 @@ def test_clouds_of_any_extent_are_searched_like_by_brute_force(extent: float) ->
 
 
 @needs_device
-def test_radii_that_the_kernel_settles_are_those_of_the_plain_way() -> None:
+def test_radii_of_the_kernel_equal_those_of_torch() -> None:
     from pointup.geometry import insertion_radii as insertion
     from pointup.geometry.kernels.insertion import settle
 
@@ -364,7 +364,7 @@ def test_radii_that_the_kernel_settles_are_those_of_the_plain_way() -> None:
         settled.append(settle(neighbor, squared, parent.int(), limit))
         return settled[-1]
 
-    # Duplicates, ties on a raster, an empty cloud and one of one point.
+    # Duplicates, ties on a grid, an empty cloud and one of a single point.
     pos, ptr, _, _ = ragged([(90, 0), (0, 0), (1, 0), (64, 0)])
     pos[5:40] = pos[3]
     pos[91:] = torch.cartesian_prod(*[torch.arange(4.0, device=DEVICE)] * 3)

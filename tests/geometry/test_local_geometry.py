@@ -1,4 +1,4 @@
-"""Neighbourhoods: fitted planes, and ways to the surface that they suggest."""
+"""Neighbourhoods: fitted planes, arches over midpoints, described positions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def geometry_of(pos: Tensor, k: int = 12) -> LocalGeometry:
 
 
 def arches_of(pos: Tensor, k: int = 12) -> tuple[Tensor, Tensor]:
-    """Midpoints between points and neighbours, and the ways to their arches, in input units."""
+    """Midpoints between points and neighbours, and offsets to their arches, in input units."""
     geometry = geometry_of(pos, k)
     index = geometry.index
     arch = arches(geometry.relative, geometry.normal, geometry.normal[index])
@@ -35,9 +35,7 @@ def arches_of(pos: Tensor, k: int = 12) -> tuple[Tensor, Tensor]:
 
 
 @given(st.lists(st.just(0.0) | st.floats(1e-3, 1.0), min_size=3, max_size=3), st.integers(0, 2**31))
-def test_the_normal_is_the_direction_in_which_points_spread_least(
-    scales: list[float], seed: int
-) -> None:
+def test_the_normal_is_the_direction_of_least_variance(scales: list[float], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     axes = torch.linalg.qr(torch.randn(3, 3, generator=generator))[0]
     points = torch.randn(20, 3, generator=generator) * torch.tensor(scales) @ axes
@@ -68,7 +66,7 @@ def test_points_on_a_line_or_in_one_place_have_no_normal() -> None:
     assert torch.equal(plane_normals(covariances), torch.zeros(3, 3))
 
 
-def test_on_a_plane_there_is_no_way_to_go() -> None:
+def test_on_a_plane_the_offset_to_the_arch_is_zero() -> None:
     pos = torch.cat([torch.rand(300, 2), torch.zeros(300, 1)], dim=1)
     pos = pos @ torch.linalg.qr(torch.randn(3, 3))[0]
     assert arches_of(pos)[1].abs().max() < 1e-5
@@ -82,7 +80,7 @@ def test_the_arch_over_two_points_of_a_sphere_is_nearly_on_it() -> None:
 
 
 def tilted_plane(num_points: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Points (N, 3) of a plane that no axis lies in, and its normal (3,)."""
+    """Points (N, 3) of a plane that contains no axis, and its normal (3,)."""
     generator = torch.Generator().manual_seed(seed)
     axes = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
     points = torch.rand(num_points, 2, generator=generator, dtype=torch.float64) @ axes[:2]
@@ -90,7 +88,7 @@ def tilted_plane(num_points: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def largest_angle(normals: Tensor, expected: Tensor) -> float:
-    """In degrees, of directions of either sign, from float64 cross products."""
+    """Angles in degrees between directions of either sign, by cross products in float64."""
     normals, expected = normals.double(), expected.double()
     across = torch.linalg.cross(normals, expected.expand_as(normals)).norm(dim=1)
     return float(torch.rad2deg(torch.atan2(across, (normals * expected).sum(1).abs())).max())
@@ -107,7 +105,7 @@ def test_normals_under_autocast_are_those_of_float32(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_a_model_sees_of_positions_does_not_depend_on_autocast(dtype: torch.dtype) -> None:
+def test_described_positions_do_not_depend_on_autocast(dtype: torch.dtype) -> None:
     points, _ = tilted_plane()
     points[:, 2] += 0.1 * torch.sin(5 * points[:, 0])
 

@@ -1,4 +1,4 @@
-"""Midpoints: anchors of the model and baseline without a network."""
+"""Midpoints: anchors of the model and the midpoint baseline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pointup.geometry.packed import ptr_from_sizes
     ratio=st.floats(1.0, 20.0),
 )
 @settings(max_examples=50, deadline=None)
-def test_every_cloud_gets_exactly_round_of_ratio_times_its_size(
+def test_each_cloud_gets_exactly_round_of_ratio_times_its_size(
     sizes: list[int], ratio: float
 ) -> None:
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
@@ -38,7 +38,7 @@ def test_the_ratio_of_a_pair_gives_back_its_target_size() -> None:
     assert torch.equal(output_sizes(ptr_from_sizes(sizes), ratio), targets)
 
 
-def test_slots_are_enough_and_rounding_of_the_ratio_costs_none() -> None:
+def test_rounding_errors_of_the_ratio_do_not_add_slots() -> None:
     assert slots_for_ratio(torch.tensor([1.0, 1.5, 4.0, 4.0 + 1e-12, 7.3])).tolist() == [
         2, 3, 8, 8, 15,
     ]  # fmt: skip

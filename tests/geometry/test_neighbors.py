@@ -15,14 +15,14 @@ from pointup.geometry import neighbors
 from pointup.geometry.neighbors import in_threads, knn, nearest
 from pointup.geometry.packed import batch_from_ptr
 
-# Time depends on what else the machine does.
+# No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=40)
 SEARCHES = ["_search_trees", "_search_chunks"]
 any_search = pytest.mark.parametrize("search", SEARCHES)
 
 
 def use(search: str) -> AbstractContextManager[Any]:
-    """Tensors on the CPU are searched by the given backend, in small chunks and tasks."""
+    """The given backend searches tensors on the CPU, in small chunks and tasks."""
     return mock.patch.multiple(
         neighbors,
         _search_trees=getattr(neighbors, search),
@@ -108,7 +108,7 @@ def test_nearest_has_the_gradients_of_brute_force(
     search: str, sets: tuple[Tensor, Tensor, Tensor, Tensor]
 ) -> None:
     query, query_ptr, pos, ptr = sets
-    # Off the grid: with ties the neighbour is anyone's choice.
+    # Off the grid: with ties the nearest neighbour is not unique.
     rng = np.random.default_rng(0)
     query, pos = (x.double() + torch.tensor(rng.normal(size=x.shape)) for x in (query, pos))
     query.requires_grad_(), pos.requires_grad_()
@@ -155,7 +155,7 @@ def test_float32_points_at_one_kilometre_keep_their_neighbours(search: str) -> N
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])
-def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_answers(k: int) -> None:
+def test_mass_duplicates_leave_few_copies_in_the_tree_and_exact_neighbours(k: int) -> None:
     rng = np.random.default_rng(0)
     pos = torch.tensor(rng.random((400, 3)), dtype=torch.float32)
     pos[rng.permutation(400)[:300]] = 0.5
@@ -209,7 +209,9 @@ def test_autocast_changes_nothing() -> None:
 
 @any_search
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_coordinates_that_are_not_finite_name_their_cloud(search: str, bad: float) -> None:
+def test_an_error_about_coordinates_that_are_not_finite_names_the_cloud(
+    search: str, bad: float
+) -> None:
     pos, ptr = torch.zeros(6, 3), torch.tensor([0, 2, 2, 6])
     pos[4, 1] = bad
     with use(search), pytest.raises(ValueError, match="cloud 2"):
@@ -218,7 +220,7 @@ def test_coordinates_that_are_not_finite_name_their_cloud(search: str, bad: floa
         nearest(pos, ptr, torch.zeros(6, 3), ptr)
 
 
-def test_bounds_that_do_not_fit_are_refused() -> None:
+def test_a_ptr_that_does_not_fit_the_points_is_refused() -> None:
     pos = torch.zeros(6, 3)
     with pytest.raises(ValueError, match="ptr runs from 0 to 5"):
         knn(pos, torch.tensor([0, 5]), 1)
@@ -231,7 +233,7 @@ def test_bounds_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_an_overflow_is_not_a_number_and_no_missing_neighbour() -> None:
+def test_an_overflow_is_nan_and_not_a_missing_neighbour() -> None:
     query, pos = torch.tensor([[1e30, 0, 0], [0, 0, 0]]), torch.zeros(3, 3)
     squared, index = nearest(query, torch.tensor([0, 2]), pos, torch.tensor([0, 3]))
     assert squared[0].isnan() and squared[1] == 0 and (index >= 0).all()

@@ -20,7 +20,7 @@ from pointup.geometry.packed import (
 )
 
 Reduce = Callable[[Tensor, Tensor], Tensor]
-# Time depends on what else the machine does.
+# No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=40)
 sizes_of_clouds = st.lists(st.integers(0, 9), max_size=6)
 
@@ -32,7 +32,7 @@ def random_values(sizes: list[int], *shape: int, dtype: torch.dtype = torch.floa
 
 @quick
 @given(sizes_of_clouds)
-def test_ptr_sizes_and_batch_say_the_same(sizes: list[int]) -> None:
+def test_ptr_sizes_and_batch_agree(sizes: list[int]) -> None:
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
     expected = [cloud for cloud, size in enumerate(sizes) for _ in range(size)]
     assert ptr.dtype == torch.int64 and ptr.tolist()[-1] == sum(sizes)
@@ -54,7 +54,7 @@ def test_rows_of_clouds_come_cloud_by_cloud(sizes: list[int], data: st.DataObjec
 
 @quick
 @given(sizes_of_clouds)
-def test_segments_reduce_as_a_loop_over_the_clouds_does(sizes: list[int]) -> None:
+def test_segment_reductions_equal_a_loop_over_the_clouds(sizes: list[int]) -> None:
     for shape in [(), (3,), (2, 4)]:
         values = random_values(sizes, *shape)
         ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
@@ -74,7 +74,7 @@ def test_segments_reduce_as_a_loop_over_the_clouds_does(sizes: list[int]) -> Non
 
 @quick
 @given(sizes_of_clouds)
-def test_ranks_sort_every_cloud_by_itself(sizes: list[int]) -> None:
+def test_ranks_sort_each_cloud_separately(sizes: list[int]) -> None:
     values = random_values(sizes)
     ptr = ptr_from_sizes(torch.tensor(sizes, dtype=torch.int64))
     rank = segment_rank(values, ptr)
@@ -106,6 +106,6 @@ def test_the_mean_of_many_float32_values_is_right_to_the_last_bit() -> None:
     assert torch.equal(segment_mean(values, torch.tensor([0, 100_000])), expected[None])
 
 
-def test_counts_stay_whole_numbers() -> None:
+def test_sums_of_integers_are_integers() -> None:
     flags = torch.tensor([1, 1, 1, 0], dtype=torch.int64)
     assert segment_sum(flags, torch.tensor([0, 3, 4])).tolist() == [3, 0]

@@ -42,7 +42,7 @@ def distance_to_triangles(points: np.ndarray, surface: Surface) -> np.ndarray:
     return best
 
 
-def test_distance_is_that_to_the_nearest_triangle(rng: np.random.Generator) -> None:
+def test_distance_is_the_distance_to_the_nearest_triangle(rng: np.random.Generator) -> None:
     surface, points = random_soup(rng, 20), rng.normal(size=(200, 3)) * 2
     np.testing.assert_allclose(
         surface.distance(points), distance_to_triangles(points, surface), atol=1e-12
@@ -76,7 +76,7 @@ def test_samples_lie_on_the_surface_with_the_normal_of_their_face(
 
 @pytest.mark.parametrize("num_points", [0, 1, 2, 7, 1000])
 @pytest.mark.parametrize("sampling", ["sample", "poisson_disk"])
-def test_samples_are_exactly_as_many_as_asked_for(
+def test_samples_have_exactly_the_requested_number_of_points(
     sampling: str, num_points: int, rng: np.random.Generator
 ) -> None:
     points, normals = getattr(square(), sampling)(num_points, rng)
@@ -84,7 +84,7 @@ def test_samples_are_exactly_as_many_as_asked_for(
 
 
 def test_samples_are_uniform_by_area(rng: np.random.Generator) -> None:
-    # Cells of equal area over a square whose two triangles were made very uneven.
+    # Cells of equal area over a square of triangles of very different areas.
     corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0.1, 0.2, 0]])
     faces = np.array([[0, 1, 4], [1, 2, 4], [2, 3, 4], [3, 0, 4]])
     points, _ = Surface.from_triangles(corners, faces).sample(40_000, rng)
@@ -96,14 +96,14 @@ def test_poisson_disk_samples_keep_apart(rng: np.random.Generator) -> None:
     def least_distance(points: np.ndarray) -> float:
         return float(cKDTree(points).query(points, k=2)[0][:, 1].min())
 
-    # The densest packing has a spacing of 1.07 / sqrt(density); random points come much nearer.
+    # The densest packing has a spacing of 1.07 / sqrt(density); random points are much closer.
     even, uneven = square().poisson_disk(1000, rng)[0], square().sample(1000, rng)[0]
     assert least_distance(even) > 0.6 / 1000**0.5
     assert least_distance(even) > 10 * least_distance(uneven)
 
 
 @pytest.mark.parametrize("sampling", ["sample", "poisson_disk"])
-def test_samples_follow_from_the_generator(sampling: str) -> None:
+def test_samples_depend_on_the_generator_alone(sampling: str) -> None:
     first, again, other = (
         getattr(square(), sampling)(100, np.random.default_rng(seed))[0] for seed in (1, 1, 2)
     )
@@ -131,21 +131,23 @@ def test_degenerate_faces_and_unused_vertices_are_dropped() -> None:
         (np.zeros((3, 2)), [[0, 1, 2]], r"\(V, 3\)"),
     ],
 )
-def test_what_is_no_surface_is_refused_with_the_reason(
+def test_an_invalid_mesh_is_refused_with_the_reason(
     vertices: list, faces: list, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         Surface.from_triangles(np.array(vertices, dtype=float), np.array(faces))
 
 
-def test_normalized_is_centred_by_its_box_and_reaches_to_one(rng: np.random.Generator) -> None:
+def test_normalized_has_a_centred_box_and_its_farthest_vertex_at_distance_one(
+    rng: np.random.Generator,
+) -> None:
     surface = random_soup(rng, 30)
     normal = Surface(surface.vertices * 7 + [1, 2, 3], surface.faces).normalized()
     np.testing.assert_allclose(normal.vertices.min(axis=0), -normal.vertices.max(axis=0))
     assert np.linalg.norm(normal.vertices, axis=1).max() == pytest.approx(1)
 
 
-def test_a_saved_surface_comes_back_bit_by_bit(tmp_path, rng: np.random.Generator) -> None:
+def test_a_saved_surface_is_loaded_bit_for_bit(tmp_path, rng: np.random.Generator) -> None:
     surface = random_soup(rng, 30)
     surface.save(tmp_path / "surface.npz")
     again = Surface.load(tmp_path / "surface.npz")
@@ -154,7 +156,7 @@ def test_a_saved_surface_comes_back_bit_by_bit(tmp_path, rng: np.random.Generato
 
 
 @pytest.mark.parametrize("content", [b"", b"ply", b"PK\x03\x04broken"])
-def test_a_file_that_holds_no_surface_is_named(tmp_path, content: bytes) -> None:
+def test_an_error_about_a_file_without_a_surface_names_it(tmp_path, content: bytes) -> None:
     path = tmp_path / "surface.npz"
     with pytest.raises(FileError, match=r"surface\.npz: no such file"):
         Surface.load(path)

@@ -20,12 +20,12 @@ from pointup.geometry.thinning import (
 )
 
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
-# Time depends on what else the machine does.
+# No deadline: the time depends on the load of the machine.
 quick = settings(deadline=None, max_examples=40)
 
 
 def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
-    """What devices other than the CPU do, on the CPU."""
+    """The search of devices other than the CPU, on the CPU."""
 
     def instead(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
         return thinning._sample_all_clouds(pos, torch.tensor(bounds), bounds, counts)
@@ -35,7 +35,7 @@ def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tenso
 
 
 def sample_by_tree(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
-    """What many picks are made by, for few."""
+    """The tree that serves many picks, for few."""
     with mock.patch.object(thinning, "_PICKS_FROM_BUCKETS", 0):
         return farthest_point_sample(pos, ptr, num_samples)
 
@@ -72,7 +72,7 @@ def clouds_to_thin(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
 @every_sampler
 @quick
 @given(clouds=clouds_to_thin())
-def test_every_pick_is_the_farthest_from_those_before(
+def test_each_pick_is_the_farthest_from_earlier_picks(
     sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     pos, ptr, counts = clouds
@@ -89,7 +89,7 @@ def test_every_pick_is_the_farthest_from_those_before(
 @every_sampler
 @quick
 @given(clouds=clouds_to_thin())
-def test_a_cloud_is_thinned_alike_in_any_batch(
+def test_a_cloud_has_the_same_subset_in_any_batch(
     sample: Sample, clouds: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     pos, ptr, counts = clouds
@@ -112,7 +112,7 @@ def test_duplicates_follow_in_the_order_of_their_indices(sample: Sample) -> None
 
 
 def test_mass_duplicates_never_reach_the_buckets() -> None:
-    # A bucket of equal points is searched once for each pick: quadratic.
+    # A bucket of equal points is searched at each pick, in quadratic time.
     pos = torch.cat([torch.rand(50, 3), torch.zeros(5000, 3)])
     with mock.patch.object(
         thinning.fpsample,
@@ -141,7 +141,7 @@ def test_half_precision_and_points_with_gradients_can_be_thinned(sample: Sample)
 
 
 @every_sampler
-def test_what_cannot_be_thinned_is_refused(sample: Sample) -> None:
+def test_invalid_input_of_thinning_is_refused(sample: Sample) -> None:
     pos, ptr = torch.zeros(5, 3), torch.tensor([0, 3, 5])
     with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
         sample(pos, ptr, torch.tensor([3, 3]))
@@ -184,7 +184,7 @@ def test_a_poisson_disk_subset_depends_on_the_generator_alone() -> None:
     st.integers(1, 400),
     st.data(),
 )
-def test_a_poisson_disk_subset_has_exactly_the_size_asked_for(
+def test_a_poisson_disk_subset_has_exactly_the_requested_size(
     kind: str, num_points: int, data: st.DataObject
 ) -> None:
     num_samples = data.draw(st.integers(0, num_points))

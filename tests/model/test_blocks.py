@@ -26,25 +26,25 @@ def gradients(model: Upsampler, recompute: bool) -> list[Tensor]:
 def model_of(dropout: float) -> Upsampler:
     torch.manual_seed(0)
     model = Upsampler(feature_dim=8, k=4, num_layers=1, num_refinements=2, dropout=dropout)
-    for weight in model.parameters():  # Zero before training are those that move the children.
+    for weight in model.parameters():  # Weights of offsets are zero before training.
         if not weight.any() and weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.1)
     return model
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_gradients_are_the_same_computed_again_or_kept(dropout: float) -> None:
+def test_recomputed_and_kept_intermediates_give_the_same_gradients(dropout: float) -> None:
     model = model_of(dropout)
     with mock.patch("pointup.model.upsampler.points_per_block", lambda device: 40):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
     assert len(again) == len(kept) > 10
     for one, other in zip(again, kept, strict=True):
-        # Up to rounding, which is that of the largest terms.
+        # Up to the rounding of the largest terms.
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * max(1, other.abs().max()))
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1), st.integers())
-def test_gradients_are_right_whichever_slots_have_one(
+def test_gradients_are_right_for_any_slots_with_a_gradient(
     num_points: int, num_slots: int, block_size: int, share: float, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed % 2**31)
@@ -54,7 +54,7 @@ def test_gradients_are_right_whichever_slots_have_one(
     index = torch.randint(6, (num_points, 2), generator=random)
     index_by_slot = torch.randint(6, (num_points, num_slots), generator=random)
     constant = torch.randn(num_points, num_slots, 1, generator=random)
-    wanted = torch.rand(num_points, num_slots, generator=random) < share
+    has_gradient = torch.rand(num_points, num_slots, generator=random) < share
     computed: list[int] = []
 
     def work(block: Block, near: Tensor, slots: Tensor, rows: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def test_gradients_are_right_whichever_slots_have_one(
         together = (near.prod(1) + rows).unsqueeze(1)
         return (together * slots * weight + block.of_slots(constant)).sin()
 
-    made = in_blocks(
+    joined = in_blocks(
         work,
         num_points,
         block_size,
@@ -71,23 +71,23 @@ def test_gradients_are_right_whichever_slots_have_one(
         rows=[rows],
         parameters=[weight],
     )
-    assert sum(computed) == wanted.numel()
+    assert sum(computed) == has_gradient.numel()
     computed.clear()
     leaves = [table, by_slot, rows, weight]
-    found = torch.autograd.grad(made[wanted].sum(), leaves)
-    assert wanted.sum() <= sum(computed) <= wanted.numel()
-    assert wanted.any() or not computed
+    found = torch.autograd.grad(joined[has_gradient].sum(), leaves)
+    assert has_gradient.sum() <= sum(computed) <= has_gradient.numel()
+    assert has_gradient.any() or not computed
     assert max(computed, default=0) <= block_size * num_slots
 
     together = (table[index].prod(1) + rows).unsqueeze(1)
     at_once = (together * by_slot[index_by_slot] * weight + constant).sin()
-    torch.testing.assert_close(made, at_once)
-    expected = torch.autograd.grad(at_once[wanted].sum(), leaves)
+    torch.testing.assert_close(joined, at_once)
+    expected = torch.autograd.grad(at_once[has_gradient].sum(), leaves)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_only_what_has_a_gradient_is_computed_again() -> None:
+def test_only_slots_with_a_gradient_are_recomputed() -> None:
     computed: list[int] = []
 
     def work(block: Block, slots: Tensor) -> Tensor:
@@ -95,16 +95,18 @@ def test_only_what_has_a_gradient_is_computed_again() -> None:
         return slots * 2
 
     random = torch.Generator().manual_seed(0)
-    # The numbers of points fill blocks, of 100 points times 6 slots, to the last slot.
-    num_wanted = torch.tensor(900 * [4] + 1200 * [2] + 300 * [0])
-    num_wanted = num_wanted[torch.randperm(2400, generator=random)]
-    wanted = torch.rand(2400, 6, generator=random).argsort(1).argsort(1) < num_wanted[:, None]
+    # These numbers of points fill blocks of 100 points times 6 slots exactly.
+    num_with_gradient = torch.tensor(900 * [4] + 1200 * [2] + 300 * [0])
+    num_with_gradient = num_with_gradient[torch.randperm(2400, generator=random)]
+    has_gradient = (
+        torch.rand(2400, 6, generator=random).argsort(1).argsort(1) < num_with_gradient[:, None]
+    )
     index = torch.randint(9, (2400, 6), generator=random)
     table = torch.randn(9, 3, requires_grad=True)
-    made = in_blocks(work, 2400, 100, gathered_by_slot=[(table, index)])
+    joined = in_blocks(work, 2400, 100, gathered_by_slot=[(table, index)])
     computed.clear()
-    made[wanted].sum().backward()
+    joined[has_gradient].sum().backward()
     assert computed == 10 * [600]
     assert table.grad is not None
-    expected = 2.0 * torch.bincount(index[wanted], minlength=9)
+    expected = 2.0 * torch.bincount(index[has_gradient], minlength=9)
     torch.testing.assert_close(table.grad, expected[:, None].expand(9, 3))

@@ -1,4 +1,4 @@
-"""What no GPU is needed to know of GPUs: where values are, what is waited for, what is launched."""
+"""GPU behaviour tested without a GPU: placement of values, waits for the device, launches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = sorted(Path(__file__).parents[1].glob("emulated_*.py"))
     "file", [file for file in FILES if file.stem != "emulated_device"], ids=lambda file: file.stem
 )
 def test_on_the_emulated_device(file: Path) -> None:
-    """In a process of its own: torch takes the device for an accelerator of the machine."""
+    """In a separate process: torch registers the emulated device as an accelerator."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(file)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The upsampler: what it promises for any weights, and what it must equal untrained."""
+"""The upsampler: properties for any weights, and its output before training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def surface_points(num_points: int, seed: int = 0) -> Tensor:
 
 
 def as_if_trained(seed: int = 0, **options: object) -> Upsampler:
-    """A model whose offsets are far from zero, and whose output is not even."""
+    """A model with large offsets and an uneven output."""
     torch.manual_seed(seed)
     model = Upsampler(**{**SMALL, **options}).eval()
     torch.nn.init.normal_(model.pull.weight, std=0.2)
@@ -48,16 +48,16 @@ def packed(*sizes: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, 4.0, 7.3])
-def test_untrained_it_equals_the_baseline_without_a_network(ratio: float) -> None:
+def test_the_untrained_model_equals_the_midpoint_baseline(ratio: float) -> None:
     pos, ptr = packed(60, 0, 3, 100)
-    # With so many neighbours, none of these lies beyond a gap.
+    # With 12 neighbours none lies beyond a gap.
     output = Upsampler(**SMALL | {"k": 12})(pos, ptr, ratio)
     expected, expected_ptr = midpoint_upsample(pos, ptr, ratio)
     assert torch.equal(output.pos, expected)
     assert torch.equal(output.ptr, expected_ptr)
 
 
-def test_each_cloud_may_have_its_own_ratio() -> None:
+def test_each_cloud_can_have_its_own_ratio() -> None:
     pos, ptr = packed(40, 50, 40, 30)
     ratio = torch.tensor([1.5, 4.0, 4.0, 2.25], dtype=torch.float64)
     model = as_if_trained()
@@ -75,7 +75,9 @@ def test_each_cloud_may_have_its_own_ratio() -> None:
     )
 )
 @settings(max_examples=20, deadline=None)
-def test_clouds_with_ratios_of_their_own_are_as_if_alone(clouds: list[tuple[int, float]]) -> None:
+def test_clouds_with_different_ratios_are_upsampled_as_if_alone(
+    clouds: list[tuple[int, float]],
+) -> None:
     sizes, ratios = zip(*clouds, strict=True)
     pos, ptr = packed(*sizes)
     model = as_if_trained()
@@ -95,7 +97,7 @@ def test_clouds_with_ratios_of_their_own_are_as_if_alone(clouds: list[tuple[int,
         )
         for ours, theirs in expected:
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-        # Rounding may decide which of them are kept, but they are of the cloud and of their parent.
+        # Rounding may change which children are kept, but not whose children they are.
         of_parent = children.reshape(max(size, 1), -1, 3)[output.parent[made] - points.start]
         assert (of_parent == output.pos[made].unsqueeze(1)).all(2).any(1).all()
 
@@ -113,7 +115,7 @@ def test_clouds_with_the_same_number_of_slots_are_expanded_together(
 
 @given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), ratio=st.floats(1.0, 6.0))
 @settings(max_examples=20, deadline=None)
-def test_a_cloud_does_not_see_what_else_is_in_the_batch(sizes: list[int], ratio: float) -> None:
+def test_a_cloud_does_not_depend_on_the_rest_of_the_batch(sizes: list[int], ratio: float) -> None:
     pos, ptr = packed(*sizes)
     model = as_if_trained()
     together = model(pos, ptr, ratio)
@@ -129,7 +131,7 @@ def test_a_cloud_does_not_see_what_else_is_in_the_batch(sizes: list[int], ratio:
 def test_moving_and_scaling_the_input_moves_and_scales_the_output() -> None:
     pos, ptr = packed(80)
     model = as_if_trained()
-    # Powers of two and a shift on their grid leave float32 arithmetic unchanged but for exponents.
+    # Powers of two and a shift by few bits change only the exponents of float32 arithmetic.
     shift = torch.tensor([1.0, -2.0, 0.5])
     moved = model((pos + shift) * 4.0, ptr, 4.0)
     still = model(pos, ptr, 4.0)
@@ -152,7 +154,7 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     torch.testing.assert_close(first[shuffled], second, atol=1e-5, rtol=0)
 
 
-def test_the_side_to_which_a_normal_points_does_not_matter(
+def test_the_sign_of_normals_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = as_if_trained()
@@ -167,7 +169,7 @@ def test_the_side_to_which_a_normal_points_does_not_matter(
     torch.testing.assert_close(model(pos, ptr, 3.0).pos, expected.pos, rtol=1e-4, atol=1e-5)
 
 
-def test_points_of_a_plane_stay_on_the_plane_whatever_the_weights() -> None:
+def test_points_of_a_plane_stay_on_the_plane_for_any_weights() -> None:
     pos, ptr = packed(60)
     pos[:, 2] = 0.25 * pos[:, 0] - 0.5 * pos[:, 1]
     candidates = as_if_trained()(pos, ptr, 4.0).candidates
@@ -176,7 +178,7 @@ def test_points_of_a_plane_stay_on_the_plane_whatever_the_weights() -> None:
     assert off_plane.abs().max() < 1e-5
 
 
-def test_the_parent_of_an_output_point_is_the_input_point_it_came_from() -> None:
+def test_the_parent_of_an_output_point_is_its_input_point() -> None:
     pos, ptr = packed(50, 60)
     output = Upsampler(**SMALL)(pos, ptr, 2.0)
     # Untrained children lie halfway to a neighbour among the four nearest.
@@ -185,7 +187,7 @@ def test_the_parent_of_an_output_point_is_the_input_point_it_came_from() -> None
     assert (output.parent[output.ptr[1] :] >= 50).all()
 
 
-def test_clouds_without_points_without_extent_and_with_one_point_stay_finite() -> None:
+def test_empty_clouds_single_points_and_duplicates_have_finite_output() -> None:
     pos = torch.cat([torch.zeros(20, 3), torch.ones(1, 3), surface_points(30)])
     ptr = torch.tensor([0, 20, 20, 21, 51])
     output = as_if_trained()(pos, ptr, 4.0)
@@ -223,7 +225,7 @@ def test_every_weight_has_a_gradient_and_all_are_finite() -> None:
         {"dropout": 0.5},
     ],
 )
-def test_every_option_gives_a_model_that_works(options: dict[str, object]) -> None:
+def test_each_option_gives_a_model_that_works(options: dict[str, object]) -> None:
     pos, ptr = packed(30, 20)
     output = as_if_trained(**options).train()(pos, ptr, 2.5)
     assert output.ptr.tolist() == [0, 75, 125]
@@ -284,7 +286,7 @@ def test_attention_equals_its_equation() -> None:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_blocks_and_recomputation_change_nothing(
+def test_blocks_and_recomputation_do_not_change_results(
     dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pos, ptr = packed(40, 3)
@@ -307,7 +309,7 @@ def test_blocks_and_recomputation_change_nothing(
         torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
 
 
-def test_the_derivatives_by_hand_equal_finite_differences() -> None:
+def test_handwritten_derivatives_equal_finite_differences() -> None:
     torch.manual_seed(0)
     layer = RelativeAttention(4, 2, 3, concat=True, beta=True, dropout=0.0).double()
     missing = torch.zeros(3, 2, dtype=torch.bool)
@@ -325,7 +327,7 @@ def test_the_derivatives_by_hand_equal_finite_differences() -> None:
     )
 
 
-def test_from_the_first_step_on_features_tell_points_apart() -> None:
+def test_features_of_points_differ_before_training() -> None:
     model = Upsampler()
     inputs: list[Tensor] = []
     model.pull_norm.register_forward_hook(lambda *call: inputs.append(call[2].flatten(0, 1)))
@@ -335,7 +337,7 @@ def test_from_the_first_step_on_features_tell_points_apart() -> None:
     assert features.std(0).norm() > features.mean(0).norm()
 
 
-def test_dense_places_stay_dense_where_the_features_say_so() -> None:
+def test_dense_places_stay_dense_where_the_model_predicts_it() -> None:
     torch.manual_seed(0)
     left, right = torch.rand(600, 3) * torch.tensor([1, 1, 0]), torch.rand(150, 3)
     pos = torch.cat([left, right * torch.tensor([1, 1, 0]) + torch.tensor([1, 0, 0])])
@@ -348,12 +350,12 @@ def test_dense_places_stay_dense_where_the_features_say_so() -> None:
         num_left.append(int((output.pos[:, 0] < 1).sum()))
         assert len(output.pos) == 3000
         torch.testing.assert_close(output.log_shares.exp().sum(), torch.tensor(1.0))
-        # The prediction is what thinning then does.
+        # Thinning follows the prediction.
         assert abs(float(output.log_shares[:600].exp().sum()) - num_left[-1] / 3000) < 0.15
     assert num_left[0] < 2000 and num_left[1] > 2250
 
 
-def test_nothing_but_the_quotas_learns_from_them_and_those_of_a_cloud_add_up_to_one() -> None:
+def test_quotas_of_a_cloud_sum_to_one_and_train_their_own_weights_only() -> None:
     model = as_if_trained()
     pos, ptr = packed(40, 3)
     quotas = model(pos, ptr, 4.0).log_quotas
@@ -368,7 +370,7 @@ def test_nothing_but_the_quotas_learns_from_them_and_those_of_a_cloud_add_up_to_
     assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
 
 
-def test_quotas_follow_gaps_and_not_the_unit_of_length() -> None:
+def test_quotas_depend_on_gaps_and_not_on_the_unit_of_length() -> None:
     pos = torch.rand(300, 3) * torch.tensor([1, 1, 0])
     ptr, model = torch.tensor([0, 300]), Upsampler()
     with torch.no_grad():
@@ -402,8 +404,8 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
     assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
 
 
-def test_what_is_not_a_model_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither a model that is shipped .*a directory"):
+def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a shipped model .*a model directory"):
         Upsampler.from_pretrained(tmp_path)
     as_if_trained().save_pretrained(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Model directories as they come: older, newer, damaged; and names that are no model."""
+"""Model directories of older and newer versions, damaged ones, and unknown names."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_option_of_a_newer_version_is_ignored_with_a_warning(
     assert "doesn't know: colour_head; ignored" in record.getMessage()
 
 
-def test_an_argument_that_nobody_knows_is_an_error(model_directory: Path) -> None:
+def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
     with pytest.raises(ModelError, match="unknown model option: colour"):
         Upsampler.from_pretrained(model_directory, colour=3)
 
@@ -93,15 +93,15 @@ def test_an_argument_that_nobody_knows_is_an_error(model_directory: Path) -> Non
     [
         ("lidr", "lidr: no such model or directory; did you mean lidar[?]"),
         ("Shapes", "did you mean shapes[?]"),
-        ("elephant", r"elephant: neither a model that is shipped \(shapes, lidar\), a directory"),
+        ("elephant", r"elephant: neither a shipped model \(shapes, lidar\), a model directory"),
     ],
 )
-def test_a_name_without_a_slash_is_never_looked_for_on_the_hub(
+def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(
     name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(*args: object, **kwargs: object) -> None:
-        raise AssertionError("the Hub was asked")
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a request was sent to the Hub")
 
-    monkeypatch.setattr("pointup.model.hub.hf_hub_download", asked)
+    monkeypatch.setattr("pointup.model.hub.hf_hub_download", refuse)
     with pytest.raises(ModelError, match=message):
         Upsampler.from_pretrained(name)

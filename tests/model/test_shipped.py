@@ -1,4 +1,4 @@
-"""The models that come with the package: they load without a network, and are worth loading."""
+"""The shipped models load offline and are more accurate than the midpoint baseline."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pointup.upsampling.models import load_model, shipped_for
 CPU = torch.device("cpu")
 
 
-def test_they_are_small_and_say_what_they_are() -> None:
+def test_they_are_small_and_have_a_card() -> None:
     files = [path for path in WEIGHTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 4e6
     for name in SHIPPED:
@@ -40,18 +40,18 @@ def test_they_load_quietly_and_without_a_network(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_network(*args: object, **kwargs: object) -> None:
-        raise AssertionError("the network was asked")
+        raise AssertionError("a network connection was opened")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
     for name in SHIPPED:
         assert not load_model(name, CPU).training
         assert not Upsampler.from_pretrained(name).training
-    # What they print belongs to the caller's own output.
+    # Standard output belongs to the caller.
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("name", "make"), [("shapes", shape_pair), ("lidar", scene_pair)])
-def test_each_is_better_than_no_network_where_it_belongs(name: str, make: object) -> None:
+def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(name: str, make: object) -> None:
     model, shares = load_model(name, CPU), []
     for seed in range(3):
         pair, _ = make(np.random.default_rng([seed, 1234]), resample=False)  # type: ignore[operator]
@@ -66,7 +66,7 @@ def test_each_is_better_than_no_network_where_it_belongs(name: str, make: object
     assert np.mean(shares) < 0.97
 
 
-def test_files_of_scanners_take_the_one_for_lidar_and_all_else_the_one_for_shapes() -> None:
+def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
     scans = ("d.e57", "e.pts", "f.pcd", "g.bin", "h.pcd.bin")
     for path in ("a.las", "b.LAZ", "c.copc.laz", *scans):
         assert shipped_for(Path(path)) == "lidar"
@@ -76,7 +76,7 @@ def test_files_of_scanners_take_the_one_for_lidar_and_all_else_the_one_for_shape
 
 @pytest.fixture
 def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Upsampler]:
-    """Two models in place of the shipped ones, that can be told apart."""
+    """Two different models in place of the shipped ones."""
     made = {}
     for seed, name in enumerate(SHIPPED):
         torch.manual_seed(seed)
@@ -87,7 +87,7 @@ def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Ups
     return made
 
 
-def test_arrays_and_clouds_take_the_model_for_their_kind(two_models: dict[str, Upsampler]) -> None:
+def test_arrays_and_clouds_use_the_model_for_their_kind(two_models: dict[str, Upsampler]) -> None:
     points = np.random.default_rng(0).random((60, 3))
     cloud = PointCloud(points, path=Path("flight.laz"))
     for given, name in ((points, "shapes"), (cloud, "lidar")):
@@ -103,7 +103,7 @@ def test_arrays_and_clouds_take_the_model_for_their_kind(two_models: dict[str, U
         assert np.array_equal(by_name, by_model)
 
 
-def test_the_command_takes_the_model_for_each_file(
+def test_the_command_uses_the_model_for_each_kind_of_file(
     two_models: dict[str, Upsampler], tmp_path: Path
 ) -> None:
     import laspy
@@ -132,7 +132,7 @@ def test_the_command_takes_the_model_for_each_file(
     assert np.allclose(scan, made["lidar"], atol=6e-4)
 
 
-def test_one_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
+def test_a_shipped_model_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
     config = hub.WEIGHTS / "lidar" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))
     with pytest.raises(ModelError, match="format 1"):

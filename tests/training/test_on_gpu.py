@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pointup.benchmark.clouds import training_batch
-from pointup.benchmark.optimizer_steps import Alone, TrainingWork
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.geometry.local_geometry import local_geometry
 from pointup.geometry.neighbors import knn
 
@@ -23,8 +23,8 @@ def device() -> torch.device:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
     batch = training_batch([300, 200, 400])
-    there = TrainingWork(Alone(device()), precision).step(batch.clone())
-    here = TrainingWork(Alone(torch.device("cpu")), "fp32").step(batch)
+    there = TrainingWork(SingleProcess(device()), precision).step(batch.clone())
+    here = TrainingWork(SingleProcess(torch.device("cpu")), "fp32").step(batch)
     # Other points are kept there, as even as those of the CPU.
     assert there.num_tokens == here.num_tokens
     assert there.loss == pytest.approx(here.loss, rel=0.05)
@@ -32,7 +32,7 @@ def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
 
 def test_steps_there_learn() -> None:
     batch = training_batch([300, 200, 400])
-    work = TrainingWork(Alone(device()), "bf16")
+    work = TrainingWork(SingleProcess(device()), "bf16")
     losses = [work.step(batch).loss for _ in range(30)]
     assert losses[-1] < losses[0]
 

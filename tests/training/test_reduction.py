@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from pointup.benchmark.optimizer_steps import Alone
+from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.datasets.batch import collate, make_loader
 from pointup.training.distributed.reduction import StepReduction, StepTotals
 
@@ -30,7 +30,7 @@ class SlowPairs(torch.utils.data.Dataset[Data]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_step_that_waits_for_data_says_for_which_stage(num_workers: int) -> None:
     loader = make_loader(SlowPairs(), [[0, 1], [2, 3]], num_workers)  # type: ignore[arg-type]
-    reduction = StepReduction(Alone(torch.device("cpu")), [])
+    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
     reduction.start()
     batch = reduction.next_batch(iter(loader))
     reduction.busy_seconds = 0.1
@@ -68,7 +68,7 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
     weight = torch.nn.Parameter(torch.zeros(1))
     sums = []
     for order in ((1e8, 1.0, -1e8, 1.0), (1.0, 1.0, 1e8, -1e8), (-1e8, 1.0, 1.0, 1e8)):
-        reduction = StepReduction(Alone(torch.device("cpu")), [weight])
+        reduction = StepReduction(SingleProcess(torch.device("cpu")), [weight])
         reduction.start()
         for gradient in order:
             weight.grad = torch.tensor([gradient])

@@ -1,4 +1,4 @@
-"""Pictures: the depth buffer, the cameras, and whole pages of good and of hopeless clouds."""
+"""Pictures: the depth buffer, cameras, and pages of regular and degenerate clouds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pointup.visualization.surveys import find_section, section_picture
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw at the picture's own resolution, a quarter of the work."""
+    """Draw without supersampling, a quarter of the work."""
     monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
 
 
@@ -43,21 +43,21 @@ def sphere(num_points: int, seed: int) -> np.ndarray:
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
-HOPELESS = {
+DEGENERATE = {
     "empty": np.zeros((0, 3)),
     "one point": np.array([[1.0, 2.0, 3.0]]),
     "two points": np.array([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
-    "one point many times": np.ones((50, 3)),
+    "duplicates": np.ones((50, 3)),
     "plane": np.random.default_rng(0).random((300, 3)) * (1, 1, 0),
     "vertical line": np.random.default_rng(0).random((300, 3)) * (0, 0, 1),
     "not finite": np.array([[0.0, 0.0, 0.0], [np.nan, 1.0, 0.0], [1.0, np.inf, 2.0], [1, 1, 1]]),
-    "blown up": sphere(200, 0) * 3e38,
+    "diverged": sphere(200, 0) * 3e38,
 }
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.floats(0.8, 5))
 @settings(max_examples=40, deadline=None)
-def test_splat_finds_the_nearest_ball_of_every_pixel(
+def test_splat_finds_the_nearest_ball_of_each_pixel(
     seed: int, num_points: int, ball: float
 ) -> None:
     width, height = 24, 16
@@ -77,7 +77,7 @@ def test_splat_finds_the_nearest_ball_of_every_pixel(
 
 @given(st.floats(-180, 180), st.floats(-90, 90), st.sampled_from("yz"))
 @settings(max_examples=30, deadline=None)
-def test_a_camera_is_a_rotation_and_sees_the_whole_cloud(
+def test_a_camera_is_a_rotation_and_shows_the_whole_cloud(
     azimuth: float, elevation: float, up: str
 ) -> None:
     axes = view_axes(azimuth, elevation, up)
@@ -106,7 +106,7 @@ def test_the_nearer_of_two_points_hides_the_other_whatever_their_order() -> None
     assert (picture[0, 0] == 255).all()
 
 
-def test_point_spacing_is_the_step_of_a_grid_and_is_kept_when_measured_on_a_part() -> None:
+def test_point_spacing_is_the_step_of_a_grid_and_the_same_on_a_subset() -> None:
     grid = np.stack(np.meshgrid(np.arange(60), np.arange(60), [0]), axis=-1).reshape(-1, 3) * 0.25
     assert point_spacing(grid) == pytest.approx(0.25)
     uneven = np.random.default_rng(0).random((20_000, 3)) * (1, 1, 0)
@@ -121,7 +121,7 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
 
 
 @pytest.mark.parametrize(
-    "vertical, is_made",
+    "vertical, is_prediction",
     [
         (True, True),
         (False, False),
@@ -129,14 +129,14 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
         pytest.param(False, True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", HOPELESS)
-def test_any_cloud_can_be_drawn(name: str, vertical: bool, is_made: bool) -> None:
-    """As what a model has made of a good one, or as what it was given."""
-    cloud, good = HOPELESS[name], sphere(200, 2)
-    clouds = (good, cloud, good) if is_made else (cloud, cloud, cloud)
+@pytest.mark.parametrize("name", DEGENERATE)
+def test_any_cloud_can_be_drawn(name: str, vertical: bool, is_prediction: bool) -> None:
+    """As the output for a good source (`is_prediction`), or as source and input."""
+    cloud, good = DEGENERATE[name], sphere(200, 2)
+    clouds = (good, cloud, good) if is_prediction else (cloud, cloud, cloud)
     picture = evaluation_picture(*clouds, vertical=vertical)
     assert picture.dtype == np.uint8 and picture.shape[2] == 3
-    before, after = (good, cloud) if is_made else (cloud, good)
+    before, after = (good, cloud) if is_prediction else (cloud, good)
     picture = before_after_picture(before, after, vertical=vertical)
     assert picture.dtype == np.uint8 and picture.shape[1:] == (1600, 3)
 
@@ -150,7 +150,7 @@ def test_pictures_are_deterministic(vertical: bool) -> None:
     assert (first == second).all()
 
 
-def test_the_camera_and_the_error_scale_do_not_follow_the_prediction() -> None:
+def test_camera_and_error_scale_do_not_depend_on_the_prediction() -> None:
     source, target = sphere(300, 1), sphere(900, 2)
     good = evaluation_picture(source, sphere(900, 3), target)
     bad = evaluation_picture(source, 1.15 * sphere(900, 3), target)
@@ -165,7 +165,7 @@ def test_the_camera_and_the_error_scale_do_not_follow_the_prediction() -> None:
     assert blue[1] < 0.7 * blue[0]
 
 
-def test_given_errors_are_the_ones_that_are_drawn() -> None:
+def test_given_errors_are_drawn() -> None:
     source, prediction, target = sphere(300, 1), sphere(900, 3), sphere(900, 2)
     distance = np.linalg.norm(prediction[:, None] - target, axis=2).min(axis=1)
     computed = evaluation_picture(source, prediction, target)
@@ -182,7 +182,7 @@ def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it() -> None:
     assert np.abs(near.astype(int) - far).mean() < 0.1
 
 
-def test_one_bird_does_not_flatten_a_survey() -> None:
+def test_an_outlier_does_not_change_the_range_of_heights() -> None:
     ground = np.random.default_rng(0).random((8_000, 3)) * (60, 30, 4)
     bird = np.concatenate([ground, [[30.0, 15.0, 900.0]]])
     assert before_after_picture(bird, bird, vertical=True).shape == (
@@ -192,7 +192,7 @@ def test_one_bird_does_not_flatten_a_survey() -> None:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every text that is written on a page."""
+    """All texts written on a page."""
     texts: list[str] = []
     write = Page.write
 
@@ -204,7 +204,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[str]) -> None:
+def test_captions_state_the_sizes_of_cloud_window_and_section(written: list[str]) -> None:
     rng = np.random.default_rng(0)
     before = rng.random((30_000, 3)) * (4000, 400, 2)
     after = np.concatenate([before, rng.random((60_000, 3)) * (4000, 400, 2)])
@@ -218,7 +218,7 @@ def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[
             int(caption.split(": ")[1].split(" ")[0].replace(",", ""))
             for caption in (text, section)
         )
-        # The window is smaller than the cloud, the section a part of the window.
+        # The window is part of the cloud, the section part of the window.
         assert 0 < num_section < num_window < (30_000, 90_000)[panel]
         density = float(text.split(", ")[-1].split(" ")[0])
         assert text.endswith("points/ft\u00b2")
@@ -226,7 +226,7 @@ def test_captions_tell_the_whole_cloud_the_window_and_the_section(written: list[
         assert section.endswith("ft deep")
 
 
-def test_a_cloud_that_is_shown_whole_has_one_count(written: list[str]) -> None:
+def test_a_cloud_shown_whole_has_one_count(written: list[str]) -> None:
     cloud = np.random.default_rng(0).random((900, 3)) * (20, 10, 3)
     before_after_picture(cloud, np.concatenate([cloud, cloud]), vertical=True)
     assert "900 points" in written and "1,800 points" in written
@@ -238,7 +238,7 @@ def test_a_cloud_that_is_shown_whole_has_one_count(written: list[str]) -> None:
 
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=20)
-def test_the_cross_section_goes_through_what_stands_on_the_ground(seed: int) -> None:
+def test_the_cross_section_goes_through_the_object_on_the_ground(seed: int) -> None:
     rng = np.random.default_rng(seed)
     ground = np.column_stack([rng.random((8_000, 2)) * (200, 100), rng.normal(0, 0.02, 8_000)])
     trunk = rng.uniform([30, 20], [170, 80])
@@ -254,24 +254,24 @@ def test_the_cross_section_goes_through_what_stands_on_the_ground(seed: int) -> 
     assert len(cut) == inside.sum() > 0
 
 
-@pytest.mark.parametrize("name", HOPELESS)
+@pytest.mark.parametrize("name", DEGENERATE)
 def test_a_section_through_any_clouds_can_be_drawn(name: str) -> None:
-    cloud, good = HOPELESS[name], np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
-    if name in ("not finite", "blown up"):
-        pytest.skip("evaluations refuse such coordinates before")
+    cloud, good = DEGENERATE[name], np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
+    if name in ("not finite", "diverged"):
+        pytest.skip("evaluations refuse such coordinates earlier")
     picture = section_picture({"a": cloud, "reference": good}, "m", 1000)
     assert picture.dtype == np.uint8 and picture.shape[1:] == (1000, 3)
     if len(cloud):
         section_picture({"a": good, "reference": cloud}, "", 700)
 
 
-def test_pictures_are_written_as_they_are_returned(tmp_path: Path) -> None:
+def test_a_written_picture_equals_the_returned_one(tmp_path: Path) -> None:
     picture = before_after_picture(sphere(50, 1), sphere(200, 2), tmp_path / "a.png")
     read = np.round(imread(tmp_path / "a.png")[..., :3] * 255).astype(np.uint8)
     assert (picture == read).all()
 
 
-def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_error_about_a_picture_names_its_file(tmp_path: Path) -> None:
     picture = np.zeros((4, 4, 3), dtype=np.uint8)
     with pytest.raises(FileError, match=r"missing/a\.png"):
         save_picture(picture, tmp_path / "missing" / "a.png")
@@ -279,7 +279,7 @@ def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         save_picture(picture, tmp_path / "a.gif")
 
 
-def test_datasets_of_any_make_up_have_histograms(tmp_path: Path) -> None:
+def test_datasets_of_any_sizes_have_histograms(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(0, 4_000, 500)
     picture = dataset_picture(sizes, 4 * sizes, rng.random(500), tmp_path / "a.png", unit="m")

@@ -1,8 +1,8 @@
-"""Farthest-point sampling on CUDA: one program a cloud, all of whose picks it makes in one launch.
+"""Farthest-point sampling on CUDA: one program per cloud, all picks in one launch.
 
-A small cloud lies in the program's registers. A large one is cut into tiles along a curve, and
-each pick looks only at tiles that it comes closer to than the picks before: Han et al. 2023,
-QuickFPS, with boxes in place of its tree.
+A small cloud is held in the program's registers. A large one is cut into tiles along a Morton
+curve, and each pick updates only the tiles whose distances it can lower: QuickFPS (Han et al.
+2023), with boxes in place of its tree.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pointup.geometry.kernels.nearest import squared_distance
 from pointup.geometry.kernels.order import along_curve, cloud_boxes
 from pointup.geometry.packed import at_least_float32, ptr_from_sizes
 
-# Points of the largest cloud held in registers, 16 a thread.
+# Points of the largest cloud held in registers, 16 per thread.
 MAX_IN_REGISTERS = 8192
-# Points of a tile, doubled until a cloud has no more than this many tiles.
+# Points per tile, doubled until no cloud has more than MAX_TILES.
 TILE = 64
 MAX_TILES = 2048
-# Points of tiles that a program works on at a time.
+# Points of active tiles that a program updates at a time.
 BLOCK = 1024
-# A pick is a chain of short steps, most of whose instructions every warp repeats: few warps.
+# Few warps: a pick is a chain of short steps, and each warp repeats most of their instructions.
 NUM_WARPS = 8
 NONE = tl.constexpr(2**31 - 1)
 
@@ -39,7 +39,7 @@ def farthest_kernel(
     num_points: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A cloud of up to `BLOCK` points."""
+    """One program per cloud of up to `BLOCK` points."""
     cloud = tl.program_id(0)
     start = tl.load(ptr + cloud)
     size = tl.load(ptr + cloud + 1) - start
@@ -52,7 +52,7 @@ def farthest_kernel(
     x = tl.load(x_axis + point, mask=point < size, other=0.0)
     y = tl.load(y_axis + point, mask=point < size, other=0.0)
     z = tl.load(z_axis + point, mask=point < size, other=0.0)
-    # Squared distance to the picked points; -1 for what must not be picked.
+    # Squared distance to the picked points; -1 for picked points and padding.
     distance = tl.where(point < size, float("inf"), -1.0).to(x.dtype)
     pick = tl.program_id(0) * 0
     for step in range((tl.load(out_ptr + cloud + 1) - out).to(tl.int32)):
@@ -61,7 +61,7 @@ def farthest_kernel(
             x, y, z, tl.load(x_axis + pick), tl.load(y_axis + pick), tl.load(z_axis + pick)
         )
         distance = tl.where(point == pick, -1.0, tl.minimum(distance, squared))
-        # The first of several: duplicates follow in the order of their indices.
+        # The first of equals, so that duplicates follow in the order of their indices.
         pick = tl.argmax(distance, axis=0)
 
 
@@ -83,10 +83,10 @@ def farthest_tiles_kernel(
     NUM_TILES: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """A cloud of up to `NUM_TILES` tiles, `GROUP` of which are worked on at a time.
+    """One program per cloud of up to `NUM_TILES` tiles, of which it updates `GROUP` at a time.
 
-    Tiles keep the distance of their farthest point, and which it is, in memory; what threads
-    write there others read after a barrier.
+    The distance and the index of each tile's farthest point are in global memory. A barrier
+    separates writes from reads by other threads.
     """
     cloud = tl.program_id(0)
     start = tl.load(ptr + cloud)
@@ -111,7 +111,7 @@ def farthest_tiles_kernel(
     offset = tl.arange(0, TILE)[None, :]
     infinity = float("inf")
 
-    # The box of each tile, point by point: only once, and one tile a thread.
+    # The box of each tile: computed once, one tile per thread.
     low_x = tl.full([NUM_TILES], infinity, axes.dtype.element_ty)
     low_y, low_z = low_x, low_x
     high_x, high_y, high_z = -low_x, -low_x, -low_x
@@ -138,7 +138,7 @@ def farthest_tiles_kernel(
         dx = tl.maximum(tl.maximum(low_x - px, px - high_x), 0.0)
         dy = tl.maximum(tl.maximum(low_y - py, py - high_y), 0.0)
         dz = tl.maximum(tl.maximum(low_z - pz, pz - high_z), 0.0)
-        # Rounds as the distances of the points do, and is never above them.
+        # Rounded in the same way as the distances of the tile's points: never above them.
         bound = tl.fma(dz, dz, tl.fma(dy, dy, dx * dx))
         is_active = (tile < num_tiles) & ((bound < farthest) | (tile == pick_tile))
         rank = tl.cumsum(is_active.to(tl.int32), axis=0)
@@ -159,7 +159,7 @@ def farthest_tiles_kernel(
             nearest = tl.where(is_point & (point != pick), nearest, -1.0)
             tl.store(distance + place, nearest, mask=is_point)
             most = tl.max(nearest, axis=1)
-            # The first of several: duplicates follow in the order of their indices.
+            # The first of equals, so that duplicates follow in the order of their indices.
             is_most = is_point & (nearest == most[:, None])
             first = tl.min(tl.where(is_most, point, NONE), axis=1)
             tl.store(tile_distance + number, most, mask=is_slot)
@@ -173,10 +173,10 @@ def farthest_tiles_kernel(
 
 
 def farthest_points(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """Index (sum(counts),) int64 into `pos` of so many points of each cloud, in order of selection.
+    """Index (sum(counts),) int64 into `pos` of farthest points of each cloud, in order of picking.
 
-    Each the farthest from those before, beginning with the cloud's first; distinct. `bounds` are
-    those of `ptr`, and no count is above its cloud's size.
+    The first pick of a cloud is its first point; all picks are distinct. `bounds` are the values
+    of `ptr`; no count exceeds the size of its cloud.
     """
     index = torch.empty(sum(counts), dtype=torch.int64, device=pos.device)
     if len(index) == 0:

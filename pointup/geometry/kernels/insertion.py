@@ -7,17 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# 32 points with their 32 neighbours in 8 warps: 4 pairs a thread.
+# 32 points with their 32 neighbours in 8 warps: 4 pairs per thread.
 BLOCK = 32
 NUM_WARPS = 8
-# Passes of a program over a block of its points in one round, as long as they change something.
+# Most passes of a program over a block of its points per round; it stops when nothing changes.
 PASSES = 8
 # Rounds without a change after which a program no longer waits for others.
 PATIENCE = 32
-# Launches in which programs share the points. One settles all where its programs run at the same
-# time; what two leave unsettled, one program settles by itself.
+# Launches in which programs share the points. One launch settles all points if its programs run
+# concurrently; a last launch of a single program settles the points that these leave.
 LAUNCHES = 2
-# Programs for each multiprocessor: so many run at the same time.
+# Programs per multiprocessor, which run concurrently.
 PROGRAMS = 2
 MOST_PROGRAMS = tl.constexpr(1024)
 # Bits of float32, all but the sign, and those of infinity.
@@ -28,7 +28,7 @@ INFINITY = tl.constexpr(0x7F800000)
 
 @triton.jit
 def scrambled(number: tl.tensor) -> tl.tensor:
-    """Another number for each, in no order."""
+    """A bijective hash of int32 numbers, which breaks ties."""
     return number * -1640531535
 
 
@@ -48,16 +48,15 @@ def insertion_kernel(
     PASSES: tl.constexpr,
     PATIENCE: tl.constexpr,
 ) -> None:
-    """One program for every so manieth block of points, round after round.
+    """Each program handles every `num_programs`-th block of points, in rounds.
 
     The state of a point is the bits of its squared radius, negative once it is settled: one word,
     so that other programs see both or neither. Radii only fall, and an old value read by another
     program only makes it wait: the result does not depend on the order in which programs run.
 
-    Programs end where the `num_before` of the launch before have left nothing, and count what they
-    leave. A
-    program that is alone changes something in every round, since nobody goes before the point with
-    the largest radius: it ends with all points settled.
+    Programs end at once if the `num_before` programs of the previous launch left no point
+    unsettled. They count the points that they leave. A single program changes something in each
+    round, because no point precedes the one with the largest radius: it settles all points.
     """
     program = tl.program_id(0)
     before = tl.arange(0, MOST_PROGRAMS)
@@ -110,14 +109,14 @@ def insertion_kernel(
 
 
 def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
-    """What `insertion.settle` returns, which describes the shapes; `parent` is int32 too."""
+    """As `insertion_radii.settle`, which states the shapes; `parent` is int32 here."""
     state = limit.masked_fill(parent >= 0, torch.inf).view(torch.int32)
     num_programs = max(1, min(triton.cdiv(len(state), BLOCK), programs_at_once(state.device)))
     grids = [num_programs] * LAUNCHES + [1]
     left = torch.empty(
         (len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device
     )
-    # The interpreter runs one program after the other: there is nobody to wait for.
+    # The interpreter runs one program after the other: waiting for others is useless.
     patience = PATIENCE if state.is_cuda else 1
     with torch.cuda.device_of(state):
         for launch, grid in enumerate(grids):
@@ -131,7 +130,7 @@ def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> 
 
 
 def programs_at_once(device: torch.device) -> int:
-    """Programs that a device runs at the same time; a few where the interpreter runs them."""
+    """Number of programs that a device runs concurrently; a few in the interpreter."""
     if device.type != "cuda":
         return 4
     count = torch.cuda.get_device_properties(device).multi_processor_count

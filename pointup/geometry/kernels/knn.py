@@ -1,4 +1,4 @@
-"""k nearest neighbours within packed clouds on CUDA, over tiles of points along a curve."""
+"""k nearest neighbours within packed clouds on CUDA, over tiles of points along a Morton curve."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from pointup.geometry.kernels.nearest import squared_distance
 from pointup.geometry.kernels.order import TILE, along_curve, cloud_boxes, tile_boxes
 
-# One warp a program, one query a thread: what is compared lies in a thread's own registers.
+# One warp per program and one query per thread: all comparisons are within a thread's registers.
 BLOCK_Q = 32
 NUM_WARPS = 1
-# Tiles whose boxes are looked at together.
+# Tiles whose boxes are compared together.
 CHUNK = 256
 NONE = tl.constexpr(2**31 - 1)
 
@@ -22,7 +22,8 @@ NONE = tl.constexpr(2**31 - 1)
 def gap(
     low: tl.tensor, high: tl.tensor, boxes: tl.tensor, tile: tl.tensor, num_tiles: tl.tensor
 ) -> tl.tensor:
-    """Distance along an axis from the interval to those of the tiles; inf for tiles beyond."""
+    """Distance along an axis from the interval [low, high] to those of the tiles; inf past the
+    last tile."""
     tile_low = tl.load(boxes + tile, mask=tile < num_tiles, other=float("inf"))
     tile_high = tl.load(boxes + 3 * num_tiles + tile, mask=tile < num_tiles, other=float("inf"))
     return tl.maximum(tl.maximum(tile_low - high, low - tile_high), 0.0)
@@ -50,13 +51,14 @@ def knn_kernel(
     CHUNK: tl.constexpr,
     OWN_FIRST: tl.constexpr,
 ) -> None:
-    """One program for `BLOCK_Q` consecutive queries of the curve, of one cloud or of several.
+    """One program for `BLOCK_Q` consecutive queries along the curve, of one cloud or several.
 
-    With `OWN_FIRST` the queries are the points, and each finds itself first.
+    With `OWN_FIRST` the queries are the points, and each is its own first neighbour.
 
-    Tiles are taken nearest first out of a chunk of the curve, beginning with the chunk around the
-    queries, as long as their box is nearer than the worst of the neighbours found so far. A box's
-    distance rounds as those of its points do, and is never above them: nothing is missed.
+    The program visits the curve in chunks, beginning with the chunk around the queries. Within a
+    chunk it searches tiles nearest first, as long as a tile's box is nearer than the farthest of
+    the neighbours found so far. The distance of a box is rounded in the same way as those of its
+    points and never exceeds them: no neighbour is missed.
     """
     first_row = tl.program_id(0) * BLOCK_Q
     row = first_row + tl.arange(0, BLOCK_Q)
@@ -73,7 +75,7 @@ def knn_kernel(
     qz = tl.load(query_z + row, mask=is_query, other=0.0)
     cloud_of_row = tl.load(query_cloud + row, mask=is_query, other=-1)
 
-    # Neighbours in no order; places beyond k look taken by the nearest of all.
+    # Neighbours in no order; places from k on hold -inf, so that they are never replaced.
     infinity = float("inf")
     place = tl.arange(0, K)[:, None]
     squared = tl.where(place < k, infinity, -infinity) + tl.zeros([K, BLOCK_Q], qx.dtype)
@@ -97,7 +99,7 @@ def knn_kernel(
         first_tile = start // TILE
         stop_tile = tl.cdiv(stop, TILE)
         num_chunks = tl.cdiv(stop_tile - first_tile, CHUNK)
-        # Between clouds with queries here there may be others, and clouds may be empty.
+        # Clouds without queries in this block, and empty clouds, are skipped.
         num_chunks = tl.where((start < stop) & (low_x <= high_x), num_chunks, 0)
         home_place = tl.maximum(tl.minimum(home_tile, stop_tile - 1) - first_tile, 0)
         worst = tl.max(tl.where(is_here, last, -infinity), axis=0)
@@ -113,7 +115,7 @@ def knn_kernel(
             while least_bound < worst:
                 chosen = tl.min(tl.where(bound == least_bound, tile, NONE), axis=0)
                 bound = tl.where(tile == chosen, infinity, bound)
-                # Loads of (TILE, 1) would lay the pairs out across threads.
+                # Loaded as (TILE,): loads of (TILE, 1) would spread the pairs across threads.
                 key = chosen * TILE + tl.arange(0, TILE)
                 is_key = (key >= start) & (key < stop)
                 kx = tl.load(axes + key, mask=is_key, other=infinity)
@@ -154,7 +156,7 @@ def knn_kernel(
         key = tl.max(tl.where(is_found, point, -1), axis=0)
         index = tl.load(order + key, mask=key >= 0, other=-1)
         if OWN_FIRST:
-            # A point that is not finite finds nobody.
+            # A point that is not finite finds no neighbour, not even itself.
             index = tl.where((index < 0) & (rank == 0), own, index)
         tl.store(found_squared + out + rank, tl.maximum(closest, 0.0), mask=is_query)
         tl.store(found_index + out + rank, index, mask=is_query)
@@ -167,8 +169,8 @@ def knn_search(
 ) -> tuple[Tensor, Tensor]:
     """Squared distance (Q, k) and index (Q, k) int64 into `pos` of the k nearest of the cloud.
 
-    Nearest first, filled up with inf and -1. Where `query` is `pos` each point comes first of its
-    own neighbours.
+    Nearest first, padded with inf and -1. Where `query` is `pos`, each point is its own first
+    neighbour.
     """
     squared = query.new_empty((len(query), k))
     index = torch.empty((len(query), k), dtype=torch.int64, device=query.device)
@@ -181,7 +183,7 @@ def knn_search(
     else:
         query_axes = query.T.contiguous()
         query_boxes = cloud_boxes(query_axes, query_ptr)
-        # One box around both, so that a place on one curve is a place on the other.
+        # One box around both, so that places on the two curves are comparable.
         boxes[:, :3] = torch.minimum(boxes[:, :3], query_boxes[:, :3])
         boxes[:, 3:] = torch.maximum(boxes[:, 3:], query_boxes[:, 3:])
         points = along_curve(axes, ptr, boxes)

@@ -1,4 +1,4 @@
-"""Nearest neighbour between packed clouds on CUDA: every pair of a cloud, in registers."""
+"""Nearest neighbour between packed clouds on CUDA: compares all pairs of a cloud in registers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from pointup.geometry.packed import batch_from_ptr
 
-# 64 x 32 pairs at a time in 4 warps: 16 a thread, of one point and 16 queries. Compiled for sm_90
-# that is 8.7 instructions a pair; twice the points are 8 instructions, but spill registers.
+# 64 x 32 pairs at a time in 4 warps: 16 per thread, of one point and 16 queries. Compiled for sm_90
+# this takes 8.7 instructions per pair; twice the points take 8 instructions, but spill registers.
 BLOCK_Q = 64
 BLOCK_K = 32
 NUM_WARPS = 4
-# Registers a thread, which let three programs share a multiprocessor, and float32 needs no more.
+# Registers per thread: few enough for three programs per multiprocessor, enough for float32.
 MAX_REGISTERS = 168
-# Pairs above which sorting the points, to look at few pairs, is expected to pay: a few ms of work.
+# Pairs above which sorting the points to compare fewer pairs is expected to pay: a few ms of work.
 SMALL = 10**10
 NONE = tl.constexpr(2**31 - 1)
-# Points between two looks at which of them was the nearest.
+# Points after which the kernel notes which queries found a nearer point among them.
 GROUP = 512
 
 
@@ -32,12 +32,12 @@ def squared_distance(
     other_y: tl.tensor,
     other_z: tl.tensor,
 ) -> tl.tensor:
-    """The same roundings wherever it is called, so that results can be compared for equality."""
+    """Squared distance with the same rounding at each call: results can be compared by equality."""
     x, y, z = x - other_x, y - other_y, z - other_z
     return tl.fma(z, z, tl.fma(y, y, x * x))
 
 
-# One compiled kernel a dtype, whatever the numbers and wherever a row of coordinates begins.
+# One compiled kernel per dtype, for all sizes and alignments of a row of coordinates.
 @triton.jit(
     do_not_specialize=["num_queries"],
     do_not_specialize_on_alignment=[
@@ -60,10 +60,10 @@ def nearest_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    """One program for `BLOCK_Q` consecutive queries, of one cloud or of several.
+    """One program for `BLOCK_Q` consecutive queries, of one cloud or several.
 
-    The inner loop only keeps the least distance of every column of pairs; in which group that was
-    is noted once a group, and the point is looked for there at the end.
+    The inner loop only keeps the least distance of each query and column of pairs. The group of
+    points that holds it is noted once per group; the point is identified there at the end.
     """
     first_row = tl.program_id(0) * BLOCK_Q
     row = first_row + tl.arange(0, BLOCK_Q)
@@ -82,14 +82,14 @@ def nearest_kernel(
         stop = tl.load(cloud_stop + cloud).to(tl.int32)
         best = tl.full([BLOCK_Q, BLOCK_K], float("inf"), qx.dtype)
         best_group = tl.zeros([BLOCK_Q, BLOCK_K], tl.int32) + start
-        # A point at infinity is never the nearest: no mask is needed on the pairs.
+        # A point at infinity is never the nearest: the pairs need no mask.
         kx = tl.load(x + start + column, mask=start + column < stop, other=float("inf"))
         ky = tl.load(y + start + column, mask=start + column < stop, other=float("inf"))
         kz = tl.load(z + start + column, mask=start + column < stop, other=float("inf"))
         for group in range(start, stop, GROUP):
             least = tl.full([BLOCK_Q, BLOCK_K], float("inf"), qx.dtype)
             for tile in range(group, tl.minimum(group + GROUP, stop), BLOCK_K):
-                # Loaded a tile ahead: memory is slower than the work on a tile.
+                # Loaded a tile ahead, because memory latency exceeds the work on a tile.
                 key = tile + BLOCK_K + column
                 next_x = tl.load(x + key, mask=key < stop, other=float("inf"))
                 next_y = tl.load(y + key, mask=key < stop, other=float("inf"))
@@ -112,14 +112,14 @@ def nearest_kernel(
         pairs = squared_distance(qx[:, None], qy[:, None], qz[:, None], kx, ky, kz)
         is_closest = is_key & (pairs == closest[:, None])
         choice = tl.min(tl.where(is_closest, key, NONE), axis=1)
-        # Any point where no distance is a number, so that the caller's distance isn't one either.
+        # Where all distances are NaN, any point: the caller's distance is then NaN too.
         choice = tl.where(choice == NONE, tl.where(start < stop, start, -1), choice)
         found = tl.where(cloud_of_row == cloud, choice, found)
     tl.store(index + row, found.to(tl.int64), mask=is_query)
 
 
 def is_small(query: Tensor, pos: Tensor, ptr: Tensor) -> bool:
-    """Whether to look at all pairs; were the clouds alike in size, without asking the device."""
+    """Whether to compare all pairs, estimated for clouds of equal sizes, without a device sync."""
     return len(query) * len(pos) <= SMALL * max(1, len(ptr) - 1)
 
 
@@ -129,13 +129,13 @@ def nearest_index(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) ->
 
 
 def nearest_index_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) -> Tensor:
-    """`nearest_index` from the first `num_pos` points into the rest and back, in one launch.
+    """`nearest_index` from the first `num_pos` points into the others and back, in one launch.
 
-    The result (N,) counts all points. `ptr` has the bounds of the first clouds and `target_ptr`
-    those of the others, from 0.
+    The result (N,) refers to all `points`. `ptr` has the bounds of the first clouds, `target_ptr`
+    those of the others, beginning at 0.
     """
     target_ptr = target_ptr + num_pos
-    # The clouds of `pos` search those of `target`, and the other way round.
+    # The first clouds search in the others, and vice versa.
     start = torch.cat([target_ptr[:-1], ptr[:-1]])
     stop = torch.cat([target_ptr[1:], ptr[1:]])
     return _search(points, torch.cat([ptr, target_ptr[1:]]), points, start, stop)
@@ -148,7 +148,7 @@ def _search(query: Tensor, query_ptr: Tensor, pos: Tensor, start: Tensor, stop: 
     axes = pos.T.contiguous()
     query_axes = axes if query is pos else query.T.contiguous()
     query_cloud = batch_from_ptr(query_ptr, len(query)).int()
-    # Triton's AMD backend has no such option.
+    # Triton's AMD backend has no `maxnreg`.
     is_limited = pos.dtype == torch.float32 and torch.version.hip is None
     limit = {"maxnreg": MAX_REGISTERS} if is_limited else {}
     with torch.cuda.device_of(pos):

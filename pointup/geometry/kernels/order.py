@@ -1,7 +1,7 @@
-"""Points of every cloud along a Morton curve, on CUDA, and the boxes around tiles of them.
+"""Sorts the points of each cloud along a Morton curve, on CUDA, and bounds tiles of them by boxes.
 
-Consecutive points of the curve lie close together, so that a search can pass over a whole tile
-whose box is too far away. Morton 1966, A Computer Oriented Geodetic Data Base.
+Consecutive points of the curve lie close together, so that a search can skip a whole tile whose
+box is too far away. Morton 1966, A Computer Oriented Geodetic Data Base.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from pointup.geometry.packed import batch_from_ptr
 
 TILE = 32
-"""Consecutive points with a common box."""
+"""Consecutive points that share a box."""
 
 BLOCK = 1024
 TILES_PER_PROGRAM = 16
@@ -24,23 +24,23 @@ TILES_PER_PROGRAM = 16
 
 @dataclass(frozen=True)
 class Curve:
-    """Packed clouds with the points of each in the order of the curve."""
+    """Packed clouds, the points of each sorted along the curve."""
 
     axes: Tensor
     """Coordinates, (3, N)."""
     order: Tensor
     """Index (N,) int64 of each point in the original order."""
     cloud: Tensor
-    """Number of its cloud for each point, (N,) int32."""
+    """Number of the cloud of each point, (N,) int32."""
     code: Tensor
-    """Place of each point on the curves of all clouds one after another, (N,) int64, ascending."""
+    """Number of the cloud (upper bits) and place on its curve (48 bits), (N,) int64, ascending."""
 
 
 @triton.jit(do_not_specialize=["num_points"])
 def cloud_boxes_kernel(
     axes: tl.tensor, ptr: tl.tensor, boxes: tl.tensor, num_points: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
-    """One program for an axis of a cloud: its least and greatest coordinate."""
+    """One program per axis of a cloud: its least and greatest coordinate."""
     cloud, axis = tl.program_id(0), tl.program_id(1)
     start = tl.load(ptr + cloud)
     stop = tl.load(ptr + cloud + 1)
@@ -58,7 +58,7 @@ def cloud_boxes_kernel(
 
 @triton.jit
 def spread(bits: tl.tensor) -> tl.tensor:
-    """16 bits with two zeros between each and the next."""
+    """16 bits with two zeros inserted between consecutive ones."""
     bits = bits.to(tl.int64)
     bits = (bits | (bits << 32)) & 0x1F00000000FFFF
     bits = (bits | (bits << 16)) & 0x1F0000FF0000FF
@@ -69,8 +69,8 @@ def spread(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def cell(offset: tl.tensor, side: tl.tensor) -> tl.tensor:
-    """Number of the cell, 0 to 65535, whatever the extent: more would be another cloud's."""
-    # Not by the inverse of the side, which overflows for clouds smaller than 2e-34.
+    """Number of the cell, clamped to 0 ... 65535: more would overlap the number of the cloud."""
+    # Divided: the inverse of the side overflows for clouds smaller than 2e-34.
     share = offset / side
     return tl.where(share >= 0, tl.minimum(share, 1.0) * 65535, 0.0).to(tl.int32)
 
@@ -84,7 +84,7 @@ def curve_kernel(
     num_points: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Place on the curve through 65536 cells along the longest side of the cloud's box."""
+    """Place on the curve, in cells of 1 / 65536 of the longest side of the cloud's box."""
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_point = point < num_points
     number = tl.load(cloud + point, mask=is_point, other=0)
@@ -114,7 +114,7 @@ def tile_boxes_kernel(
     TILE: tl.constexpr,
     TILES_PER_PROGRAM: tl.constexpr,
 ) -> None:
-    """One program for an axis of several tiles."""
+    """One program per axis of several tiles."""
     tile = tl.program_id(0) * TILES_PER_PROGRAM + tl.arange(0, TILES_PER_PROGRAM)
     axis = tl.program_id(1).to(tl.int64)
     point = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -126,8 +126,8 @@ def tile_boxes_kernel(
 
 
 def cloud_boxes(axes: Tensor, ptr: Tensor) -> Tensor:
-    """Least and greatest of the coordinates (3, N) of every cloud, (B, 6); inf and -inf of an empty
-    one."""
+    """Least and greatest coordinates of each cloud, (B, 6), from axes (3, N); inf and -inf for an
+    empty cloud."""
     boxes = axes.new_empty((len(ptr) - 1, 6))
     if len(boxes):
         with torch.cuda.device_of(axes):
@@ -138,7 +138,8 @@ def cloud_boxes(axes: Tensor, ptr: Tensor) -> Tensor:
 
 
 def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
-    """The points (3, N) of every cloud along the curve through its box, (B, 6)."""
+    """The points of each cloud, from axes (3, N), sorted along the curve through its box
+    (`boxes`, (B, 6))."""
     num_points = axes.shape[1]
     cloud = batch_from_ptr(ptr, num_points).int()
     code = torch.empty(num_points, dtype=torch.int64, device=axes.device)
@@ -152,9 +153,9 @@ def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
 
 
 def tile_boxes(axes: Tensor) -> Tensor:
-    """Least and greatest coordinates of every `TILE` points of (3, N), (6, ceil(N / TILE)).
+    """Least and greatest coordinates of each `TILE` points of axes (3, N): (6, ceil(N / TILE)).
 
-    A tile on the border of two clouds has a box around points of both.
+    The box of a tile across the border of two clouds bounds points of both.
     """
     num_tiles = triton.cdiv(axes.shape[1], TILE)
     boxes = axes.new_empty((6, num_tiles))

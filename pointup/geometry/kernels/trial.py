@@ -1,7 +1,7 @@
-"""Tries every kernel on small clouds, against brute force in float64 on the host.
+"""Tests each kernel on small clouds against a brute force in float64 on the host.
 
-Triton compiles kernels where they first run, with the machine's C compiler, Python headers and
-driver: only a trial can tell whether that works here.
+Triton compiles a kernel at its first launch, with the machine's C compiler, Python headers and
+driver: whether this works is known only after a trial.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from torch import Tensor
 
 from pointup.errors import PointupError
 
-# An empty cloud, clouds within a tile, and one of several tiles with duplicates among its points.
+# An empty cloud, clouds within a tile, and one of several tiles with duplicate points.
 SIZES = (130, 0, 1, 40)
 TARGET_SIZES = (60, 3, 1, 170)
 NUM_NEIGHBORS = 5
-# More than fit the registers of one program, so that both ways of thinning are tried.
+# More points than fit in the registers of one program, so that both thinning kernels are tested.
 LARGE = 9000
 NUM_PICKS = 20
 TOLERANCE = 1e-4
 
 
 class Problem(NamedTuple):
-    """Why kernels can't be used, and what to install or update."""
+    """The reason why the kernels can't be used, and what to install or update."""
 
     text: str
     remedy: str
 
 
 def problem(device: torch.device) -> Problem | None:
-    """What is wrong with the kernels on a device; None where all are right.
+    """The first problem with the kernels on a device; None where all give right results.
 
     Waits for the device. Raises PointupError where a kernel has left the device unusable.
     """
@@ -48,11 +48,11 @@ def problem(device: torch.device) -> Problem | None:
     for name, trial in TRIALS.items():
         try:
             if not trial(device):
-                text = f"kernel {name} gives wrong answers"
-                return Problem(text, "install the version of triton that torch asks for")
+                text = f"kernel {name} gives wrong results"
+                return Problem(text, "install the version of triton that torch requires")
         except torch.OutOfMemoryError:
             raise
-        # Triton, its compilers and its drivers have no common base of errors.
+        # Errors of Triton, its compilers and drivers have no common base class.
         except Exception as error:
             expect_usable(device, name, error)
             return Problem(f"kernel {name} fails ({first_line(error)})", remedy(error))
@@ -60,7 +60,7 @@ def problem(device: torch.device) -> Problem | None:
 
 
 def expect_usable(device: torch.device, name: str, cause: Exception) -> None:
-    """Raises PointupError where an error has ended all work on the device."""
+    """Raise PointupError where an error has left the device unusable."""
     try:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
@@ -76,27 +76,27 @@ def first_line(error: Exception) -> str:
 
 
 def remedy(error: Exception) -> str:
-    """What to install or update where compiling a kernel, or running one, ends in this error."""
+    """What to install or update where compiling or running a kernel raises this error."""
     text = str(error).lower()
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "install a C compiler (apt install gcc), or name one in CC"
     headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if isinstance(error, subprocess.CalledProcessError) and not headers.is_file():
-        return f"install Python's headers (apt install python3-dev): there is no {headers}"
+        return f"install Python's headers (apt install python3-dev): {headers} doesn't exist"
     if torch.version.hip:
         return "triton's AMD backend doesn't compile it: update ROCm and torch"
     if "libcuda" in text:
-        return "make libcuda.so.1 known to ldconfig: it comes with the driver"
+        return "make libcuda.so.1, which is part of the driver, known to ldconfig"
     too_new = ("unsupported ptx", "unsupported toolchain", "kernel image", "invalid ptx")
     if any(phrase in text for phrase in too_new):
-        return "update the GPU's driver: it doesn't know what this triton compiles"
+        return "update the GPU's driver: it doesn't support the code that this triton compiles"
     if "out of resource" in text or "shared memory" in text:
         return "this GPU has too few registers or too little shared memory for it"
-    return "install the version of triton that torch asks for"
+    return "install the version of triton that torch requires"
 
 
 def clouds(sizes: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
-    """Points (N, 3) float32 on the host, some of them equal, and their ptr."""
+    """Points (N, 3) float32 on the host, some of them duplicates, and their ptr."""
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(sum(sizes), 3)).astype(np.float32)
     points[::9] = points[len(points) // 2]
@@ -127,7 +127,7 @@ def try_nearest(device: torch.device) -> bool:
     expected = pairs.amin(1)
     both = nearest_index_both(torch.cat([there[0], there[2]]), num_pos, there[1], there[3]).cpu()
     to_target, to_pos = (both[:num_pos] - num_pos).clamp(min=-1), both[num_pos:]
-    # An index of -1 is the column of infinity.
+    # An index of -1 selects the appended column of inf.
     for index in (nearest_index(*there).cpu(), to_target):
         if not is_close(pairs[torch.arange(len(index)), index], expected):
             return False
@@ -140,18 +140,18 @@ def try_knn(device: torch.device) -> bool:
 
     pos, ptr = clouds(SIZES, 2)
     query, query_ptr = clouds(TARGET_SIZES, 3)
-    for one, one_ptr in ((query, query_ptr), (pos, ptr)):
-        there = pos.to(device), ptr.to(device)
-        asked = there if one is pos else (one.to(device), one_ptr.to(device))
-        squared, index = (found.cpu() for found in knn_search(*asked, *there, NUM_NEIGHBORS))
+    for queries, queries_ptr in ((query, query_ptr), (pos, ptr)):
+        points = pos.to(device), ptr.to(device)
+        searched = points if queries is pos else (queries.to(device), queries_ptr.to(device))
+        squared, index = (found.cpu() for found in knn_search(*searched, *points, NUM_NEIGHBORS))
         pairs = torch.nn.functional.pad(
-            pair_distances(one, one_ptr, pos, ptr), (0, NUM_NEIGHBORS), value=torch.inf
+            pair_distances(queries, queries_ptr, pos, ptr), (0, NUM_NEIGHBORS), value=torch.inf
         )
         expected = pairs.sort(1).values[:, :NUM_NEIGHBORS]
         chosen = pairs.gather(1, index % pairs.shape[1])
         ordered = index.sort(1).values
-        is_twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-        if not (is_close(squared, expected) and is_close(chosen, expected)) or is_twice.any():
+        is_repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+        if not (is_close(squared, expected) and is_close(chosen, expected)) or is_repeated.any():
             return False
     return True
 
@@ -193,11 +193,11 @@ def try_insertion(device: torch.device) -> bool:
     reach = squared[:, -1]
     is_near = (squared > 0) & (squared < torch.minimum(reach[:, None], reach[index]))
     neighbor = torch.where(is_near, index, -1)
-    # All different: which of two equal ones goes first is up to the kernel.
+    # All different: the order of equal radii depends on the kernel.
     limit = (0.5 * torch.from_numpy(np.random.default_rng(6).permutation(len(pos)))).float()
     arguments = (neighbor.int(), squared, parent.int(), limit)
     found = settle(*(values.contiguous().to(device) for values in arguments)).cpu()
-    # Whoever has the larger radius has gone before, and nothing else bounds a radius.
+    # A radius is the least distance to a near point with a larger radius, or its own bound.
     is_before = is_near & (found[index] > found[:, None])
     expected = squared.masked_fill(~is_before, torch.inf).amin(1)
     bound = torch.maximum(limit, torch.where(parent < 0, 0.0, found[parent]))
