@@ -95,7 +95,8 @@ def test_launch_configurations_are_there_and_gpus_get_as_many_tokens_as_fit(page
     for line in command_lines(page):
         names = re.findall(r"pointup config (\w+)|accelerate_configs/(\w+)\.yaml", line)
         for name in map("".join, names):
-            assert [*ROOT.glob(f"**/accelerate_configs/{name}.yaml")], line
+            folders = ("accelerate_configs", "pointup/presets")
+            assert any((ROOT / folder / f"{name}.yaml").exists() for folder in folders), line
             trains = "pointup train" in line or "train.py" in line
             assert name not in ON_GPUS or not trains or "--token-budget auto" in line, line
 
@@ -145,11 +146,16 @@ def test_named_files_are_there(page: Path) -> None:
 
 @of_current_pages
 def test_named_modules_and_their_members_are_there(page: Path) -> None:
-    for name in re.findall(r"(?:`|::: |import )(?!pointup\.json)(pointup(?:\.\w+)+)", page.read_text()):
+    for name in re.findall(
+        r"(?:`|::: |import )(?!pointup\.json)(pointup(?:\.\w+)+)", page.read_text()
+    ):
         parts = name.split(".")
         paths = [ROOT.joinpath(*parts[:end]) for end in range(1, len(parts) + 1)]
         modules = [p for p in paths if p.is_dir() or p.with_suffix(".py").exists()]
-        found, rest = importlib.import_module(".".join(parts[: len(modules)])), parts[len(modules) :]
+        found, rest = (
+            importlib.import_module(".".join(parts[: len(modules)])),
+            parts[len(modules) :],
+        )
         for member in rest:
             assert hasattr(found, member), name
             found = getattr(found, member)
@@ -161,7 +167,9 @@ def examples() -> Iterator[tuple[Path, str]]:
             yield page, block
 
 
-@pytest.mark.parametrize(("page", "code"), [*examples()], ids=lambda value: getattr(value, "stem", ""))
+@pytest.mark.parametrize(
+    ("page", "code"), [*examples()], ids=lambda value: getattr(value, "stem", "")
+)
 def test_examples_print_what_their_comments_say(page: Path, code: str) -> None:
     expected = re.findall(r"^print\(.*?\)\s+# (.*)$", code, re.MULTILINE)
     with redirect_stdout(io.StringIO()) as printed:
