@@ -1,4 +1,4 @@
-"""Pages of the documentation site whose text is kept elsewhere in the repository (a mkdocs hook)."""
+"""Adds pages to the site whose text is elsewhere in the repository (a mkdocs hook)."""
 
 from __future__ import annotations
 
