@@ -26,9 +26,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
 # What a CPU can't do, what is tested elsewhere (.ci/run), and what runs until it is stopped.
-SKIPPED = re.compile(
-    r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\."
-)
+SKIPPED = re.compile(r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.")
 STARTS = ("pointup ", "accelerate launch ")
 # Fewer pairs and steps than the page says.
 SHORTER = {
