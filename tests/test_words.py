@@ -45,6 +45,7 @@ SCANNED = (
 ALLOWED = {
     # Names of stored weights, which trained models and checkpoints keep.
     "pointup/model/upsampler.py": {"pull"},
+    "pointup/benchmark/reference_implementation.py": {"pull"},
     # Old names of model options, which are still read.
     "pointup/model/config.py": {"quota_trust"},
     # The title of a paper.
