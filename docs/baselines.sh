@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes the tables of "Beside baselines that are hard to beat" in results.md again:
+# Computes the tables of "Comparison with stronger baselines" in results.md:
 #     docs/baselines.sh SURVEYS WORK [MODEL]
-# SURVEYS holds the survey files, WORK gets the datasets (made once) and the figures, as JSON.
+# SURVEYS holds the survey files, WORK receives the datasets (prepared once) and the figures, as JSON.
 set -euo pipefail
 surveys=$(realpath "$1") work=$2 model=${3:-lidar}
 mkdir -p "$work"
 cd "$work"
 
 # NAME FILE TILE BLOCK METRES: tiles of a survey thinned at random, or by patterns in turn; a tenth
-# of its blocks is held out. Of a file without a coordinate system the unit is told.
+# of its blocks is held out. METRES is the unit, for files without a coordinate system.
 thin() {
     for pattern in random mixed; do
         for ratio in 2 4; do
@@ -34,7 +34,8 @@ import json
 from pathlib import Path
 
 METHODS = ("model", "midpoints", "random_midpoints", "jitter", "plane", "source")
-HEAD = f"| | | {' | '.join(m.replace('_', ' ') for m in METHODS)} |\n|---|---|{'---:|' * len(METHODS)}"
+TITLES = [{"midpoints": "midpoint baseline"}.get(m, m.replace("_", " ")) for m in METHODS]
+HEAD = f"| | | {' | '.join(TITLES)} |\n|---|---|{'---:|' * len(METHODS)}"
 
 
 def line(name, label, rows, figure, digits):

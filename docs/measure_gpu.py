@@ -1,4 +1,4 @@
-"""Measures on a GPU what docs/gpu.md leaves open, and prints tables to paste there.
+"""Measures on a GPU the open figures of docs/gpu.md, and prints them as tables for that page.
 
 python docs/measure_gpu.py [--quick]
 """
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def measured(work: TrainingWork, precision: str, size: int, budget: int) -> str:
-    """A line of the table, from steps without and with the profiler."""
+    """A row of the table, from steps without and with the profiler."""
     batch = training_batch([size] * max(1, budget // (5 * size)))
     for _ in range(3):
         work.step(batch)

@@ -1,4 +1,4 @@
-"""Several hosts train one model: what README.md says to launch, on links that fail, hosts that die.
+"""Several hosts train one model: the documented launch lines, on links that fail, hosts that die.
 
 The hosts are namespaces of this machine; see hosts.py. Skipped where those can't be made.
 """
@@ -93,18 +93,18 @@ def output(network: Network) -> str:
     return "\n".join(f"--- host{host.number}\n{host.output}" for host in network.hosts)
 
 
-def test_the_launch_lines_of_the_readme_train_the_model_that_one_host_trains(
+def test_the_documented_launch_lines_train_the_model_that_one_host_trains(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     run = tmp_path / "run"
     configuration = on_cpus(tmp_path, 2, 4)
-    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = re.findall(r"^accelerate launch .*--machine_rank.*main_process_ip.*", readme, re.M)
+    page = (ROOT / "docs" / "guides" / "clusters.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^accelerate launch .*--machine_rank.*main_process_ip.*", page, re.M)
     assert len(lines) == 2
     with timed("two hosts of two processes"):
         for host, line in zip(network.hosts, lines, strict=True):
-            words = shlex.split(line, comments=True)
-            words[words.index("accelerate_configs/2x8gpu.yaml")] = str(configuration)
+            line = line.replace("$(pointup config 2x8gpu)", str(configuration))
+            words = shlex.split(line.replace("--token-budget auto", ""), comments=True)
             words[words.index("pairs/")] = str(pair_directory)
             options = ["--output-dir", run, *SMALL, *LENGTH, "--num-workers", 0]
             host.start(*words, *options)

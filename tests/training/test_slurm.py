@@ -1,4 +1,4 @@
-"""The job script of README.md under a real SLURM of two hosts: it ends like an undisturbed run.
+"""The documented job script under a real SLURM of two hosts: it ends like an undisturbed run.
 
 Skipped where SLURM isn't installed or hosts can't be made; see slurm.py and hosts.py.
 """
@@ -30,13 +30,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def job_script(data: Path, run: str, **changes: str) -> str:
-    """The script of README.md, for CPUs, small data and a short time."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", README, re.DOTALL)
+    """The script of the documentation, for CPUs, small data and a short time."""
+    (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", CLUSTERS, re.DOTALL)
     words = [word for word in arguments(data, Path("RUN"), "--num-workers", 0) if word != "RUN"]
     words.remove("--output-dir")
     for before, after in {
-        "accelerate_configs/2x8gpu.yaml": str(data.parent / "hosts.yaml"),
-        "train.py --data pairs/ --output-dir runs/long --epochs 200": (
+        "$(pointup config 2x8gpu)": str(data.parent / "hosts.yaml"),
+        "-m pointup train --data pairs/ --token-budget auto --output-dir runs/long --epochs 200": (
             f"tests/faulty.py {shlex.join(words)} --output-dir {run}"
         ),
         **changes,
@@ -46,7 +46,7 @@ def job_script(data: Path, run: str, **changes: str) -> str:
     return script
 
 
-README = (ROOT / "README.md").read_text()
+CLUSTERS = (ROOT / "docs" / "guides" / "clusters.md").read_text()
 
 
 def has_ended(shown: dict[str, str]) -> bool:

@@ -1,0 +1,27 @@
+"""Adds pages to the site whose text is elsewhere in the repository (a mkdocs hook)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "models/lidar.md": "pointup/weights/lidar/README.md",
+    "models/shapes.md": "pointup/weights/shapes/README.md",
+}
+"""Page of the site, and the file that holds its text."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages; their links to files in docs/ become links between pages."""
+    for page, source in PAGES.items():
+        up = "../" * page.count("/")
+        text = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", (ROOT / source).read_text())
+        files.append(File.generated(config, page, content=text))
+    return files
