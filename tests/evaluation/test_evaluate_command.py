@@ -134,7 +134,7 @@ def test_shapes_and_surveys_are_upsampled_with_the_requested_oversampling(
         assert figures["cd"] == pytest.approx(expected["cd"], rel=1e-5)
         assert not evaluate(*survey, "--ratio", 3, *options)
         points, dense = (np.loadtxt(surveys / f"{name}.xyz") for name in ("sparse", "dense"))
-        made = upsample(points, 3, model=upsampler, oversampling=oversampling)
+        made = upsample(points, 3, model=upsampler, above_ground=True, oversampling=oversampling)
         chamfer = figures_of(path)["rows"]["model"]["chamfer"]
         assert chamfer == pytest.approx(chamfer_of(made, points, dense), rel=1e-5)
         text = f"oversampling {oversampling}"
