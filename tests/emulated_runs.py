@@ -183,13 +183,13 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
     patches = [
         mock.patch(f"pointup.benchmark.{name}", value)
         for name, value in (
-            ("steps.QUICK_SIZES", (60,)),
-            ("steps.token_budget", lambda device: 1200),
-            ("searches.QUICK_POINTS", 200),
-            ("reference.QUICK_SIZES", (60,)),
-            ("reference.token_budget", lambda device: 1200),
-            ("upsampled.QUICK_SIZES", (300,)),
-            ("steps.MOST_ROUNDS", 1),
+            ("training_speed.QUICK_SIZES", (60,)),
+            ("training_speed.token_budget", lambda device: 1200),
+            ("neighbor_search.QUICK_POINTS", 200),
+            ("reference_training.QUICK_SIZES", (60,)),
+            ("reference_training.token_budget", lambda device: 1200),
+            ("upsampling.QUICK_SIZES", (300,)),
+            ("training_speed.MOST_ROUNDS", 1),
             ("timing.MOST_ROUNDS", 1),
         )
     ]

@@ -322,7 +322,7 @@ def test_no_kernel_is_compiled_anew_for_other_counts() -> None:
                     if param.name.startswith("num_") or param.name == "k":
                         counts.append(param.name)
                         assert param.do_not_specialize, f"{kernel.__name__}: {param.name}"
-    assert len(counts) == 12 and counts.count("k") == 1
+    assert len(counts) == 13 and counts.count("k") == 1
 
 
 EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]
