@@ -29,7 +29,6 @@ from pointup.training.faults import available_memory, token_budget
 from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
 
-
 GPU = torch.device("cuda", 0)
 
 
