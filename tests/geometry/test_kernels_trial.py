@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,12 +29,14 @@ from test_kernels import (
 
 from pointup.errors import ConfigError, PointupError
 from pointup.geometry import kernels, neighbors, thinning
+from pointup.geometry.insertion_radii import insertion_radii
 from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.packed import batch_from_ptr
 from pointup.geometry.thinning import farthest_point_sample
 
 CPU = torch.device("cpu")
 HERE = torch.device(DEVICE)
+KERNEL_FILES = ("farthest", "insertion", "knn", "nearest", "order")
 pytestmark = needs_triton
 
 
@@ -86,6 +89,9 @@ def expect_right_answers(device: str = "cpu") -> None:
     expect_knn(sets, 4, *knn(*sets[2:], 4, *sets[:2]))
     counts = torch.tensor([7, 0, 3])
     expect_farthest(*sets[:2], counts, farthest_point_sample(*sets[:2], counts))
+    radii = insertion_radii(*sets[:2], counts)
+    with mock.patch.object(kernels, "take", return_value=False):
+        assert torch.equal(radii, insertion_radii(*sets[:2], counts))
 
 
 @needs_device
@@ -191,11 +197,13 @@ def test_without_pythons_headers_the_remedy_names_them(
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-def test_without_triton_one_warning_says_so_and_results_are_right() -> None:
-    with (
-        mock.patch("importlib.util.find_spec", return_value=None),
-        pytest.warns(UserWarning, match="pip install triton") as warned,
-    ):
+def test_without_triton_one_warning_says_so_and_results_are_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Neither triton nor a module that imports it can be imported any more.
+    for name in ("triton", *(f"pointup.geometry.kernels.{name}" for name in KERNEL_FILES)):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.warns(UserWarning, match="pip install triton") as warned:
         expect_right_answers()
     assert len(warned) == 1
 
@@ -314,7 +322,7 @@ def test_no_kernel_is_recompiled_for_other_counts() -> None:
     from triton.runtime.jit import JITFunction
 
     counts = []
-    for name in ("farthest", "insertion", "knn", "nearest", "order"):
+    for name in KERNEL_FILES:
         module = importlib.import_module(f"pointup.geometry.kernels.{name}")
         for kernel in vars(module).values():
             if isinstance(kernel, JITFunction) and kernel.__name__.endswith("_kernel"):
@@ -322,7 +330,7 @@ def test_no_kernel_is_recompiled_for_other_counts() -> None:
                     if param.name.startswith("num_") or param.name == "k":
                         counts.append(param.name)
                         assert param.do_not_specialize, f"{kernel.__name__}: {param.name}"
-    assert len(counts) == 12 and counts.count("k") == 1
+    assert len(counts) == 13 and counts.count("k") == 1
 
 
 EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError, TrainingError
-from pointup.training.distributed import devices
-from pointup.training.distributed.accelerator import check_accumulation
+from pointup.training.config import TrainConfig
+from pointup.training.datasets import training_loader
+from pointup.training.distributed import accelerator, devices
+from pointup.training.distributed.accelerator import check_accumulation, make_accelerator
 from pointup.training.distributed.devices import (
     check_number_of_devices,
     prepare_devices,
     why_no_accelerator,
 )
+from pointup.training.evaluation import Evaluation
+from pointup.training.faults import available_memory, token_budget
 from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
+
+GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +85,35 @@ def test_more_processes_than_devices_are_refused_before_they_form_a_group(
         prepare_devices()
 
 
+@pytest.mark.parametrize(
+    ("has_gpu", "name", "value", "message"),
+    [
+        (True, "WORLD_SIZE", "2", "2 processes were launched on this machine, .* sees 1;"),
+        (True, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "accumulation_steps is 4; leave"),
+        (False, "WORLD_SIZE", "8", "torch sees no accelerator: .* 8 processes would share the CPU"),
+    ],
+)
+def test_what_a_launcher_asks_in_vain_is_refused_before_a_group_forms(
+    has_gpu: bool,
+    name: str,
+    value: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setenv(name, value)
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: has_gpu),
+        mock.patch("torch.accelerator.device_count", lambda: int(has_gpu)),
+        mock.patch.object(accelerator, "join_group") as join_group,
+        mock.patch.object(accelerator, "Accelerator"),
+        pytest.raises(ConfigError, match=message),
+    ):
+        make_accelerator(tmp_path)
+    assert not join_group.called
+
+
 def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,15 +160,41 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
 def test_the_allocator_grows_segments_unless_it_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    devices.allocate_expandable()
+    prepare_devices()
     assert "PYTORCH_ALLOC_CONF" not in devices.os.environ
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     # Set by the test first, so that it is unset after it.
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    devices.allocate_expandable()
+    prepare_devices()
     assert devices.os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+
+
+def test_the_memory_of_a_device_is_what_its_allocator_holds_with_gaps_between_tensors() -> None:
+    allocator = mock.Mock(
+        mem_get_info=lambda device: (700, 1000),
+        memory_allocated=lambda device: 100,
+        memory_reserved=lambda device: 250,
+        max_memory_allocated=lambda device: 300,
+        max_memory_reserved=lambda device: 400,
+    )
+    with mock.patch.object(available_memory, "device_module", lambda device: allocator):
+        assert available_memory.memory_limit(GPU, 1) == 950
+        with available_memory.PeakMemory(GPU) as peak:
+            pass
+    assert peak.bytes == 400
+
+
+def test_a_budget_found_leaves_15_percent_of_the_memory_free() -> None:
+    group: Any = mock.Mock(num_processes=1, is_main_process=False, gather=lambda tokens: tokens)
+    probe: Any = SimpleNamespace(bytes_before=0, peak_bytes=lambda tokens: 10 * tokens)
+    group.device = torch.device("cpu")
+    with mock.patch.object(token_budget, "memory_limit", lambda *_: 1_000_000):
+        found, _ = token_budget._fits_everywhere(probe, group, 1000, 10**6)
+    assert 76_500 <= found <= 85_000
 
 
 def test_accumulation_steps_of_the_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +208,19 @@ def test_accumulation_steps_of_the_launcher_are_refused(monkeypatch: pytest.Monk
 def test_memory_is_pinned_for_gpus_only() -> None:
     with mock.patch("torch.cuda.is_available", lambda: True):
         assert not make_loader([], []).pin_memory  # type: ignore[arg-type]
-        gpu = torch.device("cuda", 0)
-        assert make_loader([], [], device=gpu).pin_memory  # type: ignore[arg-type]
+        assert make_loader([], [], device=GPU).pin_memory  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", [GPU, torch.device("cpu")], ids=str)
+def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.device) -> None:
+    config = TrainConfig(num_workers=0)
+    dataset: Any = mock.MagicMock(full_sizes=np.array([5, 6]), names=["one", "other"])
+    dataset.__len__.return_value = 2
+    group: Any = SimpleNamespace(device=device, num_processes=1, process_index=0)
+    with mock.patch("torch.cuda.is_available", lambda: True):
+        training: Any = training_loader(config, dataset, mock.MagicMock(), device)
+        evaluation: Any = Evaluation(SimpleNamespace(validation=dataset), group, config, 20).batches
+    assert training.pin_memory == evaluation.pin_memory == (device == GPU)
 
 
 class Scaler:
