@@ -122,7 +122,7 @@ def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
         reduction.start()
         pieces = 0
         with memory_limit(limit):
-            for piece, losses in in_pieces(batch, propagate, reduction.forget_failure):
+            for piece, losses in in_pieces(batch, propagate, reduction.drop_failed):
                 pieces += 1
                 reduction.add(losses, num_tokens(piece), piece.name)
         reduction.finish(stop=False, elapsed_seconds=0.0)

@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "evaluation": (Evaluation, "records_of"),
     "checkpoint": (Saver, "save"),
     "saving": (checkpoint, "flush_to_disk"),
-    "agreement": (train, "facts_of_epoch"),
+    "consistency": (train, "facts_of_epoch"),
 }
 
 
@@ -119,14 +119,14 @@ def differ(what: str) -> None:
 
 def have_memory_for(num_clouds: int) -> None:
     """Run out of memory in every micro-batch of more clouds."""
-    real = train.micro_batch_losses
+    real = train.losses_of_model
 
     def limited(model: Any, batch: Any, *rest: Any) -> Any:
         if batch.num_graphs > num_clouds:
             out_of_memory()
         return real(model, batch, *rest)
 
-    train.micro_batch_losses = limited
+    train.losses_of_model = limited
 
 
 def have_memory_left(num_bytes: int) -> None:

@@ -33,7 +33,7 @@ def run_forked(
 
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    from pointup.training.distributed import preemption as stopping
+    from pointup.training.distributed import preemption
 
     number, modules, *words = sys.argv[1:]
     first, *_ = [import_module(name) for name in modules.split(",")]
@@ -49,7 +49,7 @@ def main() -> int:
         if not os.fork():
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
             # They were not there yet when it was imported, and end with the process that forks.
-            stopping.LAUNCHER = os.getppid()
+            preemption.LAUNCHER = os.getppid()
             sys.argv = [first.__name__, *words]
             return int(first.main())
     statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]

@@ -107,7 +107,7 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    assert "is a build for CPUs" in why_no_accelerator()
+    assert "is a CPU build" in why_no_accelerator()
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert why_no_accelerator().startswith("CUDA_VISIBLE_DEVICES is '', which hides all GPUs")

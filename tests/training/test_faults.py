@@ -98,7 +98,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed
 @pytest.mark.parametrize(
     "where, number",
     [
-        ("start", 1), ("agreement", 1), ("forward", 5), ("backward", 5), ("reduction", 5),
+        ("start", 1), ("consistency", 1), ("forward", 5), ("backward", 5), ("reduction", 5),
         ("evaluation", 1), ("checkpoint", 2), ("saving", 8),
     ],
 )  # fmt: skip

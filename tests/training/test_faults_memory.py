@@ -78,4 +78,4 @@ def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
     assert found["little"] < found["much"]
     again = tmp_path / "little"
     continues(pair_directory, again, *options)
-    assert len(re.findall("Looking for the largest token budget", log_of(again))) == 1
+    assert len(re.findall("Searching for the largest token budget", log_of(again))) == 1

@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from pointup.errors import ConfigError
 from pointup.training.distributed.accelerator import (
     make_accelerator,
-    processes_asked_for,
+    processes_requested,
     seed_micro_batch,
 )
 
@@ -47,15 +47,15 @@ def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_pat
     four = tmp_path / "four.yaml"
     four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
     python = "/usr/bin/python3"
-    assert processes_asked_for([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
-    assert processes_asked_for(
+    assert processes_requested([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
+    assert processes_requested(
         [python, "/bin/accelerate", "launch", "--cpu", "--num_processes", "3", "train.py"]
     ) == 3  # fmt: skip
-    assert processes_asked_for(
+    assert processes_requested(
         [python, "/bin/accelerate-launch", "--config_file", str(four), "train.py", "--steps", "3"]
     ) == 4  # fmt: skip
-    assert processes_asked_for(["bash", "-c", "python train.py"]) == 1
-    assert processes_asked_for([]) == 1
+    assert processes_requested(["bash", "-c", "python train.py"]) == 1
+    assert processes_requested([]) == 1
 
 
 def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:

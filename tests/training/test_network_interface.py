@@ -75,7 +75,7 @@ def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(ConfigError, match=r"no way to node7 .*--main_process_ip"):
+    with pytest.raises(ConfigError, match=r"no route to node7 .*--main_process_ip"):
         address_towards("node7")
 
 

@@ -13,11 +13,11 @@ import pytest
 from pointup.training.distributed.preemption import StopRequest
 
 
-def wait_until_asked(stop: StopRequest) -> None:
+def wait_until_requested(stop: StopRequest) -> None:
     deadline = time.monotonic() + 10
-    while not stop.asked and time.monotonic() < deadline:
+    while not stop.requested and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert stop.asked
+    assert stop.requested
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
@@ -25,17 +25,17 @@ def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.asked
+        assert not stop.requested
         os.kill(os.getpid(), number)
-        wait_until_asked(stop)
-        assert stop.asked_by == name
+        wait_until_requested(stop)
+        assert stop.requested_by == name
     assert signal.getsignal(number) == before
 
 
 def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        wait_until_asked(stop)
+        wait_until_requested(stop)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
 
@@ -91,8 +91,8 @@ def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"
         "    os.write(tell, b'.')\n"
-        "    while not stop.asked: time.sleep(0.01)\n"
-        "    print(stop.asked_by, flush=True)\n"
+        "    while not stop.requested: time.sleep(0.01)\n"
+        "    print(stop.requested_by, flush=True)\n"
         "    time.sleep(60)\n"
     )
     assert ended.stdout == "the launcher's death\n"

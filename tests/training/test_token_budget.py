@@ -254,7 +254,7 @@ def test_the_plan_tells_that_the_budget_has_grown(
     assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
     monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
     text = describe_budget(TrainConfig(), data, 720, 0.5)
-    assert text == f"720, 50.0% used; grown from 500 to the largest pair, {largest}"
+    assert text == f"720, 50.0% used; raised from 500 to the largest pair, {largest}"
     assert "grown" not in describe_budget(TrainConfig(token_budget=720), data, 720, 0.5)
 
 

@@ -30,8 +30,8 @@ class Device:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.most, self.failures, self.done = most, 0, list[str]()
-        self.real = training.micro_batch_losses
-        monkeypatch.setattr(training, "micro_batch_losses", self.losses)
+        self.real = training.losses_of_model
+        monkeypatch.setattr(training, "losses_of_model", self.losses)
 
     def losses(self, model: Any, batch: Batch, *rest: Any) -> Tensor:
         if batch.num_graphs > self.most:

@@ -104,7 +104,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     )
     log = (run / "logs" / "rank_0.log").read_text()
     assert re.search(r"other.npz: not a surface: .*; its sample has no P2F", log)
-    assert "1 of 3 validation samples can't be measured, the first one bad_resample" in log
+    assert "1 of 3 validation samples can't be measured; the first one, bad_resample" in log
     assert "no picture of good: no font" in log
     lines = evaluations_of(run)
     assert [line["step"] for line in lines] == [1, 2]
@@ -173,13 +173,13 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
 def test_a_run_that_never_took_a_step_is_a_failure(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = training.micro_batch_losses
+    real = training.losses_of_model
     config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * float("nan"))
     for _ in range(2):  # At the end, and again when the run is found to be over.
         with pytest.raises(TrainingError, match="all 3 steps were skipped"):
             training.train(config, accelerator)
-    monkeypatch.setattr(training, "micro_batch_losses", real)
+    monkeypatch.setattr(training, "losses_of_model", real)
     fine = options(pair_directory, tmp_path / "fine", steps=1, num_pictures=0)
     training.train(fine, accelerator)
 
@@ -189,8 +189,8 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
 ) -> None:
     # On the CPU, where the products of loss and scale overflow as those of fp16 do elsewhere.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    real = training.micro_batch_losses
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e36)
+    real = training.losses_of_model
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e36)
     config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
     for _ in range(2):
         with pytest.raises(TrainingError, match="all 3 steps were skipped"):
@@ -198,7 +198,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     assert accelerator.scaler.get_scale() == 2.0**13
     # Overflows at first, then steps.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e34)
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e34)
     fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
     training.train(fine, accelerator)
     state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
@@ -267,7 +267,7 @@ def test_what_nohup_started_outlives_its_terminal() -> None:
         "import os, signal, time\n"
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest() as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.asked_by)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.requested_by)\n"
     )
     asked = {}
     for handler in (signal.SIG_DFL, signal.SIG_IGN):

@@ -38,11 +38,11 @@ class VanishingStore:
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.answer()
-        beats = [
+        heartbeats = [
             Heartbeat(1, 7, 3, "reduction", 4711, "host0"),
             Heartbeat(1, 7, 3, "reduction", os.getpid(), platform.node()),
         ]
-        return [json.dumps(asdict(beat)).encode() for beat in beats]
+        return [json.dumps(asdict(heartbeat)).encode() for heartbeat in heartbeats]
 
 
 def test_a_store_that_never_answers_again_holds_no_process_up(
@@ -60,12 +60,12 @@ def test_a_store_that_never_answers_again_holds_no_process_up(
 
         def end(status: int, text: str) -> None:
             ended.append((status, text))
-            dog.over.set()
+            dog.closed.set()
 
         monkeypatch.setattr(watchdog, "end_at_once", end)
-        dog.at("reduction")
+        dog.enter_phase("reduction")
         began = time.monotonic()
-        assert dog.over.wait(30)
+        assert dog.closed.wait(30)
         assert time.monotonic() - began > 1.0
     store.released.set()
     ((status, text),) = ended

@@ -157,7 +157,7 @@ def has_heartbeat(path: Path) -> bool:
     return False
 
 
-def look_at(path: Path) -> tuple[dict[str, Any], bool]:
+def inspect_lock(path: Path) -> tuple[dict[str, Any], bool]:
     """Who a lock names, and whether that run still holds it; which is left as it is.
 
     A holder on another machine is waited for, up to the time in which it shows heartbeats.

@@ -42,7 +42,7 @@ class RankLog:
         self.is_verbose = is_verbose
         self.handlers: list[logging.Handler] = []
         self.previous_level = logging.NOTSET
-        self.takes_crashes = False
+        self.handles_crashes = False
 
     def __enter__(self) -> RankLog:
         root = logging.getLogger()
@@ -68,8 +68,8 @@ class RankLog:
         self.previous_level = logger.level
         logger.setLevel(logging.DEBUG)
         logging.captureWarnings(True)
-        self.takes_crashes = not faulthandler.is_enabled()
-        if self.takes_crashes and file.stream is not None:
+        self.handles_crashes = not faulthandler.is_enabled()
+        if self.handles_crashes and file.stream is not None:
             faulthandler.enable(file.stream)
         logger.debug(
             "process %d of %d, pid %d on %s, started %s: %s",
@@ -93,7 +93,7 @@ class RankLog:
             self.handlers[0].handle(
                 logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, values, cause)
             )
-        if self.takes_crashes:
+        if self.handles_crashes:
             faulthandler.disable()
         logging.captureWarnings(False)
         logger.setLevel(self.previous_level)
@@ -106,14 +106,14 @@ class RankLog:
 class LogFile(logging.FileHandler):
     """Says once, on stderr, that a disk is full, instead of a traceback for each message lost."""
 
-    has_said = False
+    has_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.has_said:
-            self.has_said = True
+        elif not self.has_warned:
+            self.has_warned = True
             print_error(f"warning: {self.baseFilename}: {error.strerror}")
 
     def close(self) -> None:
