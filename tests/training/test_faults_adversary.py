@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 from conftest import metrics_of
-from disturbed import PATIENCE, ends, is_over, launched, output_of
+from disturbed import PATIENCE, ends, has_ended, launched, output_of
 from safetensors.torch import load_file
 
 from pointup.training.run_directory.checkpoint import LATEST, latest_checkpoint, step_of
@@ -93,7 +93,7 @@ def end(what: str, process: subprocess.Popen[str], run: Path, chance: random.Ran
             known = [] if what == "SIGUSR1" else [launcher]
             if targets := ranks + known:
                 chance.choice(targets).send_signal(signal.Signals[what])
-    assert is_over(time.time(), 240, run, f"adversary: {what}"), output_of(run)
+    assert has_ended(time.time(), 240, run, f"adversary: {what}"), output_of(run)
 
 
 def meddle(what: str, run: Path) -> bool:

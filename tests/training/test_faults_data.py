@@ -17,7 +17,7 @@ from disturbed import (
     assert_ends_like,
     continues,
     ends,
-    is_over_within,
+    has_ended_within,
     launched,
     log_of,
     output_of,
@@ -49,7 +49,7 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
             "hang": "hung, --worker-timeout 5",
             "raise": "exception in one sample",
         }
-        assert is_over_within(
+        assert has_ended_within(
             60, run, f"data worker: {does[what]}: exit not 0, continues bit for bit"
         )
     assert told in log_of(run, 1), log_of(run, 1)
@@ -104,7 +104,7 @@ def test_a_cloud_with_a_bad_loss_on_one_process_is_skipped_by_all_and_named(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="nan forward 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(120, run, "NaN in one micro-batch: step skipped by all, trained on")
+        assert has_ended_within(120, run, "NaN in one micro-batch: step skipped by all, trained on")
     assert re.search(r"step 4 skipped: loss nan, gradient nan, from train_\d+", log_of(run))
     assert all(weight.isfinite().all() for weight in weights_of(run).values())
     before = [line["loss"] for line in steps_of(undisturbed)]
@@ -145,7 +145,7 @@ def test_weights_without_gradient_on_one_process_count_as_zero_there(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="lose window 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(120, run, "weights without gradient on one process: trained on")
+        assert has_ended_within(120, run, "weights without gradient on one process: trained on")
     steps = steps_of(run)
     assert len(steps) == STEPS and all(np.isfinite(line["loss"]) for line in steps)
     assert [line for line in metrics_of(run) if "validation" in line]

@@ -11,7 +11,7 @@ import torch
 from disturbed import (
     PATIENCE,
     continues,
-    is_over_within,
+    has_ended_within,
     latest_of,
     launched,
     log_of,
@@ -29,7 +29,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"oom {where} 3 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(
+        assert has_ended_within(
             120, run, f"out of memory in {where}: done again in halves, ends with the same losses"
         )
     assert "done again in halves" in log_of(run, 1)

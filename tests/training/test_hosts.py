@@ -21,7 +21,7 @@ from disturbed import (
     arguments,
     assert_ends_like,
     ends,
-    is_over,
+    has_ended,
     timed,
     wait_for_step,
 )
@@ -174,11 +174,11 @@ def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_me
     wait_for_step(run, 6)
     network.cut(network.hosts[1])
     cut = time.time()
-    assert is_over(cut, 60, run, "link cut for good, --hang-timeout 6"), output(network)
+    assert has_ended(cut, 60, run, "link cut for good, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
     for host, other in (network.hosts, reversed(network.hosts)):
         assert "train.py: error: the training hangs: " in host.output
-        assert f"see to host{other.number}, and to the network" in host.output
+        assert f"check host{other.number}, and the network" in host.output
     network.join(network.hosts[1])
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)
@@ -203,11 +203,11 @@ def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
         host.kill_all()
     else:
         network.lose_power(host)
-    assert is_over(began, 60, run, f"host {number} {how}, --hang-timeout 6"), output(network)
+    assert has_ended(began, 60, run, f"host {number} {how}, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
     (other,) = set(network.hosts) - {host}
     if how == "power lost":
-        assert f"see to host{number}, and to the network" in other.output
+        assert f"check host{number}, and the network" in other.output
     network.join(host)
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)

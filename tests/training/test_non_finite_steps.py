@@ -40,7 +40,7 @@ def test_the_cloud_that_all_bad_steps_have_in_common_is_told_from_divergence() -
             for step in range(MAX_NON_FINITE_STEPS):
                 bad_step(bad_steps, step, f"cloud_{step}", *others)
         told[len(others)] = str(ended.value)
-    assert "all of them from culprit: look at these clouds" in told[1]
+    assert "all of them from culprit: check these clouds" in told[1]
     assert "other clouds each time: training has diverged; lower --learning-rate" in told[0]
     assert "diverged" not in told[1]
 

@@ -83,7 +83,6 @@ def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
     }  # fmt: skip
     if crop:
         monkeypatch.setattr(budget, "EVENTS_BEFORE_LOWERING", 1)
-        monkeypatch.setattr(training, "EVENTS_BEFORE_LOWERING", 1)
         Device(monkeypatch, most=1)
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
     parts = options(pair_directory, tmp_path / "parts", **changes)
@@ -111,7 +110,7 @@ def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
     config = options(pair_directory, tmp_path / "run", **changes)
     training.train(config, accelerator, stop_after=1)
     found = json.loads((tmp_path / "run" / "config.json").read_text())["found_token_budget"]
-    monkeypatch.setattr(budget, "memory_limit", lambda *_: pytest.fail("looked for again"))
+    monkeypatch.setattr(budget, "memory_limit", lambda *_: pytest.fail("searched again"))
     training.train(config, accelerator)
     assert all(line["num_tokens"] <= found for line in metrics_of(tmp_path / "run")[:3])
     number = options(pair_directory, tmp_path / "number", **{**changes, "token_budget": found})

@@ -1,4 +1,4 @@
-"""What does not end a run, and what must: evaluations, names, replaced data, skipped steps."""
+"""Events that a run survives and events that end it: evaluations, names, data, skipped steps."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_made_at_the_ne
 ) -> None:
     training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
     run = options(pair_directory, tmp_path / "run", num_pictures=1)
-    real = Evaluation.run
+    real = Evaluation.records_of
 
     def dies(*given: Any, **named: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(Evaluation, "run", dies)
+    monkeypatch.setattr(Evaluation, "records_of", dies)
     with pytest.raises(MemoryError):
         training.train(run, accelerator)
     assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_3"
 
-    # The next one ends the process after its figures are written.
-    monkeypatch.setattr(Evaluation, "run", real)
+    # The next evaluation ends the process after its metrics are written.
+    monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(training.Monitor, "picture", dies)
         training.train(run, accelerator)
@@ -79,13 +79,13 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     held_out = list(pairs(["good", "other_surface", "bad_resample"]))
     held_out[1].surface = "other.npz"
     write_pairs(pairs(["a", "b", "c"]), held_out, tmp_path / "data", info={})
-    # An archive, as is looked at before a run, but of something else.
+    # A valid archive, which the check before a run accepts, but not of a surface.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
     real, real_picture = evaluation.measure_pairs, pictures.evaluation_picture
 
     def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
-        # As written by hand: `find_bad_samples` may leave such a sample out today or tomorrow.
+        # Set here, because `find_bad_samples` may exclude such a sample from the dataset.
         for cloud, name in enumerate(batch.name):
             if name == "bad_resample":
                 batch.resample[batch.resample_ptr[cloud]] = np.nan
@@ -109,7 +109,7 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     lines = evaluations_of(run)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(np.isfinite(line["share_of_midpoints"]) for line in lines)
-    # Of the sample that can't be measured nothing counts, and the model may still be the best.
+    # The sample that can't be measured is not counted, and the model may still be the best.
     assert (run / "model" / "config.json").exists()
 
 

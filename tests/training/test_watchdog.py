@@ -71,5 +71,5 @@ def test_a_store_that_never_answers_again_holds_no_process_up(
     ((status, text),) = ended
     assert status == EXIT_HUNG
     first = text.splitlines()[0]
-    assert first.startswith("train.py: error: the training hangs: process 0 stopped; see to host0,")
+    assert first.startswith("train.py: error: the training hangs: process 0 stopped; check host0,")
     assert "Stacks of process 1" in text

@@ -12,7 +12,7 @@ from sheets import (
     CPU,
     UTM,
     StoreMaker,
-    assert_tells_of_measured,
+    assert_attributes_of_measured,
     sheet,
     small_model,
     upsample_in_blocks,
@@ -129,6 +129,6 @@ def test_a_model_says_how_much_is_drafted_unless_it_is_wished_otherwise() -> Non
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_points_from_a_draft_tell_of_measured_points(originals: bool) -> None:
-    assert_tells_of_measured(
+    assert_attributes_of_measured(
         4.0, originals, farthest=1.2, at_least=400, to_parent=2, oversampling=3.0
     )
