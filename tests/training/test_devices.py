@@ -46,7 +46,7 @@ def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
-def test_out_of_memory_is_known_whoever_says_it(message: str) -> None:
+def test_out_of_memory_errors_of_any_origin_are_recognised(message: str) -> None:
     def work(batch: Any) -> torch.Tensor:
         raise RuntimeError(message)
 
@@ -77,7 +77,7 @@ def test_more_processes_than_devices_are_refused_before_they_form_a_group(
         prepare_devices()
 
 
-def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
+def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (
@@ -120,7 +120,9 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
         assert "Found no NVIDIA driver on your system. Please check" in why_no_accelerator()
 
 
-def test_the_allocator_grows_segments_unless_it_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocator_uses_expandable_segments_unless_it_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")

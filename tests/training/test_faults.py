@@ -33,7 +33,7 @@ from pointup.training.config import TrainConfig
 Launch = Callable[..., Run]
 
 
-def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
+def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -53,7 +53,7 @@ def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where, number, rank", [("reduction", 5, 0), ("evaluation", 1, 0)])
-def test_the_first_process_stopped_is_found_by_the_others(
+def test_a_stopped_first_process_is_reported_by_the_others(
     pair_directory: Path, tmp_path: Path, where: str, number: int, rank: int
 ) -> None:
     run = tmp_path / "run"
@@ -67,7 +67,7 @@ def test_the_first_process_stopped_is_found_by_the_others(
 
 
 @pytest.mark.slow
-def test_a_hang_in_python_is_told_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
+def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, "--hang-timeout", 3, fault="hang forward 3 0") as process:
         assert process.wait(PATIENCE) != 0

@@ -160,7 +160,7 @@ def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
+def test_twenty_random_disturbances_do_not_change_the_results_of_a_run(
     pair_directory: Path,
     run_on_small_disk: tuple[Path, bool],
     in_peace: dict[str, Any],

@@ -58,7 +58,7 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
 
 
 @pytest.mark.slow
-def test_a_corrupt_sample_on_one_process_alone_is_told_before_the_first_step(
+def test_a_corrupt_sample_on_one_process_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_a_corrupt_sample_on_one_process_alone_is_told_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_a_dataset_that_can_not_be_read_on_one_process_is_told_with_its_path(
+def test_a_dataset_that_one_process_can_not_read_is_reported_with_its_path(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -98,7 +98,7 @@ def test_a_dataset_that_can_not_be_read_on_one_process_is_told_with_its_path(
 
 
 @pytest.mark.slow
-def test_a_cloud_with_a_bad_loss_on_one_process_is_skipped_by_all_and_named(
+def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the_step(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
@@ -122,9 +122,7 @@ def few_pairs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_processes_whose_every_batch_is_empty_train_on_and_change_nothing(
-    few_pairs: Path, tmp_path: Path
-) -> None:
+def test_processes_with_only_empty_batches_change_nothing(few_pairs: Path, tmp_path: Path) -> None:
     runs = {}
     for num_processes in (1, 4):
         runs[num_processes] = tmp_path / f"run_{num_processes}"

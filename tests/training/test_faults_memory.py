@@ -41,7 +41,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
 
 
 @pytest.mark.slow
-def test_out_of_memory_again_and_again_on_one_process_lowers_the_budget_of_both(
+def test_repeated_out_of_memory_on_one_process_lowers_the_budget_of_both(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     options = ("--token-budget", 1600)
@@ -64,7 +64,7 @@ def test_out_of_memory_again_and_again_on_one_process_lowers_the_budget_of_both(
 
 
 @pytest.mark.slow
-def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
+def test_the_automatic_budget_is_that_of_the_process_with_least_memory(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     found = {}

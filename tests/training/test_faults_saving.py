@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_a_damaged_checkpoint_is_refused_and_the_newest_whole_one_offered_leads_to_the_same_end(
+def test_a_damaged_checkpoint_is_refused_and_the_offered_one_leads_to_the_same_end(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, name: str, damage: str
 ) -> None:
     run = tmp_path / "run"

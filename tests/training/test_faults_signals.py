@@ -34,7 +34,7 @@ START_SECONDS = 15.0
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_later(
+def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"

@@ -137,7 +137,7 @@ def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
     assert_ends_like(tmp_path / "run", undisturbed)
 
 
-def test_a_slow_link_that_loses_packets_changes_nothing_but_the_time(
+def test_a_slow_and_lossy_link_changes_only_the_time(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     network.slow_down(delay=0.05, loss=0.01)
@@ -148,7 +148,7 @@ def test_a_slow_link_that_loses_packets_changes_nothing_but_the_time(
 
 
 @pytest.mark.parametrize("seconds", [2, 15])
-def test_a_link_cut_for_a_while_holds_the_run_up_and_no_more(
+def test_a_temporarily_cut_link_only_delays_the_run(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path, seconds: float
 ) -> None:
     run = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_a_link_cut_for_a_while_holds_the_run_up_and_no_more(
     assert_ends_like(run, undisturbed)
 
 
-def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_mended(
+def test_a_permanently_cut_link_ends_the_run_on_both_hosts_and_it_continues_when_fixed(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
@@ -187,7 +187,7 @@ def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_me
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("how", ["killed", "power lost"])
-def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
+def test_a_host_that_dies_ends_the_run_and_a_restart_continues_it(
     pair_directory: Path,
     tmp_path: Path,
     network: Network,
@@ -214,7 +214,7 @@ def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
     assert_ends_like(run, undisturbed)
 
 
-def test_other_code_on_a_host_is_told_before_the_first_step(
+def test_other_code_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     shutil.copytree(ROOT / "pointup", tmp_path / "pointup")
@@ -228,7 +228,7 @@ def test_other_code_on_a_host_is_told_before_the_first_step(
     assert not has_stepped(tmp_path / "run")
 
 
-def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
+def test_another_version_of_a_package_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     (tmp_path / "torch_geometric-9.8.7.dist-info").mkdir()
@@ -246,7 +246,7 @@ def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
 
 
 @pytest.mark.parametrize("there", ["other pairs", "no pairs"])
-def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
+def test_other_or_missing_data_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network, there: str
 ) -> None:
     other = tmp_path / "other"
@@ -268,7 +268,7 @@ def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
     assert not has_stepped(tmp_path / "run")
 
 
-def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_step(
+def test_an_output_directory_that_only_one_host_sees_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     run, own = tmp_path / "shared" / "run", tmp_path / "own"
@@ -282,7 +282,7 @@ def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_st
     assert not has_stepped(run)
 
 
-def test_a_killed_process_is_started_again_with_those_of_the_other_host(
+def test_a_killed_process_is_restarted_with_those_of_the_other_host(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
@@ -292,7 +292,7 @@ def test_a_killed_process_is_started_again_with_those_of_the_other_host(
     assert_ends_like(run, undisturbed)
 
 
-def test_a_host_started_again_meets_the_one_that_waits_for_it(
+def test_a_restarted_host_joins_the_one_that_waits_for_it(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run, second = tmp_path / "run", network.hosts[1]

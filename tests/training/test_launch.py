@@ -70,7 +70,7 @@ def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(script)], capture_output=True, text=True)
 
 
-def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
+def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
     tmp_path: Path,
 ) -> None:
     ended = launched(tmp_path, "--cpu", "--num_processes", "2")
@@ -88,7 +88,7 @@ def new_state() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("new_state")
-def test_an_environment_that_asks_for_compilation_is_refused(
+def test_an_environment_that_enables_compilation_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
@@ -100,7 +100,7 @@ def test_an_environment_that_asks_for_compilation_is_refused(
 
 
 @pytest.mark.slow
-def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
+def test_a_configuration_that_enables_compilation_is_refused(tmp_path: Path) -> None:
     config = (CONFIGS / "cpu.yaml").read_text()
     asking = tmp_path / "asking.yaml"
     asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")
@@ -110,7 +110,7 @@ def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) ->
     assert "dynamo_backend INDUCTOR is not supported" in ended.stderr
 
 
-def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None:
+def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:
     import torch
 
     draws = set()

@@ -21,7 +21,7 @@ def wait_until_requested(stop: StopRequest) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
-def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
+def test_a_signal_is_recorded_and_the_handlers_are_restored(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)
     with StopRequest() as stop:
@@ -32,7 +32,7 @@ def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
     assert signal.getsignal(number) == before
 
 
-def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
+def test_two_sigints_in_quick_succession_count_as_one() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         wait_until_requested(stop)
@@ -40,7 +40,7 @@ def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
         time.sleep(0.05)
 
 
-def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> None:
+def test_a_second_sigint_ends_a_process_that_waits_in_native_code() -> None:
     code = (
         "import threading, ctypes\n"
         "from pointup.training.distributed.preemption import StopRequest\n"
@@ -76,7 +76,7 @@ def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
+def test_the_death_of_the_launcher_ends_a_start() -> None:
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import ending_with_launcher\n"
         "with ending_with_launcher(): print('starting', flush=True)\n"
@@ -86,7 +86,7 @@ def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
     assert ended.stderr == "the launcher is gone, and training has not begun\n"
 
 
-def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
+def test_the_death_of_the_launcher_requests_a_stop_and_then_ends_the_process() -> None:
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"

@@ -71,7 +71,7 @@ def data(pair_directory: Path, tmp_path: Path) -> Path:
     return tmp_path / "pairs"
 
 
-def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends_like_an_undisturbed_run(
+def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_run(
     data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
 ) -> None:
     # SLURM counts in minutes: the signal comes one to two of them after the start.
@@ -88,7 +88,7 @@ def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends_like_an_undisturb
 
 
 @pytest.mark.parametrize("partition", ["usual", "graceful"])
-def test_a_preempted_job_saves_and_goes_on_when_the_other_has_ended(
+def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
     data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path, partition: str
 ) -> None:
     run = tmp_path / "run"

@@ -67,7 +67,7 @@ def with_overhead(tokens: int) -> int:
 
 @pytest.mark.parametrize("memory", [linear, with_recomputation, with_overhead])
 @pytest.mark.parametrize("limit", [10**5, 10**6, 10**7])
-def test_the_budget_found_nearly_fills_the_memory_and_no_probe_exceeds_it(
+def test_the_budget_nearly_fills_the_memory_and_no_probe_exceeds_it(
     memory: Callable[[int], int], limit: int
 ) -> None:
     tried: list[int] = []
@@ -82,7 +82,7 @@ def test_the_budget_found_nearly_fills_the_memory_and_no_probe_exceeds_it(
     assert max(map(memory, tried)) <= limit and len(tried) <= budget.MOST_PROBES
 
 
-def test_what_runs_out_of_memory_is_halved_and_nothing_that_fits_is_zero() -> None:
+def test_a_probe_that_runs_out_of_memory_is_halved_and_the_budget_is_zero_if_none_fits() -> None:
     found = largest_that_fits(
         lambda tokens: 100 if tokens <= 3000 else None, 90, smallest=50, largest=10**5, limit=10**6
     )
@@ -106,7 +106,7 @@ def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children
     assert len(heaviest_batches(dataset, TrainConfig(max_clouds=2), 1500)[0]) == 2
 
 
-def test_the_peak_of_memory_that_is_held_for_a_moment_is_seen() -> None:
+def test_the_peak_of_briefly_held_memory_is_measured() -> None:
     with PeakMemory(CPU) as nothing:
         pass
     with PeakMemory(CPU) as peak:
@@ -116,7 +116,7 @@ def test_the_peak_of_memory_that_is_held_for_a_moment_is_seen() -> None:
     assert 1.8e8 < peak.bytes - nothing.bytes < 2.6e8
 
 
-def test_the_limit_is_this_process_s_share_of_what_is_left() -> None:
+def test_the_limit_is_the_share_of_this_process_in_the_free_memory() -> None:
     alone, shared = memory_limit(CPU, 1), memory_limit(CPU, 1000)
     assert 0 < shared < alone
 
@@ -178,7 +178,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return limit
 
 
-def test_the_budget_fits_into_the_memory_is_written_down_and_not_looked_for_again(
+def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
     dataset: PairDataset,
     accelerator: Accelerator,
     tmp_path: Path,
@@ -211,7 +211,7 @@ def grown(
     return found, tried
 
 
-def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_split(
+def test_the_default_budget_is_raised_to_the_largest_pair_of_either_split(
     dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller = copy(dataset)
@@ -231,7 +231,7 @@ def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_spli
     assert grown(dataset, accelerator, token_budget=300) == (300, [])
 
 
-def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
+def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
     dataset: PairDataset,
     accelerator: Accelerator,
     limited: Callable[[float], None],
@@ -246,7 +246,7 @@ def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
     dataset.max_tokens = None
 
 
-def test_the_plan_tells_that_the_budget_has_grown(
+def test_the_plan_reports_a_raised_budget(
     dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = TrainingData("", dataset, dataset, (), (), "", ())

@@ -74,7 +74,7 @@ def test_a_run_can_start_from_another_model(
         )  # fmt: skip
 
 
-def test_weights_that_are_not_to_be_trained_stay_as_they_are(
+def test_frozen_weights_do_not_change(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     torch.manual_seed(1)
@@ -168,7 +168,7 @@ def test_forty_steps_beat_the_baseline_without_a_network(
     assert rows["model"]["cd"] < 0.95 * rows["midpoints"]["cd"]
 
 
-def test_bad_samples_are_left_out_by_name_and_the_rest_is_trained_on(
+def test_bad_samples_are_excluded_by_name_and_the_rest_is_trained_on(
     tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(1)
@@ -193,7 +193,7 @@ def test_a_dataset_without_any_good_sample_is_an_error(
         training.train(options(tmp_path / "data", tmp_path / "run"), accelerator)
 
 
-def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_where_asked(
+def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_with_crop(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     with pytest.raises(PointupError, match=r"train_\d+"):

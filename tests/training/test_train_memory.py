@@ -69,7 +69,7 @@ def saved_state(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("crop", [False, True])
-def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
+def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -94,7 +94,7 @@ def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
-def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
+def test_a_continued_run_keeps_its_automatic_budget(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -119,7 +119,7 @@ def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
         assert torch.equal(expected, final_weights(tmp_path / "run", 3)[name])
 
 
-def test_computing_values_again_changes_no_weight(
+def test_gradient_checkpointing_changes_no_weight(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     weights = {}

@@ -71,7 +71,7 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     assert all(not p.grad.any() for p in model.parameters())
 
 
-def test_out_of_memory_is_worked_round_with_the_same_gradient(
+def test_after_out_of_memory_the_gradient_is_the_same(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -101,7 +101,7 @@ def test_out_of_memory_is_worked_round_with_the_same_gradient(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
+def test_a_non_finite_step_is_skipped_and_its_cloud_named(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -126,7 +126,7 @@ def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
 
 
-def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
+def test_repeated_non_finite_steps_end_the_run_with_the_last_checkpoint_intact(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -140,7 +140,7 @@ def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
 
 
-def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_choice(
+def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -168,7 +168,7 @@ def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_
     assert (tmp_path / "end" / "checkpoints" / "LATEST").read_text() == "step_2"
 
 
-def test_debugging_names_the_operation_a_bad_gradient_came_from(
+def test_debugging_names_the_operation_that_caused_a_non_finite_gradient(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,

@@ -34,7 +34,7 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "validation" in line]
 
 
-def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_made_at_the_next_start(
+def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_the_next_start(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
@@ -73,7 +73,7 @@ def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pai
         yield wavy_pair(name, num_points, 3.0, rng)
 
 
-def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
+def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_evaluated(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_out = list(pairs(["good", "other_surface", "bad_resample"]))
@@ -205,7 +205,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     assert 0 < state["skipped"] < 8
 
 
-def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
+def test_an_excessive_learning_rate_is_reported_as_divergence_with_step_and_rate(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     config = options(
@@ -218,7 +218,7 @@ def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
     assert "lower --learning-rate" in str(failed.value) and "drop" not in str(failed.value)
 
 
-def test_a_dataset_cut_short_under_a_run_is_named(
+def test_a_dataset_truncated_during_a_run_is_named(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -242,7 +242,7 @@ def test_a_dataset_cut_short_under_a_run_is_named(
         training.train(config, accelerator)
 
 
-def test_without_stderr_and_in_the_c_locale_a_run_ends_well_in_a_directory_of_any_name(
+def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any_name(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "l\u00e4ufe \u7d75"
@@ -262,7 +262,7 @@ def test_without_stderr_and_in_the_c_locale_a_run_ends_well_in_a_directory_of_an
         options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
 
 
-def test_what_nohup_started_outlives_its_terminal() -> None:
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
     code = (
         "import os, signal, time\n"
         "from pointup.training.distributed.preemption import StopRequest\n"

@@ -45,7 +45,7 @@ class VanishingStore:
         return [json.dumps(asdict(heartbeat)).encode() for heartbeat in heartbeats]
 
 
-def test_a_store_that_never_answers_again_holds_no_process_up(
+def test_a_store_that_stops_answering_blocks_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = VanishingStore(calls=4)
