@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there at all."""
+"""Checkpoints: complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of train.py from flags, from files, and by their former names."""
+"""Options of train.py: flags, option files, former names."""
 
 from __future__ import annotations
 

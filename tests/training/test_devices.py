@@ -1,4 +1,4 @@
-"""What a run is told of devices: too few, none, and why; out of memory in everyone's words."""
+"""Messages about devices: too few, none, and the reason; out-of-memory errors of any origin."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
 
 @pytest.fixture(autouse=True)
 def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `accelerate launch` with use_cpu: false starts a process."""
+    """The environment of a process that `accelerate launch` with use_cpu: false starts."""
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
@@ -152,7 +152,7 @@ def test_memory_is_pinned_for_gpus_only() -> None:
 
 
 class Scaler:
-    """Halves its scale with every step that isn't finite, as torch's does."""
+    """Halves its scale with every non-finite step, like torch's GradScaler."""
 
     def __init__(self) -> None:
         self.scale = 65536.0
@@ -177,7 +177,7 @@ def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
         caplog.at_level(logging.WARNING, "pointup"),
         mock.patch("pointup.training.faults.non_finite_steps.gather_object", lambda names: names),
     ):
-        # Overflows while the scale finds its place are no bad steps.
+        # Overflows while the scale decreases do not count as non-finite steps.
         for number in range(15):
             assert judge(scaler, steps, number, math.inf)
             assert judge(scaler, steps, number, 1.0)

@@ -1,4 +1,4 @@
-"""Processes that stop, die or differ, caused for real: each has a known end, within seconds."""
+"""Processes that really stop, die or differ: each fault has a known outcome, within seconds."""
 
 from __future__ import annotations
 

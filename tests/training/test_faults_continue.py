@@ -1,4 +1,4 @@
-"""Runs that go on with other processes, slots, budgets and precisions than they began with."""
+"""Runs that continue with other numbers of processes, slots, budgets and precisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data workers, samples and datasets at fault, on real processes."""
+"""Faulty data workers, samples and datasets, on real processes."""
 
 from __future__ import annotations
 

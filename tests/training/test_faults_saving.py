@@ -1,4 +1,4 @@
-"""Disks that are full, and checkpoints that are damaged, under real runs."""
+"""Full disks and damaged checkpoints in real runs."""
 
 from __future__ import annotations
 

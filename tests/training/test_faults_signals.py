@@ -1,4 +1,4 @@
-"""Signals at any moment: all is saved within the grace period, and the next start continues."""
+"""Signals at any moment: a run saves within the grace period, and the next start continues."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from disturbed import (
 from pointup.training.run_directory.checkpoint import latest_checkpoint
 
 GRACE_SECONDS = 30
-"""What the launcher gives its processes. A starved machine takes as long to end the launcher."""
+"""Grace period of the launcher for its processes; a busy machine takes as long to end it."""
 
 START_SECONDS = 15.0
-"""About what a launched run takes until it trains."""
+"""Approximate time of a launched run until its first step."""
 
 
 @pytest.mark.slow

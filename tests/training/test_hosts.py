@@ -1,4 +1,4 @@
-"""Several hosts train one model: what README.md says to launch, on links that fail, hosts that die.
+"""Several hosts train one model: the launch lines of README.md, failing links, dying hosts.
 
 The hosts are namespaces of this machine; see hosts.py. Skipped where those can't be made.
 """
@@ -38,7 +38,7 @@ PATIENCE = 900
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    """Two hosts; no test takes a third one but where it says so."""
+    """Two hosts, which all tests use except the one with three hosts."""
     with made_hosts(2, tmp_path) as made:
         yield made
 
@@ -67,7 +67,7 @@ def launch(
     only: Host | None = None,
     **environment: str,
 ) -> None:
-    """Start a run of a process on every host, or one host's part of it."""
+    """Start a run with a process on every host, or only the launcher of one host."""
     count = len(network.hosts)
     configuration = on_cpus(network.hosts[0].outputs, count, count)
     for host in network.hosts if only is None else [only]:
@@ -80,7 +80,7 @@ def launch(
 
 
 def statuses(network: Network, seconds: float = PATIENCE) -> list[int]:
-    """Exit statuses of the launchers, which must end in time."""
+    """Exit statuses of the launchers, which must end within the time limit."""
     deadline = time.monotonic() + seconds
     return [host.started[-1].wait(max(0.1, deadline - time.monotonic())) for host in network.hosts]
 
@@ -127,7 +127,7 @@ def test_three_hosts_train_the_model_that_one_host_trains(
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
-    # So do the installers of Debian and Ubuntu write /etc/hosts.
+    # The installers of Debian and Ubuntu write such an /etc/hosts.
     for host in network.hosts:
         names = tmp_path / f"names_{host.number}"
         names.write_text(f"127.0.0.1 localhost\n127.0.1.1 host{host.number}\n")

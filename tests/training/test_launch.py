@@ -1,4 +1,4 @@
-"""What the launcher is asked for is what it gives, or an error."""
+"""A run has what the launcher was asked for, or ends with an error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_pat
 
 
 def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A launch of a script that says how large its world is."""
+    """Launch a script that prints its world size."""
     script = tmp_path / "world.py"
     script.write_text(
         "from pointup.training.distributed.accelerator import make_accelerator\n"
@@ -81,7 +81,7 @@ def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
 
 @pytest.fixture
 def new_state() -> Iterator[None]:
-    """Accelerate reads its environment anew, now and afterwards."""
+    """Make Accelerate read its environment again, now and after the test."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -140,7 +140,7 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None
     )
     if not torch.backends.mkl.is_available():
         pytest.skip("only MKL can be told to")
-    # The tests have it in their environment.
+    # The environment of the tests sets MKL_CBWR.
     unordered = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     ended = subprocess.run(
         [sys.executable, "-c", code],

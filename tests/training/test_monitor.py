@@ -1,4 +1,4 @@
-"""Monitor: what a run leaves on disk, in TensorBoard, in its logs and on the console."""
+"""Monitor: output of a run on disk, in TensorBoard, in its logs and on the console."""
 
 from __future__ import annotations
 

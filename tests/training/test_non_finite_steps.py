@@ -1,4 +1,4 @@
-"""Judging steps by their loss and gradient."""
+"""Skipping of steps with a non-finite loss or gradient."""
 
 from __future__ import annotations
 

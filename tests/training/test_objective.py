@@ -1,4 +1,4 @@
-"""The training loss: scale-free, one value a cloud, finite where clouds are odd."""
+"""The training loss: scale-free, one value per cloud, finite for degenerate clouds."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossCon
 
 def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate() -> None:
     batch = batch_of((25, 60))
-    # Farther off than any candidate comes to.
+    # Farther away than any candidate.
     batch.target[0] = 9.0
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -116,7 +116,7 @@ def test_the_unsquared_chamfer_is_the_mean_distance_both_ways_in_units_of_the_sp
     expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
     config = LossConfig(point_to_plane=0.0, density=0.0)
     torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)
-    # Twice the unit around half of the points halves what is measured there alone.
+    # Doubling the unit at half of the points halves the distances there only.
     spacing[:12] = 1.0
     scaled = cloud_losses(output, batch, spacing, config)[0]
     assert 0.5 * expected < scaled < expected

@@ -1,4 +1,4 @@
-"""Steps on a real accelerator against the CPU: `pytest -m gpu`; skipped, saying so, without one."""
+"""Steps on a real accelerator against the CPU: `pytest -m gpu`; skipped without one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
     batch = training_batch([300, 200, 400])
     there = TrainingWork(Alone(device()), precision).step(batch.clone())
     here = TrainingWork(Alone(torch.device("cpu")), "fp32").step(batch)
-    # Other points are kept there, as even as those of the CPU.
+    # Thinning keeps other points there, with the same spacing statistics as on the CPU.
     assert there.num_tokens == here.num_tokens
     assert there.loss == pytest.approx(here.loss, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""Out of memory: the same gradient in halves."""
+"""Out-of-memory errors: the halves of a batch have its gradient."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_halves_equal_the_collation_of_the_same_clouds(dataset: PairDataset) -> 
         (second, batch_of(dataset, 2, 3, 4)),
     ):
         assert half.name == expected.name and half.num_graphs == expected.num_graphs
-        # How long the whole batch took to read is not told of its halves.
+        # Halves have no reading time.
         assert set(half.keys()) == set(expected.keys()) - {"seconds"}
         for key in half.keys():  # noqa: SIM118
             if key != "name":

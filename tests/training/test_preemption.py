@@ -1,4 +1,4 @@
-"""Asked to stop by signals."""
+"""Preemption: stop requests by signals and by the death of the launcher."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_second_sigint_ends_a_process_that_waits_in_native_code() -> None:
 
 
 def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
-    """A process whose launcher goes a second after it wrote to `tell`."""
+    """Run a process whose launcher ends one second after the process has written to `tell`."""
     launch = (
         "import os, time\n"
         "done, tell = os.pipe()\n"

@@ -15,7 +15,7 @@ from pointup.training.distributed.reduction import StepReduction, StepTotals
 
 
 class SlowPairs(torch.utils.data.Dataset[Data]):
-    """Pairs that take long to read, by their own account and by the clock."""
+    """Pairs that take long to read, by their recorded time and by the clock."""
 
     def __getitem__(self, index: int) -> Data:
         time.sleep(0.05)
@@ -75,7 +75,7 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
             reduction.add(torch.tensor([gradient]), num_tokens=1)
         totals = reduction.finish(stop=False, elapsed_seconds=0.0)
         sums.append((weight.grad.item(), totals.loss))
-    # Of four clouds, in single precision: 0.25, 0 or 0.5, as they come.
+    # In single precision the four clouds sum to 0.25, 0 or 0.5, depending on their order.
     assert sums == [(0.5, 0.5)] * 3
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints whose files are well-formed but hold what no run has saved."""
+"""Checkpoints with well-formed files and impossible contents."""
 
 from __future__ import annotations
 

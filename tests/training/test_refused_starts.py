@@ -1,4 +1,4 @@
-"""Starts of train.py with impossible options or damaged files: a line with the remedy, or a run."""
+"""Starts of train.py with invalid options or damaged files: a line with the remedy, or a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
 
 
 def damaged(path: Path, content: bytes | None) -> None:
-    """Put this content in the place of a file; a directory for None."""
+    """Replace a file by this content, or by a directory for None."""
     path.unlink(missing_ok=True)
     if content is None:
         path.mkdir()
@@ -118,7 +118,7 @@ def test_stray_checkpoint_names_and_metrics_lines_are_ignored(start: Start, run:
     (run / "lock").write_bytes(b"\xff" * 100)
     continues(start(run), run)
     (run / "lock").write_bytes(b"[" * 100_000)
-    # --steps can't be changed by hand in a run: the run is made one step longer in its options.
+    # --steps can't change in a run, so config.json is edited to make the run one step longer.
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "steps": 3}))
     state = json.loads((checkpoints / "step_2" / "state.json").read_text())

@@ -1,4 +1,4 @@
-"""Learning rate and progress: functions of the position in a run alone."""
+"""Learning rate and progress as functions of the position in a run."""
 
 from __future__ import annotations
 

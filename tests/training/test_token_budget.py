@@ -1,4 +1,4 @@
-"""The token budget: the largest that fits, in measured memory."""
+"""The token budget: the largest that fits into the measured memory."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_limits_of_control_groups_are_read(
 def settle(
     dataset: PairDataset, accelerator: Accelerator, output_dir: Path, **changes: Any
 ) -> tuple[int, list[int]]:
-    """The budget found by work that takes 1 MB a token, and the sizes of the batches tried.
+    """The budget found with work of 1 MB per token, and the sizes of the tried batches.
 
     As much as that, for what else a process comes to hold meanwhile is tens of MB.
     """
@@ -167,7 +167,7 @@ def settle(
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Pretend that the process may use so many bytes more."""
+    """Set the memory limit to the current memory plus this many bytes."""
 
     def limit(num_bytes: float) -> None:
         with PeakMemory(CPU) as now:
@@ -199,7 +199,7 @@ def grown(
     bytes_per_token: int = 4,
     **changes: Any,
 ) -> tuple[int, list[int]]:
-    """The budget where none is given, and the batches tried."""
+    """The default budget, and the tried batches."""
     tried = []
 
     def propagate(batch: Batch) -> Tensor:
@@ -222,10 +222,10 @@ def test_the_default_budget_is_raised_to_the_largest_pair_of_either_split(
     assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
     found, tried = grown(dataset, accelerator)
     assert found == 720
-    # On the CPU the largest was tried, after smaller ones.
+    # On the CPU smaller batches are tried first, then the largest.
     assert tried[0] <= 100 and 0.98 * 720 <= max(tried) <= 720
     assert dataset.max_tokens is None
-    # Evaluation keeps no gradients: nothing to try.
+    # Evaluation stores no gradients, so its largest pair is not tried.
     assert grown(smaller, accelerator, validation=dataset) == (720, [])
     assert grown(dataset, accelerator, crop=True) == (500, [])
     assert grown(dataset, accelerator, token_budget=300) == (300, [])

@@ -1,4 +1,4 @@
-"""train.py in this process: what a run leaves behind, and that it continues where it stopped."""
+"""train.py in this process: the files of a run, and continuing a stopped run."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
     stop_after: int,
     num_workers: int,
 ) -> None:
-    # Six steps are more than an epoch: the stops fall in the middle of the first and the second.
+    # Six steps are more than an epoch, so the run stops within the first and the second epoch.
     changes = {
         "num_workers": num_workers, "save_every": 1, "token_budget": 4000, "num_pictures": 0,
         "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
@@ -135,7 +135,7 @@ def test_a_finished_run_is_not_trained_further(
     config = options(pair_directory, tmp_path / "run", steps=2)
     training.train(config, accelerator)
     before = metrics_of(tmp_path / "run")
-    # A signal to the tests, as `timeout` sends, is a request to the run to stop.
+    # A signal to the test process, such as that of `timeout`, requests a stop of the run.
     assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before

@@ -1,4 +1,4 @@
-"""Memory in training: a budget found, lowered after running out, and values computed again."""
+"""Memory in training: automatic budget, lowered budget, gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def accelerator(tmp_path: Path) -> Accelerator:
 
 
 class Device:
-    """Has memory for so many clouds; counts what it was asked for, and notes what it worked on."""
+    """Runs out of memory above `most` clouds; counts failures and records processed clouds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.most, self.failures, self.done = most, 0, list[str]()

@@ -1,4 +1,4 @@
-"""The steps of train.py in this process: their gradient, and what goes wrong in one."""
+"""Steps of train.py in this process: gradients and failures."""
 
 from __future__ import annotations
 

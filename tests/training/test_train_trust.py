@@ -162,7 +162,7 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
     write(seed=1)
     with pytest.raises(ConfigError, match=r"has changed .*the points of the train pairs.*restore"):
         training.train(config, accelerator)
-    # A source alone, which is not among what is sampled: the digest of all tells it.
+    # Only a source differs, which is not sampled; the digest of all contents differs.
     write(seed=0, change=1)
     with pytest.raises(ConfigError, match=r"has changed .*\(the train pairs\)"):
         training.train(config, accelerator)
@@ -187,7 +187,7 @@ def test_a_run_that_never_took_a_step_is_a_failure(
 def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On the CPU, where the products of loss and scale overflow as those of fp16 do elsewhere.
+    # On the CPU, where the product of loss and scale overflows as in fp16 on other devices.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     real = training.losses_of_model
     monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e36)
@@ -196,7 +196,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
         with pytest.raises(TrainingError, match="all 3 steps were skipped"):
             training.train(config, accelerator)
     assert accelerator.scaler.get_scale() == 2.0**13
-    # Overflows at first, then steps.
+    # Some steps overflow first, then steps are taken.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e34)
     fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)

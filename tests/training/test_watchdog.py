@@ -1,4 +1,4 @@
-"""The watchdog beside a store that is out of reach."""
+"""The watchdog when its store stops answering."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pointup.training.faults.watchdog import EXIT_HUNG, Heartbeat, Watchdog
 
 
 class VanishingStore:
-    """Answers a few calls, then none: so does that of a host whose power failed."""
+    """Answers a few calls, then none, like the store of a host that lost power."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
