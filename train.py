@@ -28,7 +28,7 @@ from pointup.training.command_line import parse_command_line
 from pointup.training.config import TrainConfig, quick_config
 from pointup.training.datasets import open_training_data, training_loader, training_sampler
 from pointup.training.distributed.accelerator import (
-    check_closely,
+    enable_debug_checks,
     fix_order_of_sums,
     make_accelerator,
     seed_micro_batch,
@@ -36,7 +36,7 @@ from pointup.training.distributed.accelerator import (
 from pointup.training.distributed.preemption import EXIT_INTERRUPTED, StopRequest
 from pointup.training.distributed.process_group import report_error
 from pointup.training.distributed.reduction import StepReduction
-from pointup.training.evaluation import GIVEN_UP, Evaluation, Record
+from pointup.training.evaluation import ABORTED, Evaluation, Record
 from pointup.training.faults.consistency import check_consistency, facts_of_epoch, facts_of_start
 from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.out_of_memory import in_pieces, num_tokens
@@ -59,13 +59,13 @@ from pointup.training.tracking.monitor import Monitor
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Read the options and train. An error that the user can fix is one line and status 1."""
+    """Read the options and train. A PointupError or ValueError prints one line; the status is 1."""
     open_closed_streams()
     fix_order_of_sums()
     try:
         config = parse_command_line(args, description=__doc__ or "")
         if config.debug:
-            check_closely()
+            enable_debug_checks()
         accelerator = make_accelerator(
             config.output_dir, config.log_with, config.collective_timeout
         )
@@ -79,12 +79,12 @@ def main(args: Sequence[str] | None = None) -> int:
         report_error(f"train.py: error: {error}")
         return 1
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # During the start: there is nothing to save.
+        return EXIT_INTERRUPTED  # During the start there is nothing to save.
     return 0
 
 
 def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
-    """Run a few steps, an evaluation, a checkpoint, and a second start that continues from it."""
+    """Train a few steps, evaluate, save a checkpoint, and continue from it (`--quick`)."""
     config = quick_config(config)
     if accelerator.is_main_process:
         shutil.rmtree(config.output_dir, ignore_errors=True)
@@ -96,7 +96,7 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 
 
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
-    """Train to the end that `config` sets, or to step `stop_after`."""
+    """Train until the end of the run that `config` defines, or until step `stop_after`."""
     check_consistency(accelerator, facts_of_start(config))
     config, weights = initial_model(config)
     rank = accelerator.process_index, accelerator.num_processes
@@ -120,7 +120,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     work = partial(forward_backward, model=model, accelerator=accelerator, config=config)
 
     token_budget = settle_token_budget(
-        config, data.train, accelerator, work, reduction.forget, data.validation
+        config, data.train, accelerator, work, reduction.drop_gradients, data.validation
     )
     data.validation.max_tokens = token_budget if config.crop else None
     sampler = training_sampler(config, data.train, token_budget, accelerator)
@@ -163,7 +163,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
 
 
 def training_loop(run: Run, stop_after: int | None) -> None:
-    """Step after step: train, log, evaluate, save; until the end or a request to stop."""
+    """Train, log, evaluate and save, step by step, until the run ends or a stop is requested."""
     config, progress, sampler = run.config, run.progress, run.sampler
     run.monitor.print(plan_of_run(run))
     run.watchdog.step = progress.step
@@ -174,7 +174,7 @@ def training_loop(run: Run, stop_after: int | None) -> None:
         if batches is None or not len(sampler):
             if not len(sampler):
                 sampler.set_epoch(sampler.epoch + 1)
-            run.watchdog.at("comparing")
+            run.watchdog.enter_phase("consistency check")
             check_consistency(run.accelerator, facts_of_epoch(sampler, run.data))
             if loader is None:
                 loader = training_loader(config, run.data.train, sampler, run.accelerator.device)
@@ -191,9 +191,9 @@ def training_loop(run: Run, stop_after: int | None) -> None:
 
 
 def train_step(run: Run, batches: Iterator[Batch]) -> bool:
-    """One optimizer step over `accumulation_steps` micro-batches a process.
+    """Take one optimizer step over `accumulation_steps` micro-batches per process.
 
-    Returns whether any process was requested to stop.
+    Returns whether a stop was requested on any process.
     """
     config, accelerator, reduction = run.config, run.accelerator, run.reduction
     progress, sampler, watchdog = run.progress, run.sampler, run.watchdog
@@ -204,16 +204,16 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     step_began = time.monotonic()
     reduction.start()
     for micro_step in range(config.accumulation_steps):
-        watchdog.at("waiting for data")
+        watchdog.enter_phase("waiting for data")
         batch = reduction.next_batch(batches)
-        watchdog.at("forward and backward")
-        with reduction.working():
+        watchdog.enter_phase("forward and backward")
+        with reduction.timed_work():
             slot = micro_step * accelerator.num_processes + accelerator.process_index
             seed_micro_batch(config.seed, progress.step, slot)
-            for piece, losses in in_pieces(batch, run.forward_backward, reduction.forget_failure):
+            for piece, losses in in_pieces(batch, run.forward_backward, reduction.drop_failed):
                 reduction.add(losses, num_tokens(piece), piece.name)
-    watchdog.at("reduction")
-    totals = reduction.finish(run.stop.asked, elapsed_seconds=time.monotonic() - run.started)
+    watchdog.enter_phase("reduction")
+    totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
 
     grad_norm = accelerator.clip_grad_norm_(run.weights.parameters(), config.clip_norm).item()
     is_sound = run.non_finite.may_step(
@@ -221,7 +221,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     )
     if is_sound:
         run.optimizer.step()
-    progress.skipped += not is_sound or run.optimizer.step_was_skipped  # By fp16's scaler.
+    progress.skipped += not is_sound or run.optimizer.step_was_skipped  # by the fp16 scaler
     sampler.advance(1)
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)
     watchdog.step = progress.step
@@ -243,8 +243,8 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
 def forward_backward(
     batch: Batch, model: torch.nn.Module, accelerator: Accelerator, config: TrainConfig
 ) -> Tensor:
-    """Losses (B,) of a micro-batch, whose gradients stay in the parameters of this process."""
-    # `StepReduction` reduces the gradients, once a step, and not DistributedDataParallel.
+    """Losses (B,) of a micro-batch; adds its gradients to the parameters of this process only."""
+    # `StepReduction` reduces gradients once a step, in place of DistributedDataParallel.
     with accelerator.no_sync(model), assume_valid():
         batch = move(batch, accelerator.device)
         losses = losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss)
@@ -253,7 +253,7 @@ def forward_backward(
 
 
 def evaluate_and_save(run: Run, is_stopped: bool) -> bool:
-    """Evaluate and save where it is due; returns whether a stop was requested."""
+    """Evaluate and save when due; returns whether a stop was requested."""
     progress = run.progress
     is_time = progress.step % run.schedule.save_every == 0 or progress.finished
     if progress.evaluation_due and not is_stopped:
@@ -270,15 +270,15 @@ def evaluate_and_save(run: Run, is_stopped: bool) -> bool:
 
 
 def evaluate(run: Run) -> None:
-    """Measure the model on the validation set; a stop requested meanwhile leaves it for later."""
+    """Evaluate the model on the validation set; a stop request defers this to the next start."""
     records: list[Record] = []
     for batch in run.evaluation.batches:
-        run.watchdog.at("evaluation")
-        if run.stop.asked:
-            records.append({"index": GIVEN_UP})
+        run.watchdog.enter_phase("evaluation")
+        if run.stop.requested:
+            records.append({"index": ABORTED})
             break
         records += run.evaluation.records_of(move(batch, run.accelerator.device), run.weights)
-    run.watchdog.at("gathering the evaluation")
+    run.watchdog.enter_phase("gathering the evaluation")
     records = run.accelerator.gather_for_metrics(records, use_gather_object=True)
     result = run.evaluation.result_of(records)
     if result is None:
@@ -290,7 +290,7 @@ def evaluate(run: Run) -> None:
 
 
 def save(run: Run, must_succeed: bool) -> None:
-    run.watchdog.at(run.saver.phase)
+    run.watchdog.enter_phase(run.saver.phase)
     run.monitor.flush()
     run.saver.save(must_succeed)
 

@@ -1,6 +1,6 @@
-"""Files that pointup ships: train.py, the launch configurations, presets of options.
+"""Locates the files that pointup ships: train.py, launch configurations, presets of options.
 
-In a checkout train.py and accelerate_configs/ lie beside the package; the wheel holds them in it.
+In a checkout, train.py and accelerate_configs/ are beside the package; in the wheel, inside it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ PRESETS = "presets"
 
 
 def shipped_file(name: str) -> Path:
-    """Where `name` lies, such as "train.py" or "accelerate_configs/8gpu.yaml".
+    """Path of the shipped file `name`, such as "train.py" or "accelerate_configs/8gpu.yaml".
 
-    Raises FileNotFoundError, naming it, for a file that is not shipped.
+    Raises FileNotFoundError, with the name, for a file that is not shipped.
     """
     for folder in (PACKAGE, PACKAGE.parent):
         if (folder / name).is_file():
@@ -24,11 +24,11 @@ def shipped_file(name: str) -> Path:
 
 
 def is_checkout() -> bool:
-    """Whether the package runs from a checkout, whose train.py users launch by its path."""
+    """Whether the package runs from a checkout, where users launch train.py by its path."""
     return not (PACKAGE / "train.py").is_file()
 
 
 def shipped_options() -> dict[str, Path]:
-    """Launch configurations and presets by name, as `pointup config NAME` finds them."""
+    """Paths of launch configurations and presets, by the NAME of `pointup config NAME`."""
     folders = [PACKAGE / CONFIGS, PACKAGE.parent / CONFIGS, PACKAGE / PRESETS]
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yaml"))}

@@ -1,4 +1,4 @@
-"""What tests share: a small pair dataset, and launching train.py as a user does."""
+"""Fixtures that tests share: a small pair dataset, launches of train.py, small models."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from hypothesis import settings
 # Before torch is imported: small tensors, several processes, two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# As train.py does: what runs in this process is compared with launched runs.
+# As in train.py, because runs in this process are compared with launched runs.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# A shell starts background jobs deaf to Ctrl-C, and their children inherit it.
+# A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline: a machine with other work is slow, not wrong.
+# No deadline, because tests are slow on a busy machine.
 settings.register_profile("pointup", deadline=None)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
-"""What the tests of faults note: a fault with its outcome, and seconds from one to the other."""
+"""Records of the fault tests: a fault with its outcome, and the seconds between them."""
 
 MOST_PROCESSES = 8
-"""Each holds some 0.5 GB, and launches others."""
+"""Each process takes about 0.5 GB, and launches others."""
 
 ROOT = Path(__file__).parent.parent
 
 
 class Run(subprocess.CompletedProcess[str]):
-    """A command that has ended, and the pids of all processes that it was seen to have."""
+    """A completed command, with the pids of all its observed processes."""
 
     pids: frozenset[int] = frozenset()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the whole suite; a few files are done before those would have started."""
+    """Processes for the whole suite; 0 for a few files, which end before processes start."""
     if any(argument.partition("::")[0].endswith(".py") for argument in config.args):
         return 0
     affinity = getattr(os, "sched_getaffinity", None)  # Linux; a batch job may have fewer cores.
@@ -65,7 +65,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    # A process that crashed tells nothing.
+    # A crashed process has no output.
     SECONDS_TO_OUTCOME.extend(getattr(node, "workeroutput", {}).get("seconds to outcome", []))
 
 
@@ -121,9 +121,9 @@ def pair_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that disturbed ones are compared with: of one process, which does the same.
+    """The undisturbed run of one process, with which disturbed runs are compared.
 
-    Made once, for all processes that run tests.
+    It runs once for all test processes.
     """
     from disturbed import continues
 
@@ -147,7 +147,7 @@ def accelerator(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def launch() -> Callable[..., Run]:
-    """Run a script in this many real processes, as `accelerate launch` does."""
+    """Run a script in `num_processes` processes with `accelerate launch`."""
 
     def run(
         *arguments: str | Path,
@@ -200,7 +200,7 @@ def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
 
 @pytest.fixture(scope="session")
 def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps that has saved both, and is over."""
+    """A finished run of two steps, both saved as checkpoints."""
     from starts import start_in_process
 
     directory = tmp_path_factory.mktemp("saved") / "run"
@@ -210,13 +210,13 @@ def saved_run(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def run(saved_run: Path, tmp_path: Path) -> Path:
-    """A copy of `saved_run`, to be damaged."""
+    """A copy of `saved_run` that tests can damage."""
     return Path(shutil.copytree(saved_run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model that moves the children, as a trained one does."""
+    """A small model that moves the children, like a trained model."""
     from sheets import small_model
 
     directory = tmp_path_factory.mktemp("model")
@@ -266,7 +266,7 @@ def free_port() -> int:
 
 
 def pids_of(pid: int) -> set[int]:
-    """A process and all that descend from it, as far as they still run."""
+    """The pids of a process and of its descendants that still run."""
     try:
         return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
     except psutil.NoSuchProcess:
@@ -274,7 +274,7 @@ def pids_of(pid: int) -> set[int]:
 
 
 def shared_memory_of(pids: Collection[int]) -> set[str]:
-    """What these processes have left in shared memory, whose names tell who made them."""
+    """Files in shared memory whose names contain one of these pids."""
     names = [path.name for path in Path("/dev/shm").iterdir()]
     return {name for name in names if set(map(int, re.findall(r"\d+", name))) & set(pids)}
 

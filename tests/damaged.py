@@ -1,15 +1,14 @@
-"""Damaged copies of small valid files, given to their readers in a process of its own.
+"""Reads damaged copies of small valid files, in a separate process.
 
-`python damaged.py DIRECTORY CASES FORMAT ...` prints a line of JSON: by format, how many cases were
-read, how many refused in one line, and what else happened. A case that takes too long, or a crash,
-ends the process; its file stays in the directory.
+`python damaged.py DIRECTORY CASES FORMAT ...` prints a line of JSON: for each format, the number of
+cases that were read, the number refused in one line, and all other outcomes. A case that takes too
+long, or a crash, ends the process; its file stays in the directory.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,9 +34,9 @@ from pointup.io.ply import PlyHeader
 from pointup.model.config import ModelConfig
 from pointup.model.hub import check_options, read_config
 
-# A case takes milliseconds, and a busy machine a hundred times as long.
+# A case takes milliseconds; a busy machine takes a hundred times as long.
 SECONDS_PER_CASE = 60
-# Beyond what the imports take: far more than any of these files can need.
+# In addition to the imports; far more than any of these files needs.
 MEMORY = 1 << 30
 LONGEST_MESSAGE = 600
 
@@ -200,7 +199,7 @@ NEEDED = {"pcd compressed": "lzf", "e57": "pye57", "pairs": "pointup.datasets.pa
 
 
 def damaged(data: bytes, rng: np.random.Generator) -> bytes:
-    """A copy with one to three damages, the header more often than the rest."""
+    """A copy with one to three damaged places, more often in the header than in the rest."""
     changed = bytearray(data)
     for _ in range(rng.integers(1, 4)):
         size = len(changed)
@@ -258,7 +257,9 @@ def outcome(read: Callable[[Path], object], path: Path, folder: Path) -> str:
 
 
 def main(directory: Path, num_cases: int, formats: list[str]) -> None:
-    # Before the limit, for libraries take address space of their own.
+    import resource
+
+    # Before the limit, because libraries need address space.
     for module in (NEEDED[name] for name in formats if name in NEEDED):
         if find_spec(module):
             import_module(module)

@@ -1,4 +1,4 @@
-"""Launching train.py with a fault in it, and judging how it ended."""
+"""Launches train.py with a fault, and checks how the run ends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAULTY = ROOT / "tests" / "faulty.py"
 STEPS = 12
 LENGTH = ("--steps", STEPS, "--eval-every", 6, "--save-every", 4)
 PATIENCE = 900
-"""Seconds for a run that isn't disturbed, on a machine with much other work."""
+"""Time limit in seconds of an undisturbed run on a busy machine."""
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def launched(
     mixed_precision: str = "no",
     **environment: str,
 ) -> Iterator[subprocess.Popen[str]]:
-    """train.py with a fault in it; nothing of it is left running."""
+    """Launch train.py with a fault; kills all processes of the run at the exit."""
     command = [
         sys.executable, "-m", "accelerate.commands.launch",
         "--config_file", ROOT / "accelerate_configs" / "cpu2.yaml", "--max_restarts", restarts,
@@ -71,13 +71,13 @@ def arguments(data: Path, run: Path, *options: object) -> list[str]:
 
 
 def ends(data: Path, run: Path, *options: object, **settings: int) -> None:
-    """Start a run, or a stopped one again, and see it to its end."""
+    """Launch a run, or continue a stopped one, until its end."""
     with launched(data, run, *options, **settings) as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
 
 
 def continues(data: Path, run: Path, *options: object) -> None:
-    """Start a run of two slots, or a stopped one again, in this process, and see it to its end."""
+    """Run or continue a run with two slots in this process, until its end."""
     slots = ("--accumulation-steps", 2, "--num-workers", 0)
     config = tyro.cli(TrainConfig, args=arguments(data, run, *slots, *options))
     accelerator = make_accelerator(config.output_dir, config.log_with)
@@ -86,7 +86,7 @@ def continues(data: Path, run: Path, *options: object) -> None:
 
 
 def processes_of(run: Path) -> list[psutil.Process]:
-    """Those that still run, whatever became of their launcher."""
+    """Live processes of a run, with or without a launcher."""
 
     def is_member(process: psutil.Process) -> bool:
         try:
@@ -113,22 +113,22 @@ def latest_of(run: Path) -> str:
     return (run / "checkpoints" / "LATEST").read_text()
 
 
-def is_over_within(seconds: float, run: Path, outcome: str) -> bool:
-    """Whether nothing of a run is left so many seconds after its fault; notes how long it took."""
+def has_ended_within(seconds: float, run: Path, outcome: str) -> bool:
+    """Whether no process of a run is left `seconds` after its fault; records the time it took."""
     found = re.search(r"^FAULT .* at ([\d.]+)$", output_of(run), re.MULTILINE)
     assert found, output_of(run)
-    return is_over(float(found[1]), seconds, run, outcome)
+    return has_ended(float(found[1]), seconds, run, outcome)
 
 
 @contextmanager
 def timed(outcome: str) -> Iterator[None]:
-    """Notes how long something takes: to an outcome whose fault is there from the launch."""
+    """Record the time from the launch to an outcome, for a fault that exists from the start."""
     began = time.time()
     yield
     SECONDS_TO_OUTCOME.append((f"{outcome} (from the launch)", time.time() - began))
 
 
-def is_over(since: float, seconds: float, run: Path, outcome: str) -> bool:
+def has_ended(since: float, seconds: float, run: Path, outcome: str) -> bool:
     while processes_of(run) and time.time() - since < seconds:
         time.sleep(0.05)
     SECONDS_TO_OUTCOME.append((outcome, time.time() - since))
@@ -149,7 +149,7 @@ def weights_of(run: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_ends_like(run: Path, undisturbed: Path) -> None:
-    """The same weights, bit for bit, the same evaluations, and each step recorded once."""
+    """Assert the same weights, bit for bit, the same evaluations, and each step recorded once."""
     expected, actual = weights_of(undisturbed), weights_of(run)
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     assert [line["step"] for line in steps_of(run)] == list(range(1, STEPS + 1))

@@ -1,16 +1,18 @@
-"""A device without hardware: real values on the CPU, CUDA's rules for devices, waits and autocast.
+"""Emulates a GPU on the CPU, with CUDA's rules for devices, synchronisation and autocast.
 
 `torch.device("gpu")` is a Python backend of torch. A tensor there wraps a tensor on the CPU, and
-each operation on it runs on what it wraps, after these rules:
+each operation on it runs on the wrapped tensor, with these rules:
 
-- tensors of one dimension or more on the CPU and on the device do not meet, except in a copy;
+- an operation can't mix tensors of one dimension or more on the CPU and on the device, except for a
+  copy;
 - operations that make the host wait (reading a value, a shape that depends on values, a copy to the
-  CPU) and copies to the device that the host waits for are recorded with the line that asked for
-  them, and so is each operation that launches work;
-- autocast casts what CUDA's does: the lists are read from the header of the installed torch;
-- the device has a random generator of its own;
-- memory is counted, and a limit on it raises `torch.OutOfMemoryError`;
-- in place of each Triton kernel stands a launch that only counts; results are those of the CPU.
+  CPU), blocking copies to the device, and operations that launch work are recorded with the line
+  that called them;
+- autocast casts the same operations as CUDA's: the lists are read from the header of the installed
+  torch;
+- the device has its own random generator;
+- memory is counted, and beyond a limit `torch.OutOfMemoryError` is raised;
+- each Triton kernel is replaced by a counted launch; the results are those of the CPU.
 """
 
 from __future__ import annotations
@@ -55,20 +57,20 @@ NO_LAUNCH = re.compile(
 
 @dataclass
 class Log:
-    """What a piece of work asked of the device."""
+    """The operations, waits and copies of a piece of work on the device."""
 
     operations: Counter[str] = field(default_factory=Counter)
     """Operations that launch work, by name; views and allocations launch none."""
     places: Counter[str] = field(default_factory=Counter)
-    """The same by the line of the package that asked for them, if `trace` is on."""
+    """The operations by the calling line of the package, if `trace` is on."""
     waits: list[tuple[str, str]] = field(default_factory=list)
-    """What the host waited for, and where."""
+    """Kind and place of each operation that the host waited for."""
     blocking_copies: list[tuple[int, str]] = field(default_factory=list)
-    """Bytes copied to the device while the host waited, and where."""
+    """Bytes and place of each copy to the device that the host waited for."""
     copied_bytes: int = 0
-    """Bytes copied to the device in all."""
+    """Total bytes copied to the device."""
     launches: Counter[str] = field(default_factory=Counter)
-    """Of the operations, launches of Triton kernels."""
+    """Launches of Triton kernels, which are part of the operations."""
 
     @property
     def num_operations(self) -> int:
@@ -178,7 +180,7 @@ def to_wrapped(value: Any) -> Any:
 
 
 def _place() -> str:
-    """The innermost line of the package, or of train.py, that is at work."""
+    """The innermost line of the package, or of train.py, on the stack."""
     for frame in reversed(traceback.extract_stack(limit=60)):
         path = Path(frame.filename)
         if path.is_relative_to(ROOT) and "tests" not in path.parts:
@@ -251,7 +253,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_device:
         return result
     _uninitialised(name, result)
-    # What an operation writes to is returned as the tensor it was given.
+    # An operation that writes to an argument returns that same tensor.
     written = [
         kwargs.get(argument.name, args[place] if place < len(args) else None)
         for place, argument in enumerate(schema.arguments)
@@ -263,7 +265,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse tensors of one dimension or more on both; note masks, which wait for their count."""
+    """Refuse tensors of one dimension or more on both; record masks, which wait for their count."""
     values: list[Any] = []
     tree_map(values.append, (args, kwargs))
     if func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
@@ -286,7 +288,7 @@ def _check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 class Module:
-    """What torch asks the module of a device."""
+    """The functions that torch calls on the module of a device."""
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0).get_state()
@@ -374,7 +376,7 @@ def _factory(operation: Any) -> Callable[..., Tensor]:
 
 
 def _uninitialised(name: str, values: Any) -> Any:
-    """Fresh memory: not a number, so that who reads it is found; 0 where it may be an index."""
+    """Fresh memory: NaN, so that tests detect reading it; 0 for types that may be indices."""
     if name.startswith(("empty", "new_empty")):
         values.fill_(torch.nan if values.is_floating_point() else 0)
     return values
@@ -474,7 +476,7 @@ DEVICE = torch.device("gpu", 0)
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, operations of this thread are the emulation's own and are not recorded."""
+    """In this context, operations of this thread belong to the emulation and are not recorded."""
     before, state.quiet = state.quiet, True
     try:
         yield
@@ -484,7 +486,7 @@ def quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded(places: bool = False) -> Iterator[Log]:
-    """What the work inside asks of the device; with `places` also which lines ask, slowly."""
+    """Log the work in this context; with `places` also the calling lines, which is slow."""
     global log, trace
     outside = log, trace
     log, trace = Log(), places
@@ -496,7 +498,7 @@ def recorded(places: bool = False) -> Iterator[Log]:
 
 @contextlib.contextmanager
 def memory_limit(limit: int) -> Iterator[None]:
-    """Inside, allocations beyond so many bytes raise `torch.OutOfMemoryError`."""
+    """In this context, allocations beyond a number of bytes raise `torch.OutOfMemoryError`."""
     memory.limit = limit
     try:
         yield
@@ -509,7 +511,7 @@ def _clear_casts() -> None:
 
 
 def _from_host(save: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that writes, given what tensors of the device wrap."""
+    """A writing function that unwraps tensors of the device first."""
 
     def run(values: Any, *rest: Any, **options: Any) -> Any:
         return save(tree_map(lambda value: on_host_of(value), values), *rest, **options)
@@ -518,7 +520,7 @@ def _from_host(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launch_nothing(kernel: Any, grid: Any) -> Callable[..., None]:
-    """In place of `kernel[grid]`: checks what the kernel is given, and counts."""
+    """Replaces `kernel[grid]`: checks the kernel's arguments and counts the launch."""
 
     def launch(*args: Any, **options: Any) -> None:
         for value in args:
@@ -532,7 +534,7 @@ def _launch_nothing(kernel: Any, grid: Any) -> Callable[..., None]:
 
 
 def _answered(wrapper: Callable[..., Any], search: Callable[..., Any]) -> Callable[..., Any]:
-    """The wrapper of a kernel, for the operations it asks for, with the answer of the CPU."""
+    """The wrapper of a kernel: records its operations and returns the result of the CPU."""
 
     def run(*args: Any) -> Any:
         if not isinstance(args[0], DeviceTensor):
@@ -547,7 +549,7 @@ def _answered(wrapper: Callable[..., Any], search: Callable[..., Any]) -> Callab
 
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
-    """Inside, the device is complete: memory, waits, kernels."""
+    """In this context the emulated device is installed: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
     from pointup.geometry import insertion_radii as insertion
@@ -584,10 +586,10 @@ def emulated() -> Iterator[None]:
     patches = [
         (accelerator, "synchronize", module.synchronize),
         (torch, "clear_autocast_cache", _clear_casts),
-        # Files are written from what tensors wrap, which a device's own serialisation would do.
+        # Files are written from the wrapped tensors, like a device's own serialisation.
         (checkpoint, "save_file", _from_host(checkpoint.save_file)),
         (torch, "save", _from_host(torch.save)),
-        # Wrapped tensors can't be those of inference.
+        # Inference tensors can't be wrapped.
         (candidates, "_run", torch.no_grad()(candidates._run.__wrapped__)),
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
@@ -598,7 +600,7 @@ def emulated() -> Iterator[None]:
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
         (kernels_of_insertion, "settle", _answered(kernels_of_insertion.settle, insertion.settle)),
-        # Other points are kept on a GPU, as even as those of the CPU; these can be compared.
+        # Thinning on a GPU keeps other points; with the CPU's, the results can be compared.
         (model, "sample_by_spacing", _answered(model.sample_by_spacing, model.sample_by_spacing)),
     ]
     swaps = torch.__future__.get_swap_module_params_on_conversion()

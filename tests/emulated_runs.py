@@ -45,7 +45,7 @@ def device() -> Iterator[None]:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """An Accelerator on the emulated device, as `accelerate launch` would make it on a GPU."""
+    """An Accelerator on the emulated device, like that of `accelerate launch` on a GPU."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     def accelerator(precision: str = "no", where: torch.device = DEVICE) -> Any:
@@ -58,7 +58,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         PartialState._shared_state["device"] = where
         AcceleratorState._shared_state["device"] = where
         if precision == "fp16":
-            # As Accelerate does on the devices that it knows.
+            # Accelerate does the same on the devices that it supports.
             AcceleratorState._shared_state["_mixed_precision"] = "fp16"
             made.native_amp, made.scaler = True, torch.amp.GradScaler("gpu", init_scale=1024.0)
         assert made.device == where and made.mixed_precision == precision
@@ -122,7 +122,7 @@ def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
         reduction.start()
         pieces = 0
         with memory_limit(limit):
-            for piece, losses in in_pieces(batch, propagate, reduction.forget_failure):
+            for piece, losses in in_pieces(batch, propagate, reduction.drop_failed):
                 pieces += 1
                 reduction.add(losses, num_tokens(piece), piece.name)
         reduction.finish(stop=False, elapsed_seconds=0.0)
@@ -164,12 +164,12 @@ def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     expected = upsample(points, 3.0, model=model, device="cpu")
     made = upsample(points, 3.0, model=as_if_trained().to(DEVICE), device=DEVICE)
     assert len(made) == len(expected) == 1800
-    # Which of two equally good children is kept may hang on rounding.
+    # Rounding may decide which of two equally good children is kept.
     same = np.isclose(made, expected, rtol=0, atol=1e-3).all(1)
     assert same.mean() > 0.9
 
 
-# Planning and reading are the processor's; scaling forms processes that have no emulated device.
+# Planning and reading run on the CPU; scaling starts processes without an emulated device.
 @pytest.mark.parametrize(
     "section",
     [

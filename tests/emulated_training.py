@@ -29,8 +29,8 @@ from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 
 MOST_OPERATIONS = 1200
-"""Of a step of the default model in bf16, ratios mixed, with normals: one process launches some
-100,000 to 200,000 a second on a GPU."""
+"""Operations of a step of the default model in bf16, with mixed ratios and normals. One process
+launches about 100,000 to 200,000 per second on a GPU."""
 
 WAITS = {
     ("synchronize", "pointup/training/distributed/reduction.py:finish"): "the step's work is timed",
@@ -40,7 +40,7 @@ WAITS = {
     ): "totals of the step, one read",
     ("synchronize", "pointup/benchmark/timing.py:now"): "what is timed is over",
 }
-"""All that the host may wait for in a step, with the reason."""
+"""Every wait of the host that a step may have, with the reason."""
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def batch_of(directory: Path, sizes: list[int], mixed: bool = True, normals: boo
 
 
 def as_if_trained(**options: Any) -> Upsampler:
-    """A small model whose zero weights are not zero."""
+    """A small model without zero weights."""
     torch.manual_seed(0)
     model = Upsampler(feature_dim=16, num_layers=1, **options)
     for weight in model.parameters():
@@ -88,7 +88,7 @@ def step(
     loss: LossConfig | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, list[Tensor], Any]:
-    """Losses, gradients and output of a step that trusts its input, as train.py's does."""
+    """Losses, gradients and output of a step without input checks, as in train.py."""
     batch = move(batch, device)
     torch.manual_seed(7)
     reduction = StepReduction(SingleProcess(device), model.parameters())
@@ -118,7 +118,7 @@ WAYS = [(True, None, True), (False, 2.5, True), (None, None, False)]
 @pytest.mark.parametrize(
     ("loss", "recompute", "ratio", "normals"),
     [
-        # Each loss and each way once; the other pairs of them are slow.
+        # Each loss and each path once; all combinations would be slow.
         pytest.param(loss, *way, marks=[] if place == number else pytest.mark.slow)
         for place, loss in enumerate(LOSSES)
         for number, way in enumerate(WAYS)
@@ -163,12 +163,12 @@ def test_steps_in_16_bits_are_near_those_of_float32(
     torch.testing.assert_close(found, exact, rtol=0.03, atol=0.03)
     for name in ("pos", "candidates", "log_shares", "log_quotas", "gaps"):
         assert getattr(output, name).dtype == torch.float32
-    # Of the gap between points: how far the network moves a child is a figure of 8 or 11 bits.
+    # Relative to the spacing, because the offset of a child has 8 or 11 bits of precision.
     off = (output.candidates - plain.candidates).cpu().norm(dim=1)
     assert off.quantile(0.9) < 0.02 * plain.gaps.cpu().mean()
     ahead = torch.cat([grad.cpu().flatten() for grad in grads])
     wanted = torch.cat([grad.cpu().flatten() for grad in exact_grads])
-    # Rounding decides between children that are as good as each other.
+    # Rounding decides between equally good children.
     assert torch.nn.functional.cosine_similarity(ahead, wanted, dim=0) > 0.95
 
 
@@ -205,7 +205,7 @@ def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
     plain, cast = seen
     for name in ("normal", "covariance", "relative", "spacing", "mean"):
         assert torch.equal(getattr(plain, name).cpu(), getattr(cast, name).cpu()), name
-    # An untrained model moves nothing: children lie where they do in float32, to the last bit.
+    # An untrained model has zero offsets: children have the same bits as in float32.
     assert torch.equal(in_use.candidates.cpu(), in_training.candidates.cpu())
 
 
@@ -229,7 +229,7 @@ def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     assert 800 < log.num_operations <= MOST_OPERATIONS
     assert waits_of(log) == set(WAITS)
     assert log.waits.count(log.waits[-2]) == 1 and not log.blocking_copies
-    # Bounds of clouds and tables of their sizes; nothing that grows with the points.
+    # Bounds of clouds and tables of their sizes, which do not grow with the number of points.
     assert log.copied_bytes < 20_000
 
 

@@ -1,8 +1,8 @@
-"""train.py with one real fault in it, told by FAULT="WHAT WHERE NUMBER [RANK]".
+"""Runs train.py with one real fault, given by FAULT="WHAT WHERE NUMBER [RANK]".
 
-On process RANK (all, without), in its first attempt, WHAT happens at call NUMBER of WHERE.
-With SEEN=DIRECTORY the clouds of every step are written there, by each process. With STEP_SECONDS
-every step takes so much longer, so that what is done to a run from outside meets it training.
+On process RANK (by default on all), in its first attempt, WHAT happens at call NUMBER of WHERE.
+With SEEN=DIRECTORY each process writes the clouds of every step there. STEP_SECONDS makes every
+step longer by that time, so that external disturbances reach the run while it trains.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "evaluation": (Evaluation, "records_of"),
     "checkpoint": (Saver, "save"),
     "saving": (checkpoint, "flush_to_disk"),
-    "agreement": (train, "facts_of_epoch"),
+    "consistency": (train, "facts_of_epoch"),
 }
 
 
@@ -57,7 +57,7 @@ def send(number: signal.Signals) -> Callable[..., None]:
 
 
 def stop(*_: Any) -> None:
-    time.sleep(1.5)  # The watchdog has told by now where this process is.
+    time.sleep(1.5)  # By now the watchdog has posted the phase of this process.
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -118,19 +118,19 @@ def differ(what: str) -> None:
 
 
 def have_memory_for(num_clouds: int) -> None:
-    """Run out of memory in every micro-batch of more clouds."""
-    real = train.micro_batch_losses
+    """Run out of memory in every micro-batch of more than `num_clouds` clouds."""
+    real = train.losses_of_model
 
     def limited(model: Any, batch: Any, *rest: Any) -> Any:
         if batch.num_graphs > num_clouds:
             out_of_memory()
         return real(model, batch, *rest)
 
-    train.micro_batch_losses = limited
+    train.losses_of_model = limited
 
 
 def have_memory_left(num_bytes: int) -> None:
-    """Have only so much more than what this process holds when the budget is looked for."""
+    """Limit the search of the token budget to the current memory plus `num_bytes`."""
 
     def limit(*_: Any) -> int:
         with PeakMemory(torch.device("cpu")) as now:
@@ -140,7 +140,7 @@ def have_memory_left(num_bytes: int) -> None:
     budget.memory_limit = limit
 
 
-def write_down_clouds(directory: Path) -> None:
+def record_clouds(directory: Path) -> None:
     real = StepReduction.finish
 
     def finish(self: StepReduction, *args: Any, **options: Any) -> Any:
@@ -153,7 +153,7 @@ def write_down_clouds(directory: Path) -> None:
     StepReduction.finish = finish
 
 
-def take_longer(seconds: float) -> None:
+def slow_down_steps(seconds: float) -> None:
     real = StepReduction.start
 
     def start(self: StepReduction) -> None:
@@ -165,12 +165,12 @@ def take_longer(seconds: float) -> None:
 
 def main() -> int:
     what, where, number, *rank = os.environ["FAULT"].split()
-    mine = not rank or rank[0] == os.environ.get("RANK", "0")
+    is_here = not rank or rank[0] == os.environ.get("RANK", "0")
     if "SEEN" in os.environ:
-        write_down_clouds(Path(os.environ["SEEN"]))
+        record_clouds(Path(os.environ["SEEN"]))
     if "STEP_SECONDS" in os.environ:
-        take_longer(float(os.environ["STEP_SECONDS"]))
-    if mine and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        slow_down_steps(float(os.environ["STEP_SECONDS"]))
+    if is_here and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         if what == "differ":
             differ(where)
         elif what == "small":

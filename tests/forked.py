@@ -1,8 +1,8 @@
-"""A group of processes that share their imports: a launch takes seconds of them for each.
+"""Forks a group of processes after their imports, which take seconds per process in a launch.
 
-As a script, `forked.py NUMBER MODULES WORDS...` imports the modules, which are separated by commas,
-and has the main() of the first one run with these words in NUMBER processes over gloo, in the
-environment that `accelerate launch` gives to processes on CPUs.
+As a script, `forked.py NUMBER MODULES WORDS...` imports the modules, which are separated by commas.
+It runs main() of the first module with these words in NUMBER processes over gloo, in the
+environment that `accelerate launch` sets for processes on CPUs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from importlib import import_module
 from pathlib import Path
 
 SECONDS = 300.0
-"""Until a group that does not end is given up."""
+"""Timeout of a group."""
 
 
 def run_forked(
     modules: str, *words: object, num_processes: int = 2, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """What so many processes print; the status is 0 only where that of each one is."""
+    """Run `num_processes` processes; the status is 0 only if that of each process is 0."""
     return subprocess.run(
         [sys.executable, __file__, str(num_processes), modules, *map(str, words)],
         capture_output=True,
@@ -33,7 +33,7 @@ def run_forked(
 
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).parent.parent))
-    from pointup.training.distributed import preemption as stopping
+    from pointup.training.distributed import preemption
 
     number, modules, *words = sys.argv[1:]
     first, *_ = [import_module(name) for name in modules.split(",")]
@@ -48,8 +48,8 @@ def main() -> int:
     for rank in range(int(number)):
         if not os.fork():
             os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-            # They were not there yet when it was imported, and end with the process that forks.
-            stopping.LAUNCHER = os.getppid()
+            # `preemption` was imported before the fork; the parent of this process launches it.
+            preemption.LAUNCHER = os.getppid()
             sys.argv = [first.__name__, *words]
             return int(first.main())
     statuses = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(int(number))]

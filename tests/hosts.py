@@ -1,7 +1,7 @@
-"""Hosts made of namespaces on this machine: each with a name, an address and a network card.
+"""Emulates hosts by Linux namespaces: each has a name, an address and a network interface.
 
-They see each other and nothing else, share this machine's files unless told otherwise, and are
-gone with the process that made them.
+The hosts reach only each other. They share this machine's files, except for `Host.mount`, and end
+with the process that made them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDED = ("ip", "unshare", "nsenter", "mount", "hostname")
 
 
 def why_not() -> str | None:
-    """What keeps this machine from making hosts; None where it can."""
+    """The reason why this machine can't make hosts; None if it can."""
     missing = [name for name in NEEDED if shutil.which(name) is None]
     if missing:
         return f"no {' and no '.join(missing)} to make hosts with"
@@ -40,12 +40,12 @@ def why_not() -> str | None:
 
 @dataclass(eq=False)
 class Host:
-    """One host: its namespaces are kept by a process of its own, which does nothing else."""
+    """One host; an idle process keeps its namespaces alive."""
 
     number: int
     keeper: subprocess.Popen[str]
     outputs: Path
-    """Directory of what its programs say."""
+    """Directory of the output of its programs."""
     num_started: int = 0
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class Host:
         return done.stdout
 
     def start(self, *words: object, **environment: str) -> subprocess.Popen[str]:
-        """Start a program in the root directory of the repository; `output` is what it says."""
+        """Start a program in the root directory of the repository; `output` has its output."""
         self.num_started += 1
         with self.output_file.open("w") as file:
             program = subprocess.Popen(
@@ -88,34 +88,34 @@ class Host:
         return self.output_file.read_text()
 
     def mount(self, what: Path, where: Path) -> None:
-        """Show this host, and no other, a directory or file in place of another one."""
+        """Mount the directory or file `what` at `where`, on this host only."""
         self.run("mount", "--bind", what, where)
 
     def pids(self) -> list[int]:
-        """Processes on this host, without the one that keeps it."""
-        mine = self.network.stat().st_ino
+        """Processes on this host, without its keeper."""
+        own_network = self.network.stat().st_ino
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != self.keeper.pid:
-                # What can't be looked at is no program of these tests, or gone by now.
+                # An unreadable process has ended, or is no program of these tests.
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-                    if (entry / "ns" / "net").stat().st_ino == mine:
+                    if (entry / "ns" / "net").stat().st_ino == own_network:
                         found.append(int(entry.name))
         return found
 
     def kill_all(self) -> None:
-        """Every program of this host ends as if its power failed."""
+        """Kill every program of this host, as a power failure would."""
         while pids := self.pids():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for program in self.started:
-                program.poll()  # What has ended is no process any more.
+                program.poll()  # Reaps the process, which otherwise stays a zombie.
             time.sleep(0.01)
 
 
 class Network:
-    """Hosts joined by a switch, which can be slow, lose frames, or be cut from a host."""
+    """Hosts joined by a switch, which can delay or lose frames, or disconnect a host."""
 
     def __init__(self, hosts: list[Host], switch: subprocess.Popen[str]) -> None:
         self.hosts, self.switch = hosts, switch
@@ -131,32 +131,32 @@ class Network:
         return self.switch.stdout.readline().strip()
 
     def slow_down(self, delay: float, loss: float) -> None:
-        """From now on every frame takes `delay` seconds, and a share `loss` of them is lost."""
+        """Delay every frame by `delay` seconds, and drop the share `loss` of all frames."""
         self.tell_switch("delay", delay)
         self.tell_switch("loss", loss)
 
     def cut(self, host: Host) -> None:
-        """Nothing goes to or from this host, and no one is told."""
+        """Silently drop all frames from and to this host."""
         self.tell_switch("cut", host.number)
 
     def join(self, host: Host) -> None:
         self.tell_switch("join", host.number)
 
     def lose_power(self, host: Host) -> None:
-        """A host ends without a word to the others."""
+        """Disconnect a host and kill its programs, so that no other host is notified."""
         self.cut(host)
         host.kill_all()
 
 
 @contextlib.contextmanager
 def made_hosts(number: int, directory: Path) -> Iterator[Network]:
-    """Some hosts, `host0` at 10.0.0.1 and so on, whose programs write to files in `directory`."""
+    """Make `number` hosts, `host0` at 10.0.0.1 and so on, with program output in `directory`."""
     if reason := why_not():
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
         hosts = []
         for i in range(number):
-            # It ends with its input, which ends with this process, however that ends.
+            # The keeper ends with its stdin, which closes when this process ends in any way.
             keeper = subprocess.Popen(
                 ["unshare", "--net", "--uts", "--mount", "sh", "-c",
                  f"hostname host{i} && ip link set lo up && echo ready && read end"],

@@ -1,4 +1,4 @@
-"""Small runs of train.py in this process, which the tests of it share."""
+"""Options and weights of small runs of train.py in this process, shared by its tests."""
 
 from __future__ import annotations
 

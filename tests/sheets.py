@@ -1,4 +1,4 @@
-"""Clouds, a model and stores that the tests of upsampling share."""
+"""Clouds, a small model and stores, shared by the tests of upsampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ StoreMaker = Callable[..., Store]
 
 
 def small_model(noise: float = 0.0) -> Upsampler:
-    """A model quick enough for tests; with noise it moves the children, as a trained one does."""
+    """A small model for tests; with noise it moves the children, like a trained model."""
     torch.manual_seed(0)
     model = Upsampler(**SMALL).eval()
     with torch.no_grad():
@@ -56,11 +56,11 @@ def upsample_in_blocks(
     tile: float | None = None,
     budget: int = 400,
 ) -> np.ndarray:
-    made = run_passes(store, model, options, SingleProcess(), CPU, token_budget=budget, tile=tile)
-    return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in made.of_file())])
+    output = run_passes(store, model, options, SingleProcess(), CPU, token_budget=budget, tile=tile)
+    return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in output.of_file())])
 
 
-def assert_tells_of_measured(
+def assert_attributes_of_measured(
     ratio: float,
     originals: bool,
     farthest: float,
@@ -68,10 +68,10 @@ def assert_tells_of_measured(
     to_parent: float,
     **options: float,
 ) -> None:
-    """Of a sheet made denser: new points have the attribute `number` of the nearest measured point,
-    its distance of at most `farthest`, and a parent that is about `to_parent` away."""
+    """Upsample a sheet, and assert that each new point has the attribute `number` of its nearest
+    measured point, a distance to it of at most `farthest`, and a parent about `to_parent` away."""
     points, number = sheet(200) + UTM, np.arange(200)
-    made = upsample(
+    output = upsample(
         PointCloud(points, {"number": number}),
         ratio,
         model=small_model(0.05),
@@ -79,7 +79,7 @@ def assert_tells_of_measured(
         max_distance=farthest,
         **options,
     )
-    new = made.select(made.attributes["synthetic"] == 1)
+    new = output.select(output.attributes["synthetic"] == 1)
     assert len(new) > at_least
     distance, nearest = cKDTree(points).query(new.positions, k=2)
     assert np.allclose(new.attributes["distance_to_measured"], distance[:, 0], atol=1e-3)

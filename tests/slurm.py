@@ -1,4 +1,4 @@
-"""A SLURM of two hosts, with the distribution's own slurmctld, slurmd and munged."""
+"""Starts a SLURM cluster of two emulated hosts, with the installed slurmctld, slurmd and munged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hosts import Network, made_hosts
 
 NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol")
 SECONDS_TO_START = 60
-# Two partitions, of which one preempts the other; GPUs that are no more than a name. A requeued
-# job waits until the credential of its last start has expired.
+# One partition preempts the others; the GPUs are only names. A requeued job waits until the
+# credential of its last start has expired.
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=host0
@@ -55,7 +55,7 @@ PartitionName=urgent Nodes=ALL PriorityTier=2 State=UP
 
 
 class Cluster:
-    """Two hosts under SLURM; commands are given on the first."""
+    """Two hosts under SLURM; commands run on the first host."""
 
     def __init__(self, network: Network, directory: Path) -> None:
         self.network, self.directory = network, directory
@@ -70,7 +70,7 @@ class Cluster:
         return done.stdout
 
     def submit(self, script: str, *options: object, **environment: str) -> int:
-        """Number of the job; what it says goes to slurm-NUMBER.txt."""
+        """Submit a job; returns its number. Its output goes to slurm-NUMBER.txt."""
         path = self.directory / "job.sh"
         path.write_text(script)
         output = self.directory / "slurm-%j.txt"
@@ -78,7 +78,7 @@ class Cluster:
         return int(self.run(*words, **environment))
 
     def show(self, job: int | str) -> dict[str, str]:
-        """What `scontrol show job` tells of a job, by its own names."""
+        """The fields of `scontrol show job`."""
         text = self.run("scontrol", "--oneliner", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", text))
 
@@ -95,7 +95,7 @@ class Cluster:
 
 @contextmanager
 def made_cluster(directory: Path) -> Iterator[Cluster]:
-    """Nothing of it is left when it ends: its daemons live on hosts of its own."""
+    """Make a cluster; its daemons run on emulated hosts and end with them."""
     if missing := [name for name in NEEDED if shutil.which(name) is None]:
         pytest.skip(f"no {missing[0]}: install slurmctld, slurmd, slurm-client and munge")
     with made_hosts(2, directory) as network:
@@ -126,16 +126,16 @@ def made_cluster(directory: Path) -> Iterator[Cluster]:
 
 
 def cluster_is_idle(cluster: Cluster) -> bool:
-    ask = ("sinfo", "--noheader", "--format=%T %D", "--partition=usual")
-    asked = subprocess.run(
-        cluster.network.hosts[0].words(*ask),
+    words = ("sinfo", "--noheader", "--format=%T %D", "--partition=usual")
+    info = subprocess.run(
+        cluster.network.hosts[0].words(*words),
         capture_output=True, text=True, env=cluster.environment, timeout=SECONDS_TO_START,
     )  # fmt: skip
-    return asked.stdout.split() == ["idle", "2"]
+    return info.stdout.split() == ["idle", "2"]
 
 
-def until(is_so: Callable[[], bool], said: Path) -> None:
+def until(is_so: Callable[[], bool], output: Path) -> None:
     deadline = time.monotonic() + SECONDS_TO_START
     while not is_so():
-        assert time.monotonic() < deadline, said.read_text()
+        assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.2)

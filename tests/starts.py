@@ -1,4 +1,4 @@
-"""Starting train.py by its command line, in this process, and judging what it says."""
+"""Starts train.py by its command line, in this process, and checks its output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runs import training
 from test_distributed import SMALL
 
 Start = Callable[..., tuple[int, str]]
-"""Takes an output directory and options; returns the status and what was written to stderr."""
+"""Takes an output directory and options; returns the status and stderr."""
 
 
 def start_in_process(data: Path, output_dir: Path, *options: object) -> int:
@@ -25,16 +25,16 @@ def start_in_process(data: Path, output_dir: Path, *options: object) -> int:
 
 
 def refused_in_a_line(outcome: tuple[int, str], *words: str) -> None:
-    status, told = outcome
-    assert status == 1, told
-    errors = [line for line in told.splitlines() if "train.py: error:" in line]
-    assert len(errors) == 1 and "Traceback" not in told, told
+    status, stderr = outcome
+    assert status == 1, stderr
+    errors = [line for line in stderr.splitlines() if "train.py: error:" in line]
+    assert len(errors) == 1 and "Traceback" not in stderr, stderr
     assert all(word in errors[0] for word in words), errors[0]
 
 
 def continues(outcome: tuple[int, str], run: Path) -> str:
-    status, told = outcome
-    assert status == 0 and "Traceback" not in told, told
-    assert "Continuing from" in told and "step_2" in told
+    status, stderr = outcome
+    assert status == 0 and "Traceback" not in stderr, stderr
+    assert "Continuing from" in stderr and "step_2" in stderr
     assert [line["step"] for line in metrics_of(run) if "loss" in line] == [1, 2]
-    return told
+    return stderr

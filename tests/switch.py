@@ -1,19 +1,18 @@
-"""An Ethernet switch in user space: frames between hosts, late, lost or not let through at all.
+"""An Ethernet switch in user space, which can delay and drop frames between hosts.
 
     python switch.py NAMESPACE...
 
-Each namespace is a path like /proc/PID/ns/net; it gets a TAP interface eth0. Lines on stdin set
-what happens from then on: `delay SECONDS` and `loss SHARE` for every frame, `cut NUMBER` and
-`join NUMBER` for one host. The end of stdin ends the switch, and the interfaces with it.
+Each namespace is a path like /proc/PID/ns/net; it gets a TAP interface eth0. Lines on stdin
+configure it: `delay SECONDS` and `loss SHARE` for every frame, `cut NUMBER` and `join NUMBER` for
+one host. The end of stdin ends the switch, and the interfaces with it.
 
-The kernel's own means for this (tc netem) is missing from many kernels of virtual machines.
+It replaces the kernel's tc netem, which many kernels of virtual machines lack.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import random
 import selectors
@@ -29,16 +28,18 @@ CLONE_NEWNET = 0x40000000
 MAX_FRAME = 65536
 FRAMES_AT_ONCE = 64
 LOST = (errno.EAGAIN, errno.EIO)
-"""What writing to a host fails with whose queue is full, or whose interface is down."""
+"""Errors of a write to a host whose queue is full or whose interface is down."""
 
 
 def open_tap(namespace: str) -> int:
     """File descriptor of a new TAP interface eth0 in a network namespace."""
+    import fcntl
+
     with Path("/proc/self/ns/net").open() as home, Path(namespace).open() as file:
         enter(file.fileno())
         tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH", b"eth0", IFF_TAP | IFF_NO_PI))
-        enter(home.fileno())  # What is on a host ends with it; the switch must not.
+        enter(home.fileno())  # The switch must not be a process of the host, which may be killed.
     return tap
 
 
@@ -49,7 +50,7 @@ def enter(namespace: int) -> None:
 
 
 class Switch:
-    """Hands frames from host to host, as told so far."""
+    """Forwards frames between hosts, with the delay, loss and cuts set so far."""
 
     def __init__(self, taps: list[int], seed: int = 0) -> None:
         self.taps = taps
@@ -57,9 +58,9 @@ class Switch:
         self.delay, self.loss = 0.0, 0.0
         self.is_cut = [False] * len(taps)
         self.ports: dict[bytes, int] = {}
-        """Where the owner of each Ethernet address was seen last."""
+        """Last known port of each Ethernet address."""
         self.under_way: deque[tuple[float, int, bytes]] = deque()
-        """Frames: when they arrive, at which port."""
+        """Frames in transit: time of arrival, port, bytes."""
 
     def obey(self, line: str) -> None:
         name, value = line.split()
@@ -73,7 +74,7 @@ class Switch:
             raise ValueError(line)
 
     def receive(self, port: int) -> None:
-        """Take what a host sends, and put it on its way."""
+        """Read frames from a host and queue them for their targets."""
         for _ in range(FRAMES_AT_ONCE):
             try:
                 frame = os.read(self.taps[port], MAX_FRAME)
@@ -87,7 +88,7 @@ class Switch:
                     self.under_way.append((time.monotonic() + self.delay, other, frame))
 
     def deliver(self) -> float | None:
-        """Hand over what has arrived; seconds until the next frame does."""
+        """Deliver the frames that are due; returns the seconds until the next one is."""
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:

@@ -1,4 +1,4 @@
-"""What the tests of `pointup upsample` share: its result, and surveys to type it with."""
+"""Results and surveys shared by the tests of `pointup upsample`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def positions(num_points: int, seed: int = 0) -> np.ndarray:
 
 
 def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.ndarray:
-    """A survey whose attributes are random, with a CRS and an extra dimension."""
+    """Write a survey with random attributes, a CRS and an extra dimension."""
     rng = np.random.default_rng(point_format)
     version = "1.4" if point_format > 5 else "1.2"
     header = laspy.LasHeader(version=version, point_format=point_format)
@@ -45,7 +45,7 @@ def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.nd
 
 
 def digest(path: Path) -> str:
-    """Of a file that is compared as a whole: pytest would print how long bytes differ."""
+    """Digest of a file; comparing whole files would make pytest print long differences."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -59,7 +59,7 @@ class TrainingWork:
         batch = move(batch, self.device)
         self.reduction.start()
         ticks = [now(self.device)]
-        with self.reduction.working(), assume_valid():
+        with self.reduction.timed_work(), assume_valid():
             ratio = training_ratio(batch, None, MAX_RATIO)
             autocast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
             with autocast:

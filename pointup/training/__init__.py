@@ -1,1 +1,1 @@
-"""What train.py stands on; besides apps, the only room that knows Accelerate."""
+"""Training, as train.py runs it. Only this package and `pointup.cli` import Accelerate."""

@@ -1,4 +1,4 @@
-"""The command line of train.py: flags, files with options, and options that were renamed."""
+"""Parses the command line of train.py: flags, option files (`--config`), renamed options."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from pointup.training.renamed_options import RENAMED_OPTIONS, with_current_optio
 LENGTHS = ("--steps", "--epochs", "--hours")
 OPTIONS_FILE = """
 
---config FILE reads options from a YAML or JSON file, such as a run's config.json or a preset that
-`pointup config` lists; flags override them."""
+--config FILE reads options from a YAML or JSON file, such as the config.json of a run or a preset
+(`pointup config` lists them); flags override them."""
 
 
 def parse_command_line(args: Sequence[str] | None, description: str) -> TrainConfig:
-    """The options of a run: flags override the options of `--config FILE`, these the defaults.
+    """The options of a run: flags override `--config FILE`, which overrides the defaults.
 
-    Exits with 0 after `--help` and with 2 for wrong usage. Raises ConfigError for a file that can't
-    be read or that names an option that doesn't exist, and for an option that was renamed.
+    Exits with status 0 after `--help` and 2 for wrong usage. Raises ConfigError for a file that
+    can't be read or that has an unknown option, and for a flag that was renamed.
     """
     flags, file = without_config(sys.argv[1:] if args is None else args)
     names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
     for name in sorted(names & RENAMED_OPTIONS.keys()):
         raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
     from_file = flags_of_file(file, leave_out_lengths=bool(names & set(LENGTHS))) if file else []
-    # A flag that is given twice has its last value.
+    # The last value of a repeated flag wins.
     return tyro.cli(TrainConfig, args=from_file + flags, description=description + OPTIONS_FILE)
 
 
 def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The arguments without `--config FILE`, and that file."""
+    """Split `args` into the arguments without `--config FILE`, and FILE (None if absent)."""
     rest: list[str] = []
     file: Path | None = None
     left = iter(args)
@@ -60,9 +60,9 @@ def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
-    """The options in a YAML or JSON file, such as a run's config.json, as flags.
+    """The options in a YAML or JSON file, such as the config.json of a run, as flags.
 
-    With `leave_out_lengths` without steps, epochs and hours, of which a run has one.
+    `leave_out_lengths` drops steps, epochs and hours, because a run takes only one of them.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -72,7 +72,9 @@ def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"--config {path}: can't be read as YAML ({reason})") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: holds no options; write one a line, as `steps: 2000`")
+        raise ConfigError(
+            f"--config {path}: holds no options; write one per line, such as `steps: 2000`"
+        )
     known = flattened(as_dict(TrainConfig()))
     flags: list[str] = []
     for key, value in flattened(with_current_options(values)).items():
@@ -80,7 +82,9 @@ def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
         if name in NOT_OPTIONS:
             continue
         if name not in known:
-            raise ConfigError(f"--config {path}: {key} is no option of train.py")
+            raise ConfigError(
+                f"--config {path}: {key} is no option of train.py; see `train.py --help`"
+            )
         if not (leave_out_lengths and option(name) in LENGTHS):
             flags += flag_of(option(name), value)
     return flags

@@ -1,4 +1,4 @@
-"""The options of train.py, as one typed config."""
+"""`TrainConfig`: the options of train.py, their defaults and their checks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from pointup.training.schedule import LrScaling
 
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
-"""Where the user gives none, unless a single pair is larger."""
+"""Used if `--token-budget` is not given, unless a single pair is larger."""
 
 NOT_OPTIONS = frozenset({"slots", "mixed_precision", "cpu_threads", "found_token_budget"})
-"""What config.json holds beside the options of the run."""
+"""Keys of config.json that are not options of train.py."""
 
 AT_MOST = {
     "token_budget": 2**31 - 1, "max_clouds": 2**31 - 1, "accumulation_steps": 10_000,
     "ratio": 1000, "max_ratio": 1000, "seed": 2**63 - 1, "num_workers": 1024, "num_pictures": 1000,
     "worker_timeout": 1e7, "hang_timeout": 1e7, "collective_timeout": 1e5,
 }  # fmt: skip
-"""Values beyond which an option can't be honoured: by integers, timers, or any machine."""
+"""Largest value of each option that integers, timers and machines can handle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,15 @@ class TrainConfig:
     """Train a point cloud upsampler."""
 
     data: str | None = None
-    """Pair dataset: a directory made by `pointup prepare`, or a Hub dataset with its columns.
-    Without one, procedural shapes and scenes are made on first use and cached."""
+    """Pair dataset: a directory from `pointup prepare`, or a Hub dataset with the same columns.
+    By default, procedural shapes and scenes, which are generated on first use and cached."""
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
     initial_model: str | None = None
-    """Model to start from, in place of random weights: shapes, lidar, a directory, or a repository
-    on the Hub. Its options are those of the run."""
+    """Model to start from instead of random weights: shapes, lidar, a directory, or a repository
+    on the Hub. The run uses the options of this model."""
     train_only: tuple[str, ...] = ()
-    """Train the weights alone whose names begin with one of these, as quota; the others stay."""
+    """Train only weights whose names start with one of these, such as quota; freeze the others."""
     steps: int | None = None
     """Length of the run in optimizer steps (200 when neither epochs nor hours are given)."""
     epochs: float | None = None
@@ -52,68 +52,70 @@ class TrainConfig:
     hours: float | None = None
     """Length of the run in hours of training."""
     token_budget: int | Literal["auto"] | None = None
-    """Most points (source and target) that a process holds at a time. By default 20,480, or the
-    largest pair where that has more; "auto" tries out, before the first step, how many fit into the
-    memory, and keeps that number for the run."""
+    """Most tokens (points of source and target) in a micro-batch. By default 20,480, or the size of
+    the largest pair if that is more; "auto" measures, before the first step, how many fit into
+    memory, and keeps that number for the whole run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
     """Micro-batches of each process in one optimizer step."""
     crop: bool = False
-    """Crop pairs larger than the token budget to a random neighbourhood, instead of refusing."""
+    """Crop pairs larger than the token budget to a random neighbourhood; otherwise refuse them."""
     ratio: float | None = None
-    """Upsampling ratio to train; by default each pair's own."""
+    """Upsampling ratio in training; by default that of each pair."""
     max_ratio: float = 16.0
-    """Largest ratio that is trained; pairs beyond it are upsampled by this much."""
+    """Largest upsampling ratio in training; pairs with a larger one are upsampled by this ratio."""
     augment: bool = True
     """Rotate, mirror, scale and jitter the training pairs."""
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW, for `reference_clouds` clouds a step."""
+    """Peak learning rate of AdamW, at `reference_clouds` clouds per step."""
     lr_scaling: LrScaling = "none"
-    """How the learning rate grows with the clouds in a step."""
+    """How the learning rate scales with the number of clouds per step."""
     reference_clouds: float = 16.0
-    """Clouds a step at which the learning rate is what it says."""
+    """Clouds per step at which `lr_scaling` leaves the learning rate unchanged."""
     warmup_steps: int = 20
-    """Steps over which the learning rate rises from zero."""
+    """Steps of linear learning rate warm-up."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
     clip_norm: float = 1.0
-    """Largest norm of a step's gradient; larger ones are scaled down to it."""
+    """Largest gradient norm of a step; larger gradients are scaled down to it."""
     gradient_checkpointing: GradientCheckpointing = "auto"
-    """Compute intermediate values again in the backward pass instead of keeping them: less memory
-    and more time, the same gradients. "auto" does so for batches with many children."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more time,
+    the same gradients. "auto" does so for batches with many children."""
     seed: int = 0
-    """Everything random follows from it: weights, order, augmentation, dropout."""
+    """Seed of everything random: weights, order of samples, augmentation, dropout."""
     num_workers: int = 1
-    """Processes that read and augment data, for each training process."""
+    """Data workers per training process, which read and augment samples."""
     worker_timeout: float = 120.0
-    """Seconds after which a data worker that delivers nothing is an error."""
+    """Seconds without a batch from a data worker after which the run ends with an error."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl and points in TensorBoard."""
     eval_every: int | None = None
-    """Steps between evaluations (a quarter of the run, if its steps are known; else 500)."""
+    """Steps between evaluations (by default a quarter of the run, or 500 if its length in steps is
+    unknown)."""
     save_every: int | None = None
-    """Steps between checkpoints (as eval_every)."""
+    """Steps between checkpoints (the same default as eval_every)."""
     keep_checkpoints: int = 3
-    """Checkpoints to keep; the oldest are deleted."""
+    """Number of checkpoints to keep; older ones are deleted."""
     num_pictures: int = 3
-    """Validation samples drawn at each evaluation."""
+    """Validation samples that each evaluation renders as pictures."""
     log_with: tuple[str, ...] = ("tensorboard",)
     """Trackers of Accelerate to log to; metrics.jsonl is always written."""
     patience: int | None = None
-    """Stop after this many evaluations without a better one."""
+    """Stop after this many evaluations without an improvement."""
     target_chamfer: float | None = None
-    """Stop when the validation Chamfer distance, as a share of the midpoints', is this low."""
+    """Stop once the validation score, the Chamfer distance divided by that of the midpoint
+    baseline, is this low."""
     collective_timeout: float = 20.0
-    """Minutes after which a process that doesn't hear from the others gives up."""
+    """Minutes after which a collective operation of the process group fails."""
     hang_timeout: float = 300.0
-    """Seconds without progress of a process after which the run ends, telling where all stood;
-    10000000 is never."""
+    """Seconds without progress of a process after which the run ends and reports what every process
+    was doing; 10000000 disables this."""
     on_save_error: OnSaveError = "go-on"
-    """What to do when the disk is full or read-only while saving."""
+    """What to do if the disk is full or read-only when a checkpoint is saved."""
     debug: bool = False
-    """Look closer, slowly: anomaly detection in the backward pass, distributed checks, and every
-    process's log in full on the console."""
+    """Enable slow checks: anomaly detection in the backward pass, distributed checks, and the full
+    log of every process on the console."""
     quick: bool = False
     """Check the setup: a few steps, an evaluation, a checkpoint, and continuing from it."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -122,7 +124,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if any("\ud800" <= char <= "\udfff" for char in str(self.output_dir)):
             raise ConfigError(
-                f"--output-dir {self.output_dir}: this locale can't tell the letters of its name; "
+                f"--output-dir {self.output_dir}: this locale can't decode the name; "
                 "set LC_ALL to C.UTF-8"
             )
         lengths = [n for n in ("steps", "epochs", "hours") if getattr(self, n) is not None]
@@ -181,13 +183,13 @@ def quick_config(config: TrainConfig) -> TrainConfig:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """The config as plain JSON values, nested as the dataclasses are."""
+    """The config as JSON values, nested like the dataclasses."""
     plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
     return plain
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values as one level with dotted names."""
+    """Nested values as one level of keys, joined by dots."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The data of a run: opened, checked for bad samples, the same on every process."""
+"""Opens the pair dataset of a run, excludes bad samples, and makes its sampler and loader."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from pointup.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Train and validation parts of a pair dataset, without their bad samples."""
+    """Train and validation splits of a pair dataset, without bad samples."""
 
     name: str
     """Directory of the dataset, or its name on the Hub."""
     train: PairDataset
     validation: PairDataset
     surfaces: tuple[Path | None, ...]
-    """File of the true surface of each validation sample, where it is known."""
+    """File of the ground truth surface of each validation sample; None if unknown."""
     vertical: tuple[bool, ...]
     """Whether z is up in each validation sample."""
     description: str
     left_out: tuple[str, ...]
-    """A line for each bad sample: its name and what is wrong."""
+    """One line per bad sample: its name and the reason."""
     files: tuple[tuple[Path, int], ...] = ()
-    """The files that the samples are read from, and the bytes each had when it was opened."""
+    """Files that the samples are read from, with the size of each in bytes when it was opened."""
 
     @contextmanager
     def worker_faults(self) -> Iterator[None]:
-        """Inside, the death of a data worker, wherever it is noticed, is told in a line.
+        """Turn the failure of a data worker inside the `with` block into a one-line error.
 
-        Raises DataError, naming it, for a file that was cut short while it is read: the system
-        kills a worker that reads beyond its end, by the same signal as for lack of shared memory.
-        Raises TrainingError for a worker that died, or timed out, of something else.
+        Raises DataError, naming the file, if a file was truncated during the run: the system kills
+        a worker that reads beyond the end of a file, with the same signal as for a lack of shared
+        memory. Raises TrainingError if a worker died or timed out for another reason.
         """
         try:
             yield
@@ -60,15 +60,15 @@ class TrainingData:
                 raise
             raise TrainingError(
                 f"{str(error).splitlines()[0].rstrip('. ')}; the same command again continues from "
-                "the last checkpoint, --num-workers 0 shows what the worker was doing"
+                "the last checkpoint, --num-workers 0 shows the error of the worker"
             ) from error
 
 
 def open_training_data(config: TrainConfig, accelerator: Accelerator) -> TrainingData:
-    """Open `config.data`, or the procedural dataset, which is made on first use.
+    """Open `config.data`, or the procedural dataset, which is generated on first use.
 
-    Every process reads all sizes and checks all samples itself, from the shared page cache, and
-    so leaves out the same ones. Raises DataError when nothing is left.
+    Every process reads all sizes and checks all samples itself, from the shared page cache, so all
+    processes exclude the same samples. Raises DataError if no sample of a split can be used.
     """
     name = config.data
     if name is None:
@@ -115,7 +115,7 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
 def training_sampler(
     config: TrainConfig, dataset: PairDataset, token_budget: int, accelerator: Accelerator
 ) -> TokenBudgetBatchSampler:
-    """The batches of this process; see `TokenBudgetBatchSampler` for what it raises."""
+    """The batch sampler of this process; raises what `TokenBudgetBatchSampler` raises."""
     return TokenBudgetBatchSampler(
         dataset.full_sizes,
         token_budget,
@@ -135,6 +135,6 @@ def training_loader(
     sampler: TokenBudgetBatchSampler,
     device: torch.device,
 ) -> Iterable[Batch]:
-    """The loader of the sampler's batches; a sampler whose budget has changed needs a new one."""
+    """The loader of the sampler's batches; after a change of the budget, make a new loader."""
     dataset.max_tokens = sampler.token_budget if config.crop else None
     return make_loader(dataset, sampler, config.num_workers, config.worker_timeout, device)

@@ -1,4 +1,7 @@
-"""Validation: model, no-network baseline, raw source and floor, cloud by cloud, exactly once."""
+"""Validation: metrics of the model and of its references, once for each validation sample.
+
+The references are the midpoint baseline, the source, and the resampled ground truth.
+"""
 
 from __future__ import annotations
 
@@ -26,39 +29,40 @@ from pointup.training.objective import training_ratio
 
 logger = logging.getLogger("pointup")
 
-GIVEN_UP = -1
-"""Index of a record that says that a process has stopped evaluating."""
+ABORTED = -1
+"""Index of the record of a process that has aborted its evaluation."""
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     rows: dict[str, dict[str, float]]
-    """For model, midpoints, source and floor: mean of each figure over the clouds that have it."""
+    """Metrics by row (model, midpoints, source, resampled), each averaged over the clouds that have
+    it."""
     shares: list[float]
-    """For each cloud the model's Chamfer distance as a share of the midpoints'."""
+    """For each cloud, the model's Chamfer distance divided by that of the midpoint baseline."""
     pictures: dict[str, np.ndarray]
-    """Drawn samples by name, on the main process only."""
+    """Pictures of samples by name, on the main process only."""
     is_complete: bool
-    """Whether the model's output could be measured wherever the baseline's could."""
+    """Whether the model's output was measured on every cloud on which the references were."""
 
     @property
     def score(self) -> float:
-        """Mean of `shares`: lower is better, and comparable over clouds of any scale.
+        """Mean of `shares`: lower is better, and it is comparable between clouds of any scale.
 
-        Infinite where the model failed on a cloud: such a model is never the best.
+        Infinite if the model failed on a cloud, so that such a model is never the best.
         """
         return float(np.mean(self.shares)) if self.shares and self.is_complete else math.inf
 
 
 class Evaluation:
-    """Measures a model on a validation set, the same for any number of processes.
+    """Evaluates a model on a validation set, with the same result for any number of processes.
 
-    Batches are planned as for one process and dealt in turn, and the records of single clouds are
-    gathered once, so that each cloud is computed in the same batch and counted once whatever the
-    number of processes. What doesn't depend on the model is computed the first time only.
-    A cloud that can't be measured, and a picture that can't be drawn, is left out with a warning:
-    no figure is worth a run.
+    Batches are planned as for one process and assigned to the processes in turn. The records of
+    all clouds are gathered once. So each cloud is computed in the same batch, and counted once, for
+    any number of processes. The metrics of the references are computed in the first evaluation
+    only. A cloud that can't be measured and a picture that can't be drawn are excluded with a
+    warning, because a failed metric must not end a run.
     """
 
     def __init__(
@@ -80,24 +84,24 @@ class Evaluation:
                 crop=config.crop,
             )
         )
-        mine = plan[accelerator.process_index :: accelerator.num_processes]
-        self.batches = make_loader(dataset, mine, device=accelerator.device)
+        own_batches = plan[accelerator.process_index :: accelerator.num_processes]
+        self.batches = make_loader(dataset, own_batches, device=accelerator.device)
         self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
         self.references: dict[int, dict[str, Figures]] = {}
-        self.unread: set[Path] = set()
+        self.unreadable: set[Path] = set()
 
     def result_of(self, gathered: list[Record]) -> EvaluationResult | None:
-        """The result of the records of all processes; None where a process has given up."""
+        """The result of the records of all processes; None if a process has aborted."""
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
-        if GIVEN_UP in seen:
+        if ABORTED in seen:
             return None
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
         faults = [record for record in gathered if "fault" in record]
         if faults:
             names = [str(self.data.validation.names[record["index"]]) for record in faults]
             logger.warning(
-                "%d of %d validation samples can't be measured, the first one %s: %s",
+                "%d of %d validation samples can't be measured; the first one, %s: %s",
                 len(faults),
                 len(seen),
                 names[0],
@@ -109,24 +113,26 @@ class Evaluation:
             rows=mean_rows(measured),
             shares=[share for share in map(share_of_midpoints, measured) if share is not None],
             pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
-            is_complete=not any(record["of_model"] for record in faults),
+            is_complete=not any(record["is_model_fault"] for record in faults),
         )
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
-        """A record of each cloud: its figures, or what kept it from having any."""
+        """One record per cloud: its metrics, or the reason why it has none."""
         try:
             return self.measured(batch, weights)
         except Exception as error:
             logger.debug("an evaluation failed", exc_info=True)
             fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            index, of_model = int(batch.index[0]), int(batch.index[0]) in self.references
+            index = int(batch.index[0])
+            is_model_fault = index in self.references
             if isinstance(error, NonFiniteError):
-                fault = f"{'the model' if of_model else 'the sample'} has points that aren't finite"
+                origin = "the model" if is_model_fault else "the sample"
+                fault = f"{origin} has points that aren't finite"
         if batch.num_graphs == 1:
-            return [{"index": index, "fault": fault, "of_model": of_model}]
-        # Whichever cloud it was, and where memory ran out: one by one.
-        ones = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
-        return [record for one in ones for record in self.records_of(one, weights)]
+            return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
+        # One by one: this isolates a bad cloud, and takes less memory.
+        singles = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
+        return [record for single in singles for record in self.records_of(single, weights)]
 
     @torch.no_grad()
     def measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
@@ -173,13 +179,13 @@ class Evaluation:
         return [self.surface_in(file) if file else None for file in files]
 
     def surface_in(self, file: Path) -> Surface | None:
-        """A surface; None, with a warning the first time, where the file can't be read."""
+        """The surface in `file`; None, with one warning per file, if it can't be read."""
         try:
             return Surface.load(file)
         except FileError as error:
-            if file not in self.unread:
+            if file not in self.unreadable:
                 logger.warning("%s; its sample has no P2F", error)
-            self.unread.add(file)
+            self.unreadable.add(file)
             return None
 
     def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
@@ -191,7 +197,7 @@ class Evaluation:
             name = str(self.data.validation.names[record["index"]])
             vertical = self.data.vertical[record["index"]]
             try:
-                # Processes that draw nothing need not load matplotlib.
+                # Imported here, because only the main process needs matplotlib.
                 from pointup.visualization import evaluation_picture
 
                 pictures[name] = evaluation_picture(
@@ -209,6 +215,9 @@ class Evaluation:
 
 
 def share_of_midpoints(rows: dict[str, Figures]) -> float | None:
-    """The model's Chamfer distance as a share of the midpoints'; None where one has none, or 0."""
+    """The model's Chamfer distance divided by that of the midpoint baseline.
+
+    None if either is missing, or if that of the baseline is 0.
+    """
     model, midpoints = (rows.get(row, {}).get("chamfer") for row in ("model", "midpoints"))
     return None if model is None or not midpoints else model / midpoints

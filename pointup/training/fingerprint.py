@@ -1,4 +1,4 @@
-"""What the data of a run contain, in a few numbers: whether a dataset was replaced by another."""
+"""Fingerprint of a run's dataset, by which a continued run detects that the data have changed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from pointup.errors import ConfigError
 logger = logging.getLogger("pointup")
 
 Fingerprint = dict[str, Any]
-NUM_LOOKED_INTO = 32
-"""Samples of a dataset whose points are compared; of the others, name and size."""
+NUM_COMPARED = 32
+"""Samples per split whose points are compared; of the other samples, names and sizes are."""
 
 
 def fingerprint_of(name: str, train: PairDataset, validation: PairDataset) -> Fingerprint:
-    """What is compared when a run is continued, as JSON takes it.
+    """The fingerprint of a dataset, as JSON values.
 
-    `written` is the digest of all contents that `write_pairs` left in pointup.json, where it did.
-    For datasets of other writers there are names, sizes, and the points of a few samples alone.
+    `written` holds the digests of all contents that `write_pairs` stores in pointup.json. Datasets
+    from other sources have None there; of them, names, sizes, and the points of a few samples are
+    compared.
     """
     return {
         "written": written_digests(Path(name)),
@@ -35,7 +36,7 @@ def fingerprint_of(name: str, train: PairDataset, validation: PairDataset) -> Fi
 
 
 def written_digests(directory: Path) -> dict[str, str] | None:
-    """Digests by split that `write_pairs` left beside a dataset; None where there are none."""
+    """Digests by split that `write_pairs` stored with a dataset; None if there are none."""
     try:
         digests = json.loads((directory / "pointup.json").read_text(encoding="utf-8"))["contents"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -44,15 +45,15 @@ def written_digests(directory: Path) -> dict[str, str] | None:
 
 
 def sampled(dataset: PairDataset) -> dict[str, int]:
-    """Checksums of all names and sizes, and of the target points of a few samples as stored.
+    """Checksums of all names and sizes, and of the stored target points of a few samples.
 
-    Points are sorted before: the order in which they are read is no part of the data.
+    The points are sorted first, because the order in which they are read is not part of the data.
     """
-    # As stored: augmented ones may differ in a last bit between kinds of processor.
+    # Without augmentation, whose last bits may differ between processor types.
     stored = copy(dataset)
     stored.augment, stored.max_tokens = False, None
     points = 0
-    for index in np.linspace(0, len(dataset) - 1, NUM_LOOKED_INTO).astype(int).tolist():
+    for index in np.linspace(0, len(dataset) - 1, NUM_COMPARED).astype(int).tolist():
         points = zlib.crc32(np.sort(stored[index].target.numpy(), axis=0).tobytes(), points)
     return {
         "samples": len(dataset),
@@ -63,12 +64,12 @@ def sampled(dataset: PairDataset) -> dict[str, int]:
 
 
 def check_same_data(before: Any, now: Fingerprint) -> None:
-    """Raise ConfigError, naming what differs, where a checkpoint was made with other data.
+    """Raise ConfigError, naming the differences, if a checkpoint was saved with other data.
 
-    Nothing is compared with a checkpoint that has no fingerprint.
+    A checkpoint without a fingerprint is not compared; the log warns about it.
     """
     if not isinstance(before, dict):
-        logger.warning("the checkpoint has no fingerprint of its data: they can't be compared")
+        logger.warning("the checkpoint has no fingerprint of its data, which is not compared")
         return
     differing = [
         f"the {name} of the {split} pairs"
@@ -78,7 +79,7 @@ def check_same_data(before: Any, now: Fingerprint) -> None:
     ]
     written = before.get("written")
     if not differing and isinstance(written, dict) and now["written"] is not None:
-        # Digests of everything; what was sampled may be the same by chance.
+        # The digests cover all contents; the sampled points may be equal although others differ.
         digests = now["written"].items()
         differing = [f"the {split} pairs" for split, d in digests if written.get(split) != d]
     if differing:

@@ -1,4 +1,4 @@
-"""The model that a run starts from."""
+"""Makes the model that a run starts from: random weights or `--initial-model`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from pointup.upsampling.models import load_model
 
 
 def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
-    """A new model by the seed, or `config.initial_model`; and the config with its options.
+    """A model with random weights of the seed, or `config.initial_model`; and the config with its
+    model options.
 
-    With `config.train_only` all other weights need no gradient. Raises ModelError where there is no
-    such model, ConfigError where other options, or weights that it hasn't, are asked for.
+    `config.train_only` freezes all other weights. Raises ModelError if the initial model doesn't
+    exist. Raises ConfigError if the config has other model options than the initial model, or if
+    `train_only` matches no weight.
     """
     if config.initial_model is None:
         torch.manual_seed(config.seed)
@@ -26,8 +28,8 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
         model = load_model(config.initial_model, torch.device("cpu")).train()
         if config.model not in (ModelConfig(), model.config):
             raise ConfigError(
-                f"--initial-model {config.initial_model} has options of its own; leave out those "
-                "that begin with --model."
+                f"--initial-model {config.initial_model} sets the model options; leave out all "
+                "options that begin with --model."
             )
         config = replace(config, model=model.config)
     for name, weights in model.named_parameters():
@@ -35,7 +37,7 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
     if not any(weights.requires_grad for weights in model.parameters()):
         parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in model.named_parameters()))
         raise ConfigError(
-            f"--train-only {' '.join(config.train_only)}: no such weights; choose of {parts}"
+            f"--train-only {' '.join(config.train_only)}: no such weights; choose from {parts}"
         )
     model.recompute = {"auto": None, "on": True, "off": False}[config.gradient_checkpointing]
     return config, model

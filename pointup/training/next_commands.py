@@ -1,4 +1,4 @@
-"""The next command of the way from two surveys to an evaluated model, as it can be pasted."""
+"""Composes the commands that follow preparation, training and upsampling, ready to paste."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file
 
 if TYPE_CHECKING:
-    # What a run needs takes seconds to import, and 200 MB; upsampling names commands, too.
+    # The training modules take seconds and 200 MB to import; upsampling uses this module too.
     from pointup.training.config import TrainConfig
 
 PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
-"""Which entry of pointup.json names the files that are like those to upsample."""
+"""The entry of pointup.json that lists the sparse files, for each `pointup prepare` command."""
 
 
 def training_command(data: Path) -> str:
-    """What trains on a dataset of `pointup prepare`, on the hardware of this machine."""
+    """The command that trains on a dataset of `pointup prepare`, on this machine's hardware."""
     names = (data.resolve().name + suffix for suffix in chain([""], map("-{}".format, count(2))))
-    # A run that is there already is of other data, or of these before they were replaced.
+    # An existing run was trained on other data, or on an earlier version of this dataset.
     output_dir = next(path for name in names if not (path := Path("runs", name)).exists())
     script = [_shown("train.py")] if is_checkout() else ["-m", "pointup", "train"]
     words = ["accelerate", "launch", *_launch_options(), *script]
@@ -33,9 +33,10 @@ def training_command(data: Path) -> str:
 
 
 def commands_after_training(config: TrainConfig) -> list[str]:
-    """What upsamples the sparse survey with the model of a run, and what evaluates the model.
+    """The commands that upsample the sparse survey with the model of a run and evaluate the model.
 
-    Without those whose input is not known: a dataset that was not made here, a survey that is gone.
+    A command is left out if its input is unknown: for a dataset that `pointup prepare` did not
+    write, or a survey that no longer exists.
     """
     model = config.output_dir / "model"
     if config.data is None or not model.is_dir():
@@ -48,7 +49,7 @@ def commands_after_training(config: TrainConfig) -> list[str]:
 
 
 def command_after_upsampling(model: str | Path) -> str | None:
-    """What evaluates the model of a run on the pairs that were held out; None for other models."""
+    """The command that evaluates a run's model on its held-out pairs; None for other models."""
     path = Path(model).parent / "config.json"
     try:
         data = json.loads(path.read_text())["data"]
@@ -60,7 +61,7 @@ def command_after_upsampling(model: str | Path) -> str | None:
 
 
 def _launch_options() -> list[str]:
-    """The configuration that fits this machine; none where the user has made one a default."""
+    """The launch options for this machine; none if the user has a default configuration."""
     if Path(default_config_file).is_file():
         return []
     num_gpus = torch.cuda.device_count()
@@ -70,7 +71,7 @@ def _launch_options() -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """A shipped file, by its shorter name where that leads to it from the working directory."""
+    """The path of a shipped file: `name` itself if it resolves from the working directory."""
     path = shipped_file(name)
     return name if Path(name).exists() and path.samefile(name) else str(path)
 

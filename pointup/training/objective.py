@@ -1,4 +1,4 @@
-"""What is learned: one loss per cloud, from a batch and what the model made of it."""
+"""The training objective: one loss per cloud, from a batch and the model's output for it."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ from pointup.losses import (
 )
 from pointup.model.output import UpsamplerOutput
 
-# In spacings of the target; a hole that no candidate can reach would outweigh all else.
 LARGEST_GAP = 2.0
+"""Upper bound of the distances in the coverage term, in spacings of the target. Without it, holes
+that no candidate can reach would dominate the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Options of the loss. Every term is in units of the target's spacing, estimated from the
-    source, so that clouds of any scale weigh the same."""
+    """Options of the loss. Every term is in units of the target's spacing, which is estimated from
+    the source, so that clouds of any scale have the same weight."""
 
     chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
-    """Distance between the output and the target; density-aware is for two separate surveys."""
+    """Chamfer distance between output and target; density-aware is for two separate surveys."""
     density_alpha: float = 1.0
-    """Steepness of the density-aware distance, per unit of the target's spacing."""
+    """Steepness of the density-aware distance, per spacing of the target."""
     trim: float = 0.0
-    """Share of the target's farthest points left out of the density-aware distance."""
+    """Share of the target, its farthest points, that the density-aware distance ignores."""
     point_to_plane: float = 0.5
     """Weight of the distance of all candidates to the target's tangent planes, given normals."""
     output_to_plane: float = 0.0
-    """Weight of the same distance of the output alone, candidates that thinning has chosen: those
-    far from the rest and from measured points are, and they are the hardest."""
+    """Weight of the same distance, of the output points only. Thinning keeps candidates that are
+    far from others and from measured points, and these are the hardest."""
     coverage: float = 0.0
-    """Weight of the fourth power of the distances, at most two, of the target to all candidates."""
+    """Weight of the fourth power of the distance from the target to the nearest candidate, at most
+    two spacings."""
     density: float = 1.0
-    """Weight of the log likelihood of the target's points falling where the model predicts."""
+    """Weight of the negative log likelihood of the target's points under the predicted density."""
     repulsion: float = 0.0
     """Weight of the repulsion between output points closer than the target's spacing."""
 
@@ -66,7 +68,7 @@ class LossConfig:
 def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tensor:
     """Upsampling ratio (B,) float64 of each cloud: `ratio`, or that of its pair.
 
-    A pair's own ratio is held between 1 and `max_ratio`; 1 where the source is empty.
+    The ratio of a pair is clamped to [1, `max_ratio`]; it is 1 if the source is empty.
     """
     sizes = sizes_from_ptr(on_host(batch.ptr))
     if ratio is not None:
@@ -78,11 +80,11 @@ def training_ratio(batch: Batch, ratio: float | None, max_ratio: float) -> Tenso
 
 
 def target_spacing(gaps: Tensor, ptr: Tensor, ratio: Tensor) -> Tensor:
-    """Spacing (N,) that the surroundings of each point have after upsampling, seen from the source.
+    """Spacing (N,) of the target around each source point, estimated from the source.
 
-    Mean distance to the four nearest neighbours, the model's `gaps` (N,), at least a fifth of the
-    cloud's mean, divided by the square root of the ratio (B,), as for points on a surface; 1 in a
-    cloud without extent.
+    The mean distance to the four nearest neighbours, the model's `gaps` (N,), but at least a fifth
+    of the cloud's mean, divided by the square root of the ratio (B,), as for points on a surface.
+    It is 1 in a cloud without extent.
     """
     batch = batch_from_ptr(ptr, len(gaps))
     distance = torch.maximum(gaps, 0.2 * segment_mean(gaps, ptr)[batch])
@@ -98,10 +100,10 @@ def losses_of_model(
     max_ratio: float,
     config: LossConfig,
 ) -> Tensor:
-    """Loss (B,) of each cloud of a batch; an empty batch gives none, still joined to the weights.
+    """Loss (B,) of each cloud of a batch; (0,) for an empty batch, with a graph to the weights.
 
-    NaN for every cloud where the model's output is not finite: its weights have diverged. Raises
-    NonFiniteError for coordinates of the batch that are not finite.
+    It is NaN for every cloud if the model's output is not finite, because the weights have
+    diverged. Raises NonFiniteError if coordinates of the batch are not finite.
     """
     ratios = training_ratio(batch, ratio, max_ratio)
     try:
@@ -118,10 +120,10 @@ def losses_of_model(
 def cloud_losses(
     output: UpsamplerOutput, batch: Batch, spacing: Tensor, config: LossConfig
 ) -> Tensor:
-    """Loss (B,) of each cloud; each distance in units of the spacing (N,) where it was measured.
+    """Loss (B,) of each cloud; each distance is divided by the local `spacing` (N,) of the target.
 
-    In units of its own surroundings a sparse corner of a survey doesn't outweigh the dense rest.
-    An empty batch has an empty loss that is still joined to the weights.
+    With local units, a sparse corner of a survey doesn't dominate its dense rest. The loss of an
+    empty batch is (0,), with a graph to the weights.
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
@@ -169,11 +171,12 @@ def cloud_losses(
 
 
 def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:
-    """How far predicted shares and quotas of the source's points are from those of the target.
+    """Loss (B,) of the predicted shares and quotas of the source points, against the target.
 
-    Each target point belongs to the nearest source point: the Kullback-Leibler divergence (B,) of
-    the predicted ones from those counted, of both together, less what counting alone gives, which
-    no weight can change; so that equal shares of a target twice as dense cost the same.
+    Each target point is counted for its nearest source point. The loss is the Kullback-Leibler
+    divergence of the predicted distribution from the counted one, shares and quotas together,
+    without the entropy of the counts, which no weight can change. So equal shares of a target
+    twice as dense have the same loss.
     """
     with torch.no_grad():
         index = nearest_point(batch.target, batch.target_ptr, batch.pos, batch.ptr)

@@ -1,4 +1,4 @@
-"""AdamW in as few launches as the device allows."""
+"""Makes the AdamW optimizer, fused where the device supports it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 FUSED = frozenset({"cuda", "xpu", "mps"})
-"""Kinds of devices on which all weights are updated in one launch; elsewhere torch decides."""
+"""Device types with a fused AdamW, one launch for all weights; on others torch decides."""
 
 
 def make_optimizer(
     parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
 ) -> torch.optim.AdamW:
-    """AdamW for weights that are, or will be, on the device."""
+    """AdamW for parameters that are, or will be, on `device`."""
     fused = True if device.type in FUSED else None
     return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
 

@@ -1,4 +1,4 @@
-"""How far a run has come, and when it is over."""
+"""Progress and schedule of a run: position, end, learning rate, evaluation and save intervals."""
 
 from __future__ import annotations
 
@@ -15,44 +15,45 @@ from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 DEFAULT_STEPS = 200
 STEPS_BETWEEN_EVALUATIONS = 500
-"""Where neither an option nor the length of the run in steps tells."""
+"""Used if neither an option nor a known number of steps sets it."""
 
 
 @dataclass
 class Progress:
-    """Position of a run; what a checkpoint keeps of it beside weights and sampler.
+    """Position of a run, which checkpoints store beside weights, optimizer and sampler.
 
-    All of it is the same on every process.
+    It is the same on every process.
     """
 
     step: int = 0
     """Optimizer steps done."""
     elapsed_seconds: float = 0.0
-    """Time trained, by the main process's clock, without the gaps between continued runs."""
+    """Training time by the clock of the main process, without the time between continuations."""
     best: float = math.inf
-    """Lowest validation score so far: Chamfer as a share of the midpoints'."""
+    """Lowest validation score so far: Chamfer distance divided by that of the midpoint baseline."""
     evaluations_since_best: int = 0
     evaluation_due: bool = False
-    """Whether this step's evaluation is still to be made: a stop came before its end."""
+    """Whether the evaluation of this step is pending, for example after a stop request."""
     finished: bool = False
     skipped: int = 0
     """Steps without an update, for a non-finite loss or gradient."""
     out_of_memory: int = 0
-    """Times out of memory since the token budget was last changed."""
+    """Out-of-memory errors since the token budget last changed."""
     budget_at_start: int | None = None
-    """The token budget that the run was started with last, where it has been lowered since."""
+    """The token budget at the last start of the run, if it has been lowered since."""
     lowered_budget: int | None = None
+    """The token budget after it was lowered; None if it was not."""
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The position that a checkpoint keeps; fields that it doesn't know take their defaults.
+        """The progress stored in a checkpoint; missing fields have their defaults.
 
-        Raises ValueError, naming the field, for values that no run has.
+        Raises ValueError, naming the field, for an invalid value.
         """
         hints = get_type_hints(cls)
         values = {field.name: state[field.name] for field in fields(cls) if field.name in state}
         for name, value in values.items():
-            # A float is written as a whole number where it is one.
+            # JSON may hold an integer for a float.
             kinds = (int, float) if hints[name] is float else hints[name]
             is_flag = isinstance(value, bool)
             if not isinstance(value, kinds) or is_flag != (hints[name] is bool):
@@ -62,17 +63,17 @@ class Progress:
         return cls(**values)
 
     def check_trained(self) -> None:
-        """Raise TrainingError for a run that is over and never changed a weight."""
+        """Raise TrainingError if the run has finished and skipped every step."""
         if self.finished and self.skipped == self.step:
             raise TrainingError(
                 f"all {self.step} steps were skipped for a non-finite loss or gradient: nothing "
-                "was trained; the log names the clouds"
+                "was trained; check the clouds that the log names"
             )
 
     def share_done(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> float:
-        """Share of the run that is done, from 0 to 1, by time, by passes over the data or steps.
+        """Completed share of the run, from 0 to 1, by hours, epochs or steps.
 
-        A pass counts by its clouds, since its number of steps may change on the way.
+        Epochs are measured in clouds, because a lowered token budget changes the steps per epoch.
         """
         if config.hours is not None:
             share = self.elapsed_seconds / (3600 * config.hours)
@@ -90,7 +91,7 @@ class Progress:
         sampler: TokenBudgetBatchSampler,
         eval_every: int,
     ) -> float:
-        """Count an optimizer step that the sampler has advanced by; returns the share done."""
+        """Record an optimizer step, after the sampler has advanced; returns the completed share."""
         self.step += 1
         self.elapsed_seconds = totals.elapsed_seconds
         self.out_of_memory += totals.out_of_memory
@@ -100,15 +101,16 @@ class Progress:
         return share_done
 
     def budget(self, settled: int) -> int:
-        """The token budget in force: as settled, unless that very number has been lowered since."""
+        """The token budget in use: `settled`, or the lowered budget if `settled` was lowered."""
         if self.lowered_budget is not None and self.budget_at_start == settled:
             return self.lowered_budget
         return settled
 
     def judge(self, score: float, patience: int | None, target: float | None) -> bool:
-        """Take in an evaluation's score; returns whether it is the best so far.
+        """Record the score of an evaluation; returns whether it is the best so far.
 
-        Ends the run on reaching `target`, or after `patience` evaluations without a better one.
+        Finishes the run if the score reaches `target`, or after `patience` evaluations without an
+        improvement.
         """
         is_best = score < self.best
         self.best = min(self.best, score)
@@ -120,10 +122,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """Length of a run, how often it evaluates and saves, and its learning rate."""
+    """Length of a run, its evaluation and save intervals in steps, and its learning rate."""
 
     total_steps: int | None
-    """Length in optimizer steps, about, where given in epochs; None for one in hours."""
+    """Length in optimizer steps; approximate if set in epochs, None if set in hours."""
     eval_every: int
     save_every: int
     peak_learning_rate: float
@@ -131,7 +133,7 @@ class RunSchedule:
 
     @classmethod
     def of(cls, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> RunSchedule:
-        """The schedule that `config` sets; by default four evaluations and checkpoints a run."""
+        """The schedule that `config` defines; by default four evaluations and four checkpoints."""
         total_steps = length_in_steps(config, sampler.num_steps)
         quarter = math.ceil(total_steps / 4) if total_steps else STEPS_BETWEEN_EVALUATIONS
         return cls(
@@ -152,7 +154,7 @@ class RunSchedule:
 
 
 def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
-    """Length of a run in optimizer steps, about, where given in epochs; None for one in hours."""
+    """Length of a run in optimizer steps; approximate if set in epochs, None if set in hours."""
     if config.epochs is not None:
         return max(1, math.ceil(config.epochs * steps_per_epoch))
     return None if config.hours is not None else (config.steps or DEFAULT_STEPS)

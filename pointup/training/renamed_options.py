@@ -1,4 +1,4 @@
-"""Options of earlier versions under the names and values that this version gives them."""
+"""Translates options of earlier versions to their current names and values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ RENAMED_OPTIONS = {
     f"--model.{old.replace('_', '-')}": f"--model.{new.replace('_', '-')}"
     for old, new in RENAMED.items()
 }
-"""Current names of the flags of train.py that earlier versions had under other names."""
+"""Current names of train.py flags, by their earlier names."""
 RENAMED_CHAMFER = {"plain": "unsquared"}
 
 
 def with_current_options(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored options of a run under their current names, and with their current values."""
+    """The stored options of a run, with current names and values."""
     current = dict(saved)
     model, loss = saved.get("model"), saved.get("loss")
     if isinstance(model, dict):

@@ -1,4 +1,4 @@
-"""Continuing a run: model, optimizer, sampler and position as a checkpoint has them."""
+"""Continues a run: loads model, optimizer, scaler, sampler and progress from a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOAD_ERRORS = (
     pickle.UnpicklingError,
 )
 OF_THIS_RUN = frozenset({"lr", "fused", "foreach"})
-"""Settings of an optimizer that a run does not take over from a checkpoint."""
+"""Optimizer settings that a continued run does not take from the checkpoint."""
 
 
 def continue_run(
@@ -49,10 +49,11 @@ def continue_run(
     sampler: TokenBudgetBatchSampler,
     fingerprint: Fingerprint,
 ) -> tuple[Progress, Path | None]:
-    """Put all of these into the state of the run's latest checkpoint, if it has saved one.
+    """Load the run's latest checkpoint, if any, into model, optimizer, scaler and sampler.
 
-    Returns how far the run has come, and the checkpoint. Raises CheckpointError, naming the file,
-    for one that is damaged or of another run; ConfigError where the data are others now.
+    Returns the progress of the run and the checkpoint, None for a new run. Raises CheckpointError,
+    naming the file, if the checkpoint is damaged or of another model. Raises ConfigError if the
+    dataset has changed.
     """
     path = latest_checkpoint(output_dir / "checkpoints")
     if path is None:
@@ -75,17 +76,17 @@ def continue_run(
 def state_of_run(
     progress: Progress, sampler: TokenBudgetBatchSampler, fingerprint: Fingerprint
 ) -> dict[str, Any]:
-    """What a checkpoint keeps for `continue_run` beside model, optimizer and scaler."""
+    """The state that a checkpoint stores for `continue_run` beside model, optimizer and scaler."""
     return {"sampler": sampler.state_dict(), "data": fingerprint, **asdict(progress)}
 
 
 def load_checkpoint(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any | None
 ) -> dict[str, Any]:
-    """Put model, optimizer and scaler into the state of `path`; return the rest of the state.
+    """Load the checkpoint `path` into model, optimizer and scaler; returns the rest of its state.
 
-    Weights saved from a wrapped model (prefix `module.` or `_orig_mod.`) load as well.
-    Raises CheckpointError, naming the file, when one is truncated or of another model.
+    Weights of a wrapped model (prefix `module.` or `_orig_mod.`) load as well. Raises
+    CheckpointError, naming the file, if a file is damaged or of another model.
     """
     try:
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
@@ -105,7 +106,7 @@ def load_checkpoint(
 
 
 def refusal(path: Path, error: Exception) -> CheckpointError:
-    """The error for a checkpoint that can't be continued from, for the reason of another one."""
+    """A CheckpointError for `path` whose reason is `error`."""
     kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
     lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
     reason = (kind + " ".join(lines[:2]))[:200]
@@ -113,19 +114,19 @@ def refusal(path: Path, error: Exception) -> CheckpointError:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Put an optimizer into a saved state, which must fit its weights and its settings.
+    """Load a saved optimizer state, after a check that it fits the weights and the settings.
 
-    Torch itself takes in states of any shape, and the first step fails. How updates are computed
-    suits this device, not the one that the state was saved on. Raises ValueError, naming what does
-    not fit.
+    Torch itself loads states of any shape, and the first step then fails. The implementation of
+    the update (fused, foreach) is that of this device, not of the device that saved the state.
+    Raises ValueError, naming the mismatch.
     """
     groups = []
-    for mine, theirs in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        settings = {name: value for name, value in mine.items() if name != "params"}
-        for name in settings.keys() & theirs.keys() - OF_THIS_RUN:
-            if theirs[name] != settings[name]:
-                raise ValueError(f"optimizer.pt has {name} {theirs[name]}, not {settings[name]}")
-        groups.append({**settings, "params": theirs["params"]})
+    for current, stored in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        settings = {name: value for name, value in current.items() if name != "params"}
+        for name in settings.keys() & stored.keys() - OF_THIS_RUN:
+            if stored[name] != settings[name]:
+                raise ValueError(f"optimizer.pt has {name} {stored[name]}, not {settings[name]}")
+        groups.append({**settings, "params": stored["params"]})
     optimizer.load_state_dict({**saved, "param_groups": groups})
     parameters = [weights for group in optimizer.param_groups for weights in group["params"]]
     known = [set(optimizer.state[weights]) for weights in parameters if weights in optimizer.state]
@@ -143,7 +144,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
 
 
 def unwrapped(name: str) -> str:
-    """A weight's name without the prefixes that wrappers of a model give it."""
+    """The name of a weight without the prefixes of model wrappers."""
     while name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name

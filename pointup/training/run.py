@@ -1,4 +1,4 @@
-"""The parts of a run, which the functions of train.py share."""
+"""`Run`: the objects of a training run, shared by the functions of train.py."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from pointup.training.tracking.monitor import Monitor
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What `set_up` of train.py makes and its training loop uses."""
+    """The objects that `set_up` in train.py makes and the training loop uses."""
 
     config: TrainConfig
     accelerator: Accelerator
     data: TrainingData
     weights: Upsampler
     model: torch.nn.Module
-    """`weights` as `Accelerator.prepare` returns them, for autocast and data parallelism."""
+    """`weights` after `Accelerator.prepare`, with autocast and data parallelism."""
     forward_backward: Callable[[Batch], Tensor]
-    """Losses of a micro-batch, whose gradients it leaves in the weights."""
+    """Returns the losses (B,) of a micro-batch and adds its gradients to the weights."""
     optimizer: AcceleratedOptimizer
     reduction: StepReduction
     token_budget: int
-    """The budget that the run was started with; the sampler's is less once memory ran out."""
+    """The budget at the start of the run; the sampler's is lower after it was lowered."""
     sampler: TokenBudgetBatchSampler
     schedule: RunSchedule
     evaluation: Evaluation
     progress: Progress
     started: float
-    """`time.monotonic()` when the run began, less the time between its continuations."""
+    """`time.monotonic()` at this start, minus the training time of earlier starts."""
     checkpoint: Path | None
-    """The checkpoint that the run continues from."""
+    """The checkpoint that the run continues from; None for a new run."""
     saver: Saver
     monitor: Monitor
     watchdog: Watchdog

@@ -1,4 +1,4 @@
-"""The table at the start of a run: data, device, budget, steps, learning rate."""
+"""Makes the table at the start of a run: data, device, token budget, steps, learning rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pointup.training.tracking.tables import plan_table
 
 
 def plan_of_run(run: Run) -> str:
-    """The table at the start of a run; below it the samples left out and the checkpoint, if any."""
+    """The table at the start of a run, followed by excluded samples and the checkpoint, if any."""
     config, data, accelerator, sampler = run.config, run.data, run.accelerator, run.sampler
     fill = sampler.statistics().fill
     table = {
@@ -16,10 +16,10 @@ def plan_of_run(run: Run) -> str:
         "device": f"{accelerator.device}, precision {accelerator.mixed_precision}",
         "weights": f"{run.reduction.num_weights:,}",
         "processes": f"{accelerator.num_processes}, of "
-        f"{config.accumulation_steps} micro-batches a step",
+        f"{config.accumulation_steps} micro-batches per step",
         "token budget": describe_budget(config, data, sampler.token_budget, fill),
-        "clouds a step": f"{len(data.train) / sampler.num_steps:.1f}",
-        "steps": f"{run.schedule.total_steps or '?'}, {sampler.num_steps} an epoch",
+        "clouds per step": f"{len(data.train) / sampler.num_steps:.1f}",
+        "steps": f"{run.schedule.total_steps or '?'}, {sampler.num_steps} per epoch",
         "learning rate": f"{run.schedule.peak_learning_rate:.3g}, scaling {config.lr_scaling}",
     }
     continued = [f"Continuing from {run.checkpoint}."] if run.checkpoint else []

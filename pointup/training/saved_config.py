@@ -1,4 +1,4 @@
-"""The config.json of a run: options that the run was started with, and what may change later."""
+"""config.json of a run: stores its options, and checks which of them a continued run changes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ MAY_CHANGE = frozenset(
         "quick", "gradient_checkpointing", "found_token_budget",
     }
 )  # fmt: skip
-"""Fields that a continued run may change freely: they don't alter what is learned.
+"""Fields that a continued run may change silently, because they don't alter what is learned.
 
-Accumulation steps count as slots, their product with the number of processes.
+Accumulation steps are compared as `slots`: accumulation steps times processes.
 """
-MAY_CHANGE_SAID = {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
-"""Fields that a continued run may change, with a warning: hardware may change under a run. The
-clouds that remain of the epoch are planned anew, each still seen exactly once. Sums depend in their
-last digits on the number of threads."""
+MAY_CHANGE_WITH_WARNING = {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
+"""Fields that a continued run may change, with a warning, because it may move to other hardware.
+The rest of the epoch is planned again, and each cloud is still seen exactly once. The number of
+threads changes the last digits of sums."""
 
 
 def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
-    """Save the config in the run's directory, or check that the run there has the same one.
+    """Write config.json into the run directory, or check that it fits the run to be continued.
 
-    A run is what has saved a checkpoint: options that a start without one left there are replaced.
-    Raises ConfigError, on every process, naming the first field that differs.
+    Only a directory with checkpoints counts as a run: options of a start that saved none are
+    replaced. Raises ConfigError, on every process, naming the first field that differs.
     """
     path = config.output_dir / "config.json"
     slots = accelerator.num_processes * config.accumulation_steps
@@ -53,12 +53,12 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
         if saved is not None:
             check_same_run(saved, now, path)
         elif is_run:
-            logger.warning("%s is missing: options are not compared with the run's", path)
+            logger.warning("%s is missing: the options of the run are not compared", path)
     except ConfigError as error:
         if is_run or path.is_dir():
             raise
         saved = None
-        logger.warning("%s; no checkpoint was saved with these options: replaced", error)
+        logger.warning("%s; it is replaced, because the run has no checkpoint", error)
     if saved is not None and config.token_budget == "auto" and "found_token_budget" in saved:
         now["found_token_budget"] = saved["found_token_budget"]
     accelerator.wait_for_everyone()
@@ -68,9 +68,9 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """The options that a run was started with; None where there is no such file.
+    """The options of a run, with their current names; None if the file doesn't exist.
 
-    Raises ConfigError, naming it, for a file that holds something else.
+    Raises ConfigError, naming the file, if it holds something else.
     """
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
@@ -83,15 +83,15 @@ def read_config(path: Path) -> dict[str, Any] | None:
             return with_current_options(saved)
         reason = f"it holds {json.dumps(saved):.40}"
     raise ConfigError(
-        f"{path}: holds no options of a run ({reason}); remove it to go on with those of this "
-        "command"
+        f"{path}: holds no options of a run ({reason}); remove it to continue with the options of "
+        "this command"
     )
 
 
 def write_config(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace a run's config.json, which holds the old values or the new ones at any moment.
+    """Replace config.json of a run atomically.
 
-    Raises ConfigError, naming it, when the disk is full or read-only.
+    Raises ConfigError, naming the file, if the disk is full or read-only.
     """
     temporary = path.with_suffix(".tmp")
     try:
@@ -106,10 +106,10 @@ def write_config(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue a run with other options, naming the first that differs.
+    """Raise ConfigError, naming the first difference, if a run would continue with other options.
 
-    A run of another version of pointup may lack an option, and then had its default, or have one
-    that is not known here, which the log says.
+    A run of another version of pointup may lack an option: then the default is compared. It may
+    have an unknown option: then the log warns.
     """
     before, after = flattened(saved), flattened(now)
     defaults = flattened(as_dict(TrainConfig()))
@@ -117,17 +117,17 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path)
         if name in MAY_CHANGE:
             continue
         if name not in after:
-            if name not in MAY_CHANGE_SAID:
-                logger.warning("%s: %s is no option of this version: left out", path, name)
+            if name not in MAY_CHANGE_WITH_WARNING:
+                logger.warning("%s: %s is no option of this version, and is ignored", path, name)
             continue
         was = before.get(name, defaults.get(name, after[name]))
         if was == after[name]:
             continue
-        if name in MAY_CHANGE_SAID:
+        if name in MAY_CHANGE_WITH_WARNING:
             logger.warning("%s changed from %s to %s", name, was, after[name])
         else:
             default = "" if name in before else " by default"
             raise ConfigError(
                 f"{path}: the run there has {name} {was}{default}, not {after[name]}; "
-                "give the same to continue it, or another --output-dir"
+                "give the same value to continue it, or another --output-dir"
             )

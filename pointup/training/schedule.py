@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the step, and its scaling with the batch."""
+"""Learning rate as a pure function of step and progress, and its scaling with the batch size."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def learning_rate_at(
 ) -> float:
     """Learning rate of optimizer step `step` (the first is 0).
 
-    Linear warm-up over `warmup_steps`, times half a cosine in `progress`, the share of the run
-    that is done, from 0 to 1. Without state, so a continued run needs none.
+    Linear warm-up over `warmup_steps`, times half a cosine in `progress`, the completed share of
+    the run from 0 to 1. The function has no state, so checkpoints store none.
     """
     warmup = min(1.0, (step + 1) / max(warmup_steps, 1))
     cosine = 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
@@ -24,9 +24,9 @@ def learning_rate_at(
 def scaled_learning_rate(
     learning_rate: float, scaling: LrScaling, clouds_per_step: float, reference_clouds: float
 ) -> float:
-    """Learning rate for this many clouds a step, given the one for `reference_clouds`.
+    """Learning rate for `clouds_per_step`, given the learning rate for `reference_clouds`.
 
-    `linear` follows Goyal et al. 2017, `sqrt` suits Adam (Malladi et al. 2022).
+    `linear` follows Goyal et al. 2017; `sqrt` suits Adam (Malladi et al. 2022).
     """
     factor = clouds_per_step / reference_clouds
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[scaling]

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there at all."""
+"""Checkpoints: complete or absent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def save(directory: Path, step: int, keep: int = 3, state: Trained | None = None
     return save_checkpoint(directory, model, optimizer, None, {"step": step, "best": 0.5}, keep)
 
 
-def test_what_was_saved_comes_back_and_trains_on_alike(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_has_the_saved_state_and_trains_identically(tmp_path: Path) -> None:
     model, optimizer = trained(3)
     save(tmp_path, 3, state=(model, optimizer))
     again, its_optimizer = trained(seed=1)
@@ -50,7 +50,7 @@ def test_what_was_saved_comes_back_and_trains_on_alike(tmp_path: Path) -> None:
     assert torch.equal(model.weight, again.weight)
 
 
-def test_no_checkpoint_is_none_and_a_half_written_one_is_not_seen(tmp_path: Path) -> None:
+def test_no_checkpoint_is_none_and_a_partially_written_one_is_ignored(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) is None
     save(tmp_path, 5)
     (tmp_path / "step_9.tmp").mkdir()
@@ -113,7 +113,7 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_a_truncated_checkpoint_newer_than_latest_is_passed_over_and_never_offered(
+def test_a_truncated_checkpoint_newer_than_latest_is_skipped_and_never_offered(
     tmp_path: Path, name: str
 ) -> None:
     save(tmp_path, 1)
@@ -131,7 +131,7 @@ def test_a_truncated_checkpoint_newer_than_latest_is_passed_over_and_never_offer
     assert load_checkpoint(path, *trained(), None)["step"] == 3
 
 
-def test_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_those_to_keep(
+def test_after_going_back_to_an_earlier_checkpoint_later_ones_do_not_count_as_kept(
     tmp_path: Path,
 ) -> None:
     for step in (4, 6, 8):

@@ -1,4 +1,4 @@
-"""Options of train.py from flags, from files, and by their former names."""
+"""Options of train.py: flags, option files, former names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_override_the_options_of_a_file_and_these_the_defaults(tmp_path: Path) -> None:
+def test_flags_override_the_options_of_a_file_which_override_the_defaults(tmp_path: Path) -> None:
     file = written(
         tmp_path / "run.yaml",
         "data: pairs\nsteps: 50\nlog-with: []\naugment: false\n"
@@ -73,7 +73,9 @@ def test_the_config_json_of_a_run_is_a_file_of_options(
     assert parse("--config", file) == config
 
 
-def test_former_names_are_read_from_files_and_named_where_they_are_typed(tmp_path: Path) -> None:
+def test_former_names_are_read_from_files_and_refused_as_flags_with_the_new_name(
+    tmp_path: Path,
+) -> None:
     old = {"model": {"quota_trust": 0.3, "evening_steps": 2}, "loss": {"chamfer": "plain"}}
     config = parse("--config", written(tmp_path / "config.json", json.dumps(old)))
     assert config.model == ModelConfig(density_exponent=0.3, relaxation_steps=2)

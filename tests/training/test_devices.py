@@ -1,4 +1,4 @@
-"""What a run is told of devices: too few, none, and why; out of memory in everyone's words."""
+"""Messages about devices: too few, none, and the reason; out-of-memory errors of any origin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GPU = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `accelerate launch` with use_cpu: false starts a process."""
+    """The environment of a process that `accelerate launch` with use_cpu: false starts."""
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
@@ -54,7 +54,7 @@ def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes",
     ],
 )
-def test_out_of_memory_is_known_whoever_says_it(message: str) -> None:
+def test_out_of_memory_errors_of_any_origin_are_recognised(message: str) -> None:
     def work(batch: Any) -> torch.Tensor:
         raise RuntimeError(message)
 
@@ -114,7 +114,7 @@ def test_what_a_launcher_asks_in_vain_is_refused_before_a_group_forms(
     assert not join_group.called
 
 
-def test_without_a_gpu_one_process_goes_on_and_says_why_several_end(
+def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (
@@ -144,7 +144,7 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    assert "is a build for CPUs" in why_no_accelerator()
+    assert "is a CPU build" in why_no_accelerator()
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert why_no_accelerator().startswith("CUDA_VISIBLE_DEVICES is '', which hides all GPUs")
@@ -157,7 +157,9 @@ def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(
         assert "Found no NVIDIA driver on your system. Please check" in why_no_accelerator()
 
 
-def test_the_allocator_grows_segments_unless_it_was_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allocator_uses_expandable_segments_unless_it_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
@@ -224,7 +226,7 @@ def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.de
 
 
 class Scaler:
-    """Halves its scale with every step that isn't finite, as torch's does."""
+    """Halves its scale with every non-finite step, like torch's GradScaler."""
 
     def __init__(self) -> None:
         self.scale = 65536.0
@@ -249,7 +251,7 @@ def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
         caplog.at_level(logging.WARNING, "pointup"),
         mock.patch("pointup.training.faults.non_finite_steps.gather_object", lambda names: names),
     ):
-        # Overflows while the scale finds its place are no bad steps.
+        # Overflows while the scale decreases do not count as non-finite steps.
         for number in range(15):
             assert judge(scaler, steps, number, math.inf)
             assert judge(scaler, steps, number, 1.0)

@@ -1,4 +1,4 @@
-"""train.py as people launch it: real processes over gloo, signals, bad input."""
+"""train.py as users launch it: real processes over gloo, signals, bad input."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = (
 
 
 def train_here(*arguments: object) -> None:
-    """A run in this process, which is quicker than to launch one."""
+    """Run in this process, which is faster than a launch."""
     config = tyro.cli(TrainConfig, args=[str(word) for word in arguments])
     training.train(config, make_accelerator(config.output_dir, config.log_with))
 

@@ -1,4 +1,4 @@
-"""Processes that stop, die or differ, caused for real: each has a known end, within seconds."""
+"""Processes that really stop, die or differ: each fault has a known outcome, within seconds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from disturbed import (
     arguments,
     assert_ends_like,
     continues,
-    is_over,
-    is_over_within,
+    has_ended,
+    has_ended_within,
     latest_of,
     launched,
     log_of,
@@ -33,14 +33,14 @@ from pointup.training.config import TrainConfig
 Launch = Callable[..., Run]
 
 
-def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
+def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     options = ("--hang-timeout", 3)
     with launched(pair_directory, run, *options, fault="stop forward 3 1") as process:
         assert process.wait(PATIENCE) != 0
-        assert is_over_within(
+        assert has_ended_within(
             60, run, "SIGSTOP of process 1, --hang-timeout 3: stacks told, exit not 0"
         )
     told = output_of(run)
@@ -53,25 +53,25 @@ def test_a_stopped_process_is_found_and_the_stacks_of_the_others_are_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where, number, rank", [("reduction", 5, 0), ("evaluation", 1, 0)])
-def test_the_first_process_stopped_is_found_by_the_others(
+def test_a_stopped_first_process_is_reported_by_the_others(
     pair_directory: Path, tmp_path: Path, where: str, number: int, rank: int
 ) -> None:
     run = tmp_path / "run"
     fault = f"stop {where} {number} {rank}"
     with launched(pair_directory, run, "--hang-timeout", 3, fault=fault) as process:
         assert process.wait(PATIENCE) != 0
-        assert is_over_within(
+        assert has_ended_within(
             60, run, f"SIGSTOP of process 0 in {where}, --hang-timeout 3: exit not 0"
         )
     assert "the training hangs: process 0 stopped" in output_of(run)
 
 
 @pytest.mark.slow
-def test_a_hang_in_python_is_told_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
+def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, "--hang-timeout", 3, fault="hang forward 3 0") as process:
         assert process.wait(PATIENCE) != 0
-        assert is_over_within(
+        assert has_ended_within(
             60, run, "hang in Python, --hang-timeout 3: the line is told, exit not 0"
         )
     assert "the training hangs: process 0 stopped" in output_of(run)
@@ -84,7 +84,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="kill reduction 7 1", restarts=1) as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(
+        assert has_ended_within(
             120,
             run,
             "kill -9 of process 1, --max_restarts 1: restarts, continues, ends bit for bit",
@@ -98,7 +98,7 @@ def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed
 @pytest.mark.parametrize(
     "where, number",
     [
-        ("start", 1), ("agreement", 1), ("forward", 5), ("backward", 5), ("reduction", 5),
+        ("start", 1), ("consistency", 1), ("forward", 5), ("backward", 5), ("reduction", 5),
         ("evaluation", 1), ("checkpoint", 2), ("saving", 8),
     ],
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_process_killed_anywhere_ends_the_run_and_the_next_start_continues(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"kill {where} {number} {rank}") as process:
         assert process.wait(PATIENCE) != 0
-        assert is_over_within(
+        assert has_ended_within(
             60, run, f"kill -9 of process {rank}, {where}: exit not 0, continues bit for bit"
         )
     continues(pair_directory, run)
@@ -130,7 +130,7 @@ def test_a_killed_launcher_leaves_nothing_running_and_the_next_start_continues(
         wait_for_step(run, 2)
         killed = time.time()
         process.kill()
-        assert is_over(
+        assert has_ended(
             killed, 20, run, f"kill -9 of the launcher of {num_processes}: saved, continues"
         )
     assert not (run / "checkpoints" / f"step_{STEPS}").exists(), "over before the launcher was"
@@ -152,7 +152,7 @@ def test_a_launcher_killed_during_the_start_leaves_nothing_training(
         time.sleep(1.0)
         killed = time.time()
         process.kill()
-        assert is_over(
+        assert has_ended(
             killed, 90, run, f"kill -9 of the launcher of {num_processes} during start-up: all end"
         )
 

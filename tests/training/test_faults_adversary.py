@@ -1,4 +1,4 @@
-"""A random adversary: twenty disturbances of one run, which ends as if there had been none.
+"""A random adversary: twenty disturbances of a run, which ends like the undisturbed run.
 
 Each start has one or two processes, for the same two slots.
 """
@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 from conftest import metrics_of
-from disturbed import PATIENCE, ends, is_over, launched, output_of
+from disturbed import PATIENCE, ends, has_ended, launched, output_of
 from safetensors.torch import load_file
 
 from pointup.training.run_directory.checkpoint import LATEST, latest_checkpoint, step_of
@@ -39,7 +39,7 @@ BETWEEN = ("empty LATEST", "remove LATEST", "half a line", "a stray file", "a da
 
 @pytest.fixture
 def run_on_small_disk(tmp_path: Path) -> Iterator[tuple[Path, bool]]:
-    """The directory of a run, and whether it is on a disk of its own, of 8 MB."""
+    """The directory of a run, and whether it is on a separate disk of 8 MB."""
     run = tmp_path / "run"
     run.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(run)]
@@ -50,14 +50,14 @@ def run_on_small_disk(tmp_path: Path) -> Iterator[tuple[Path, bool]]:
 
 
 def last_step(run: Path) -> int:
-    """The step of the last whole line of metrics."""
+    """The step of the last complete line of metrics."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(json.loads((run / "metrics.jsonl").read_text().split("\n")[-2])["step"])
     return 0
 
 
 def wait_for_more(run: Path, steps: int, process: subprocess.Popen[str]) -> None:
-    """Wait until a start has done this many steps, counted from where it continued, or is over."""
+    """Wait until a start has done this many steps since it continued, or has ended."""
     found = latest_checkpoint(run / "checkpoints")
     goal = min(STEPS, (step_of(found) if found else 0) + steps)
     began = time.monotonic()
@@ -67,7 +67,7 @@ def wait_for_more(run: Path, steps: int, process: subprocess.Popen[str]) -> None
 
 
 def fill_the_disk(run: Path) -> None:
-    """Leave no room on the disk of a run for about two steps."""
+    """Fill the disk of a run for about two steps."""
     filler = run / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
@@ -77,7 +77,7 @@ def fill_the_disk(run: Path) -> None:
 
 
 def end(what: str, process: subprocess.Popen[str], run: Path, chance: random.Random) -> None:
-    """End a run by force or by a signal, and see that nothing of it is left."""
+    """Kill a run or end it by a signal, and check that no process of it is left."""
     with contextlib.suppress(psutil.NoSuchProcess):
         launcher = psutil.Process(process.pid)
         ranks = launcher.children()
@@ -89,15 +89,15 @@ def end(what: str, process: subprocess.Popen[str], run: Path, chance: random.Ran
         elif what == "kill the launcher":
             launcher.kill()
         elif what in signal.Signals.__members__:
-            # The launcher hands on what it knows; SIGUSR1 would be its end.
+            # The launcher forwards signals, except for SIGUSR1, which would end it.
             known = [] if what == "SIGUSR1" else [launcher]
             if targets := ranks + known:
                 chance.choice(targets).send_signal(signal.Signals[what])
-    assert is_over(time.time(), 240, run, f"adversary: {what}"), output_of(run)
+    assert has_ended(time.time(), 240, run, f"adversary: {what}"), output_of(run)
 
 
 def meddle(what: str, run: Path) -> bool:
-    """Damage what a run left, as disks, hands and other programs do; whether there was anything."""
+    """Damage a file of a run; returns whether there was one."""
     checkpoints, metrics = run / "checkpoints", run / "metrics.jsonl"
     if what == "a damaged lock":
         (run / "lock").write_bytes(b"\xff" * 10)
@@ -122,7 +122,7 @@ def meddle(what: str, run: Path) -> bool:
 
 
 def result_of(run: Path) -> dict[str, Any]:
-    """All that a run is for: weights, optimizer, best model, and its figures in their order."""
+    """The results of a run: weights, optimizer, best model, and its metrics in order."""
     last = run / "checkpoints" / f"step_{STEPS}"
     saved = torch.load(last / "optimizer.pt", weights_only=True)["optimizer"]
     state = json.loads((last / "state.json").read_text())
@@ -152,7 +152,7 @@ def assert_same(expected: Any, actual: Any, where: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the undisturbed run comes to."""
+    """The results of the undisturbed run."""
     run = tmp_path_factory.mktemp("peace") / "run"
     ends(pair_directory, run, *LENGTH)
     return result_of(run)
@@ -160,7 +160,7 @@ def in_peace(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
+def test_twenty_random_disturbances_do_not_change_the_results_of_a_run(
     pair_directory: Path,
     run_on_small_disk: tuple[Path, bool],
     in_peace: dict[str, Any],
@@ -168,7 +168,7 @@ def test_twenty_random_disturbances_leave_no_trace_in_what_a_run_comes_to(
 ) -> None:
     run, can_be_full = run_on_small_disk
     chance = random.Random(seed)
-    # All kinds in turn, in random order, then any.
+    # Every kind once, in random order, then random kinds.
     kinds = [*ENDING, *BETWEEN, *(["a full disk"] if can_be_full else [])]
     chance.shuffle(kinds)
     kinds += [chance.choice(kinds) for _ in range(NUM_DISTURBANCES - len(kinds))]

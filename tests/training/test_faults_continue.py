@@ -1,4 +1,4 @@
-"""Runs that go on with other processes, slots, budgets and precisions than they began with."""
+"""Runs that continue with other numbers of processes, slots, budgets and precisions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pointup.training.run_directory.checkpoint import step_of
 
 
 @pytest.mark.slow
-def test_a_run_of_four_slots_goes_on_with_one_two_and_four_processes(
+def test_a_run_of_four_slots_continues_with_one_two_and_four_processes(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -67,7 +67,7 @@ def test_with_other_slots_and_budgets_each_cloud_of_an_epoch_is_still_seen_once(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_in_bf16_with_a_warning_in_the_logs(
+def test_a_run_continues_in_bf16_with_a_warning_in_the_logs(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Data workers, samples and datasets at fault, on real processes."""
+"""Faulty data workers, samples and datasets, on real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from disturbed import (
     assert_ends_like,
     continues,
     ends,
-    is_over_within,
+    has_ended_within,
     launched,
     log_of,
     output_of,
@@ -49,7 +49,7 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
             "hang": "hung, --worker-timeout 5",
             "raise": "exception in one sample",
         }
-        assert is_over_within(
+        assert has_ended_within(
             60, run, f"data worker: {does[what]}: exit not 0, continues bit for bit"
         )
     assert told in log_of(run, 1), log_of(run, 1)
@@ -58,7 +58,7 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
 
 
 @pytest.mark.slow
-def test_a_corrupt_sample_on_one_process_alone_is_told_before_the_first_step(
+def test_a_corrupt_sample_on_one_process_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -83,7 +83,7 @@ def test_a_corrupt_sample_on_one_process_alone_is_told_before_the_first_step(
 
 
 @pytest.mark.slow
-def test_a_dataset_that_can_not_be_read_on_one_process_is_told_with_its_path(
+def test_a_dataset_that_one_process_can_not_read_is_reported_with_its_path(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -98,13 +98,13 @@ def test_a_dataset_that_can_not_be_read_on_one_process_is_told_with_its_path(
 
 
 @pytest.mark.slow
-def test_a_cloud_with_a_bad_loss_on_one_process_is_skipped_by_all_and_named(
+def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the_step(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="nan forward 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(120, run, "NaN in one micro-batch: step skipped by all, trained on")
+        assert has_ended_within(120, run, "NaN in one micro-batch: step skipped by all, trained on")
     assert re.search(r"step 4 skipped: loss nan, gradient nan, from train_\d+", log_of(run))
     assert all(weight.isfinite().all() for weight in weights_of(run).values())
     before = [line["loss"] for line in steps_of(undisturbed)]
@@ -122,9 +122,7 @@ def few_pairs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_processes_whose_every_batch_is_empty_train_on_and_change_nothing(
-    few_pairs: Path, tmp_path: Path
-) -> None:
+def test_processes_with_only_empty_batches_change_nothing(few_pairs: Path, tmp_path: Path) -> None:
     runs = {}
     for num_processes in (1, 4):
         runs[num_processes] = tmp_path / f"run_{num_processes}"
@@ -145,7 +143,7 @@ def test_weights_without_gradient_on_one_process_count_as_zero_there(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="lose window 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(120, run, "weights without gradient on one process: trained on")
+        assert has_ended_within(120, run, "weights without gradient on one process: trained on")
     steps = steps_of(run)
     assert len(steps) == STEPS and all(np.isfinite(line["loss"]) for line in steps)
     assert [line for line in metrics_of(run) if "validation" in line]

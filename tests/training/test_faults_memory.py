@@ -11,7 +11,7 @@ import torch
 from disturbed import (
     PATIENCE,
     continues,
-    is_over_within,
+    has_ended_within,
     latest_of,
     launched,
     log_of,
@@ -29,7 +29,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
     run = tmp_path / "run"
     with launched(pair_directory, run, fault=f"oom {where} 3 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(
+        assert has_ended_within(
             120, run, f"out of memory in {where}: done again in halves, ends with the same losses"
         )
     assert "done again in halves" in log_of(run, 1)
@@ -41,7 +41,7 @@ def test_out_of_memory_on_one_process_changes_nothing(
 
 
 @pytest.mark.slow
-def test_out_of_memory_again_and_again_on_one_process_lowers_the_budget_of_both(
+def test_repeated_out_of_memory_on_one_process_lowers_the_budget_of_both(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     options = ("--token-budget", 1600)
@@ -64,7 +64,7 @@ def test_out_of_memory_again_and_again_on_one_process_lowers_the_budget_of_both(
 
 
 @pytest.mark.slow
-def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
+def test_the_automatic_budget_is_that_of_the_process_with_least_memory(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     found = {}
@@ -78,4 +78,4 @@ def test_a_budget_found_by_itself_is_that_of_the_process_with_least_memory(
     assert found["little"] < found["much"]
     again = tmp_path / "little"
     continues(pair_directory, again, *options)
-    assert len(re.findall("Looking for the largest token budget", log_of(again))) == 1
+    assert len(re.findall("Searching for the largest token budget", log_of(again))) == 1

@@ -1,4 +1,4 @@
-"""Disks that are full, and checkpoints that are damaged, under real runs."""
+"""Full disks and damaged checkpoints in real runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disturbed import (
     STEPS,
     assert_ends_like,
     continues,
-    is_over,
+    has_ended,
     latest_of,
     launched,
     log_of,
@@ -56,14 +56,14 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
                 pass
         full = time.time()
         assert process.wait(PATIENCE) != 0, "the last checkpoint could not be saved"
-        assert is_over(full, 120, run, f"full disk, --on-save-error {on_save_error}: told, ends")
+        assert has_ended(full, 120, run, f"full disk, --on-save-error {on_save_error}: told, ends")
     told = output_of(run)
     # The model of the evaluation at step 6 is the first thing to be written.
     first = "(model: the model|step_8: the checkpoint)"
     last = f"step_{STEPS}: the checkpoint"
     failed = first if on_save_error == "end" else last
     assert re.search(rf"{failed} can't be written \(.*No space left on device", told)
-    assert ("training goes on" in told) == (on_save_error == "go-on")
+    assert ("training continues" in told) == (on_save_error == "go-on")
     assert latest_of(run) == "step_4"
     filler.unlink()
     continues(pair_directory, run, *options)
@@ -73,7 +73,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
-def test_a_damaged_checkpoint_is_refused_and_the_newest_whole_one_offered_leads_to_the_same_end(
+def test_a_damaged_checkpoint_is_refused_and_the_offered_one_leads_to_the_same_end(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, name: str, damage: str
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Signals at any moment: all is saved within the grace period, and the next start continues."""
+"""Signals at any moment: a run saves within the grace period, and the next start continues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from disturbed import (
     STEPS,
     assert_ends_like,
     continues,
-    is_over,
-    is_over_within,
+    has_ended,
+    has_ended_within,
     latest_of,
     launched,
     output_of,
@@ -27,20 +27,20 @@ from disturbed import (
 from pointup.training.run_directory.checkpoint import latest_checkpoint
 
 GRACE_SECONDS = 30
-"""What the launcher gives its processes. A starved machine takes as long to end the launcher."""
+"""Grace period of the launcher for its processes; a busy machine takes as long to end it."""
 
 START_SECONDS = 15.0
-"""About what a launched run takes until it trains."""
+"""Approximate time of a launched run until its first step."""
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_in_evaluation_saves_and_the_evaluation_is_made_later(
+def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
     with launched(pair_directory, run, fault="usr1 reduction 6 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
-        assert is_over_within(GRACE_SECONDS, run, "SIGUSR1 to one process in evaluation: saved")
+        assert has_ended_within(GRACE_SECONDS, run, "SIGUSR1 to one process in evaluation: saved")
     assert latest_of(run) == "step_6"
     assert not any("validation" in line for line in metrics_of(run))
     continues(pair_directory, run)
@@ -60,7 +60,7 @@ def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undistu
         assert len(pids) >= 7, "a launcher, two processes, two workers of each"
         sent = time.time()
         process.send_signal(number)
-        assert is_over(
+        assert has_ended(
             sent, 2 * GRACE_SECONDS, run, f"{number.name} to the launcher: saved, continues"
         )
     assert latest_of(run) != f"step_{STEPS}", "the run was over before the signal came"
@@ -81,7 +81,7 @@ def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
     fault = f"terminate {where} {1 if where == 'start' else 5} {rank}"
     with launched(pair_directory, run, fault=fault, num_workers=1) as process:
         process.wait(PATIENCE)
-        assert where == "worker" or is_over_within(
+        assert where == "worker" or has_ended_within(
             GRACE_SECONDS, run, f"SIGTERM to process {rank}, {where}: continues bit for bit"
         )
     ended = latest_of(run) if (run / "checkpoints").exists() else ""
@@ -113,7 +113,7 @@ def test_a_signal_at_a_random_moment_leaves_a_whole_checkpoint_and_the_run_conti
         outcome = (
             f"SIGTERM, seed {seed}, to {whom} {f'after line {step}' if step else 'in the start'}"
         )
-        assert is_over(sent, 2 * GRACE_SECONDS, run, outcome), output_of(run)
+        assert has_ended(sent, 2 * GRACE_SECONDS, run, outcome), output_of(run)
     checkpoint = latest_checkpoint(run / "checkpoints")
     saved = checkpoint.name if checkpoint else "nothing saved yet"
     SECONDS_TO_OUTCOME[-1] = f"{outcome}: {saved}", SECONDS_TO_OUTCOME[-1][1]

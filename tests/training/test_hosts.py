@@ -21,7 +21,7 @@ from disturbed import (
     arguments,
     assert_ends_like,
     ends,
-    is_over,
+    has_ended,
     timed,
     wait_for_step,
 )
@@ -38,7 +38,7 @@ PATIENCE = 900
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    """Two hosts; no test takes a third one but where it says so."""
+    """Two hosts, which all tests use except the one with three hosts."""
     with made_hosts(2, tmp_path) as made:
         yield made
 
@@ -67,7 +67,7 @@ def launch(
     only: Host | None = None,
     **environment: str,
 ) -> None:
-    """Start a run of a process on every host, or one host's part of it."""
+    """Start a run with a process on every host, or only the launcher of one host."""
     count = len(network.hosts)
     configuration = on_cpus(network.hosts[0].outputs, count, count)
     for host in network.hosts if only is None else [only]:
@@ -80,7 +80,7 @@ def launch(
 
 
 def statuses(network: Network, seconds: float = PATIENCE) -> list[int]:
-    """Exit statuses of the launchers, which must end in time."""
+    """Exit statuses of the launchers, which must end within the time limit."""
     deadline = time.monotonic() + seconds
     return [host.started[-1].wait(max(0.1, deadline - time.monotonic())) for host in network.hosts]
 
@@ -127,7 +127,7 @@ def test_three_hosts_train_the_model_that_one_host_trains(
 def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
-    # So do the installers of Debian and Ubuntu write /etc/hosts.
+    # The installers of Debian and Ubuntu write such an /etc/hosts.
     for host in network.hosts:
         names = tmp_path / f"names_{host.number}"
         names.write_text(f"127.0.0.1 localhost\n127.0.1.1 host{host.number}\n")
@@ -137,7 +137,7 @@ def test_hosts_whose_own_name_is_a_loopback_address_find_each_other(
     assert_ends_like(tmp_path / "run", undisturbed)
 
 
-def test_a_slow_link_that_loses_packets_changes_nothing_but_the_time(
+def test_a_slow_and_lossy_link_changes_only_the_time(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     network.slow_down(delay=0.05, loss=0.01)
@@ -148,7 +148,7 @@ def test_a_slow_link_that_loses_packets_changes_nothing_but_the_time(
 
 
 @pytest.mark.parametrize("seconds", [2, 15])
-def test_a_link_cut_for_a_while_holds_the_run_up_and_no_more(
+def test_a_temporarily_cut_link_only_delays_the_run(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path, seconds: float
 ) -> None:
     run = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_a_link_cut_for_a_while_holds_the_run_up_and_no_more(
     assert_ends_like(run, undisturbed)
 
 
-def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_mended(
+def test_a_permanently_cut_link_ends_the_run_on_both_hosts_and_it_continues_when_fixed(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
@@ -174,11 +174,11 @@ def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_me
     wait_for_step(run, 6)
     network.cut(network.hosts[1])
     cut = time.time()
-    assert is_over(cut, 60, run, "link cut for good, --hang-timeout 6"), output(network)
+    assert has_ended(cut, 60, run, "link cut for good, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
     for host, other in (network.hosts, reversed(network.hosts)):
         assert "train.py: error: the training hangs: " in host.output
-        assert f"see to host{other.number}, and to the network" in host.output
+        assert f"check host{other.number}, and the network" in host.output
     network.join(network.hosts[1])
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)
@@ -187,7 +187,7 @@ def test_a_link_cut_for_good_ends_the_run_on_both_hosts_and_it_continues_when_me
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("how", ["killed", "power lost"])
-def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
+def test_a_host_that_dies_ends_the_run_and_a_restart_continues_it(
     pair_directory: Path,
     tmp_path: Path,
     network: Network,
@@ -203,18 +203,18 @@ def test_a_host_that_dies_ends_the_run_and_started_again_continues_it(
         host.kill_all()
     else:
         network.lose_power(host)
-    assert is_over(began, 60, run, f"host {number} {how}, --hang-timeout 6"), output(network)
+    assert has_ended(began, 60, run, f"host {number} {how}, --hang-timeout 6"), output(network)
     assert all(statuses(network, 60)), output(network)
     (other,) = set(network.hosts) - {host}
     if how == "power lost":
-        assert f"see to host{number}, and to the network" in other.output
+        assert f"check host{number}, and the network" in other.output
     network.join(host)
     launch(network, pair_directory, run, "--hang-timeout", 6)
     assert statuses(network) == [0, 0], output(network)
     assert_ends_like(run, undisturbed)
 
 
-def test_other_code_on_a_host_is_told_before_the_first_step(
+def test_other_code_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     shutil.copytree(ROOT / "pointup", tmp_path / "pointup")
@@ -228,7 +228,7 @@ def test_other_code_on_a_host_is_told_before_the_first_step(
     assert not has_stepped(tmp_path / "run")
 
 
-def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
+def test_another_version_of_a_package_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     (tmp_path / "torch_geometric-9.8.7.dist-info").mkdir()
@@ -246,7 +246,7 @@ def test_another_version_of_a_package_on_a_host_is_told_before_the_first_step(
 
 
 @pytest.mark.parametrize("there", ["other pairs", "no pairs"])
-def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
+def test_other_or_missing_data_on_a_host_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network, there: str
 ) -> None:
     other = tmp_path / "other"
@@ -268,7 +268,7 @@ def test_other_data_on_a_host_or_none_is_told_before_the_first_step(
     assert not has_stepped(tmp_path / "run")
 
 
-def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_step(
+def test_an_output_directory_that_only_one_host_sees_is_reported_before_the_first_step(
     pair_directory: Path, tmp_path: Path, network: Network
 ) -> None:
     run, own = tmp_path / "shared" / "run", tmp_path / "own"
@@ -282,7 +282,7 @@ def test_an_output_directory_that_only_one_host_sees_is_told_before_the_first_st
     assert not has_stepped(run)
 
 
-def test_a_killed_process_is_started_again_with_those_of_the_other_host(
+def test_a_killed_process_is_restarted_with_those_of_the_other_host(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
@@ -292,7 +292,7 @@ def test_a_killed_process_is_started_again_with_those_of_the_other_host(
     assert_ends_like(run, undisturbed)
 
 
-def test_a_host_started_again_meets_the_one_that_waits_for_it(
+def test_a_restarted_host_joins_the_one_that_waits_for_it(
     pair_directory: Path, tmp_path: Path, network: Network, undisturbed: Path
 ) -> None:
     run, second = tmp_path / "run", network.hosts[1]

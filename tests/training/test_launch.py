@@ -1,4 +1,4 @@
-"""What the launcher is asked for is what it gives, or an error."""
+"""A run has what the launcher was asked for, or ends with an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelerate.state import AcceleratorState
 from pointup.errors import ConfigError
 from pointup.training.distributed.accelerator import (
     make_accelerator,
-    processes_asked_for,
+    processes_requested,
     seed_micro_batch,
 )
 
@@ -47,19 +47,19 @@ def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_pat
     four = tmp_path / "four.yaml"
     four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
     python = "/usr/bin/python3"
-    assert processes_asked_for([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
-    assert processes_asked_for(
+    assert processes_requested([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
+    assert processes_requested(
         [python, "/bin/accelerate", "launch", "--cpu", "--num_processes", "3", "train.py"]
     ) == 3  # fmt: skip
-    assert processes_asked_for(
+    assert processes_requested(
         [python, "/bin/accelerate-launch", "--config_file", str(four), "train.py", "--steps", "3"]
     ) == 4  # fmt: skip
-    assert processes_asked_for(["bash", "-c", "python train.py"]) == 1
-    assert processes_asked_for([]) == 1
+    assert processes_requested(["bash", "-c", "python train.py"]) == 1
+    assert processes_requested([]) == 1
 
 
 def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A launch of a script that says how large its world is."""
+    """Launch a script that prints its world size."""
     script = tmp_path / "world.py"
     script.write_text(
         "from pointup.training.distributed.accelerator import make_accelerator\n"
@@ -70,7 +70,7 @@ def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, str(script)], capture_output=True, text=True)
 
 
-def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
+def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
     tmp_path: Path,
 ) -> None:
     ended = launched(tmp_path, "--cpu", "--num_processes", "2")
@@ -81,14 +81,14 @@ def test_fewer_processes_than_asked_for_is_an_error_not_a_silent_single_one(
 
 @pytest.fixture
 def new_state() -> Iterator[None]:
-    """Accelerate reads its environment anew, now and afterwards."""
+    """Make Accelerate read its environment again, now and after the test."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.usefixtures("new_state")
-def test_an_environment_that_asks_for_compilation_is_refused(
+def test_an_environment_that_enables_compilation_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
@@ -100,7 +100,7 @@ def test_an_environment_that_asks_for_compilation_is_refused(
 
 
 @pytest.mark.slow
-def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) -> None:
+def test_a_configuration_that_enables_compilation_is_refused(tmp_path: Path) -> None:
     config = (CONFIGS / "cpu.yaml").read_text()
     asking = tmp_path / "asking.yaml"
     asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")
@@ -110,7 +110,7 @@ def test_a_configuration_that_asks_for_compilation_is_refused(tmp_path: Path) ->
     assert "dynamo_backend INDUCTOR is not supported" in ended.stderr
 
 
-def test_dropout_draws_the_same_numbers_for_the_same_place_in_training() -> None:
+def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:
     import torch
 
     draws = set()
@@ -140,7 +140,7 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None
     )
     if not torch.backends.mkl.is_available():
         pytest.skip("only MKL can be told to")
-    # The tests have it in their environment.
+    # The environment of the tests sets MKL_CBWR.
     unordered = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     ended = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,9 +1,8 @@
-"""One run at a time in a directory."""
+"""The lock of a run directory: one run at a time."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ ALONE: Any = SimpleNamespace(is_main_process=True)
 
 @contextmanager
 def another_process_holding(directory: Path) -> Iterator[int]:
-    """A process that took the lock, with a worker forked from it, as DataLoader's are."""
+    """A process that holds the lock, with a forked worker like those of a DataLoader."""
     pid = os.fork()
     if not pid:
         os.setpgid(0, 0)
@@ -51,7 +50,7 @@ def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
     with another_process_holding(tmp_path) as pid:
         with pytest.raises(ConfigError, match=f"process {pid} on {platform.node()} since 2"):
             RunLock(tmp_path, ALONE).__enter__()
-        # Its worker lives on, without the lock.
+        # Its worker still runs, without the lock.
         os.kill(pid, signal.SIGKILL)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert json.loads((tmp_path / "lock").read_text())["pid"] == pid
@@ -60,23 +59,23 @@ def test_a_second_run_is_refused_with_pid_and_host_and_may_start_after_a_kill(
     assert (tmp_path / "lock").read_text() == ""
 
 
-def test_a_holder_on_another_machine_is_asked_for_a_sign_of_life(
+def test_a_holder_on_another_machine_keeps_the_lock_while_it_shows_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "SECONDS_BETWEEN_HEARTBEATS", 0.1)
     path = tmp_path / "lock"
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "since": "2026"}))
-    over = threading.Event()
+    ended = threading.Event()
 
     def touch() -> None:
-        while not over.wait(0.05):
+        while not ended.wait(0.05):
             os.utime(path)
 
     holder = threading.Thread(target=touch)
     holder.start()
     with pytest.raises(ConfigError, match="process 1 on elsewhere"):
         RunLock(tmp_path, ALONE).__enter__()
-    over.set()
+    ended.set()
     holder.join()
     with RunLock(tmp_path, ALONE):
         written = path.stat().st_mtime_ns
@@ -90,7 +89,7 @@ def test_without_locks_in_the_file_system_the_pid_decides(
     def lockf(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", lockf)
+    monkeypatch.setattr("fcntl.lockf", lockf)
     holder = {"pid": os.getppid(), "host": platform.node(), "since": "2026"}
     (tmp_path / "lock").write_text(json.dumps(holder))
     with pytest.raises(ConfigError, match=f"process {os.getppid()}"):
@@ -106,13 +105,13 @@ def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None
         RunLock(tmp_path / "file" / "run", ALONE).__enter__()
 
 
-def test_what_another_machine_wrote_is_waited_for_and_not_for_ever(
+def test_the_text_of_another_machine_is_awaited_up_to_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 10.0)
-    writer = threading.Timer(0.5, (tmp_path / "lock").write_text, ["mine"])
+    writer = threading.Timer(0.5, (tmp_path / "lock").write_text, ["text"])
     writer.start()
-    assert lock.is_seen(tmp_path / "lock", "mine")
+    assert lock.is_seen(tmp_path / "lock", "text")
     monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 0.5)
     assert not lock.is_seen(tmp_path / "lock", "another")
-    assert not lock.is_seen(tmp_path / "none", "mine")
+    assert not lock.is_seen(tmp_path / "none", "text")

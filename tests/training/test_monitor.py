@@ -1,4 +1,4 @@
-"""Monitor: what a run leaves on disk, in TensorBoard, in its logs and on the console."""
+"""Monitor: output of a run on disk, in TensorBoard, in its logs and on the console."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
     assert lines(config)[0]["limited_by"] == "training"
 
 
-def test_an_evaluation_is_a_line_and_curves_beside_baseline_and_floor(
+def test_an_evaluation_is_a_line_and_curves_beside_its_references(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
     config = TrainConfig(output_dir=tmp_path)
@@ -159,7 +159,7 @@ def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: P
     assert [line["step"] for line in lines(config) if "validation" in line] == [4, 8, 12]
 
 
-def test_hyperparameters_belong_to_the_run_and_add_no_run_of_their_own(
+def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
     config = TrainConfig(output_dir=tmp_path, learning_rate=3e-3)
@@ -183,7 +183,7 @@ def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_process_other_than_the_main_one_only_keeps_its_log(tmp_path: Path) -> None:
+def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path: Path) -> None:
     other = SimpleNamespace(
         is_main_process=False, process_index=1, num_processes=2, trackers=[],
         log_with=["tensorboard"],
@@ -207,7 +207,7 @@ def test_a_tracker_that_is_not_installed_is_an_error(
         Monitor(accelerator, config)
 
 
-def test_metrics_that_were_cut_short_are_dropped_and_the_rest_kept(tmp_path: Path) -> None:
+def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
     file = MetricsFile(path, resume_step=2)
@@ -255,7 +255,7 @@ def test_other_processes_are_silent_on_the_console(
     assert "not on the console" in (tmp_path / "logs" / "rank_3.log").read_text()
 
 
-def test_progress_is_a_plain_line_now_and_then_without_a_terminal(
+def test_progress_is_an_occasional_line_without_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(np.arange(0, 1000, 0.5))
@@ -291,7 +291,7 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
     assert "step 1, loss 0.5" in (tmp_path / "logs" / "rank_0.log").read_text()
 
 
-def test_an_evaluation_table_is_aligned_and_says_what_its_figures_are() -> None:
+def test_an_evaluation_table_is_aligned_and_defines_its_metrics() -> None:
     text = evaluation_table(ROWS, METRICS, title="step 50")
     table = text.splitlines()
     assert max(map(len, table)) <= 100
@@ -318,7 +318,7 @@ FULL_DISK = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
-def test_lines_that_find_the_disk_full_are_written_once_there_is_room(
+def test_lines_that_a_full_disk_rejects_are_written_once_there_is_space(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
@@ -336,7 +336,7 @@ def test_lines_that_find_the_disk_full_are_written_once_there_is_room(
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
-def test_a_full_disk_under_logs_and_trackers_is_said_once_and_ends_nothing(
+def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
     accelerator: Accelerator,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -43,7 +43,7 @@ def outside() -> tuple[str, str]:
     pytest.skip("no network but the loopback")
 
 
-def test_the_first_machine_takes_the_interface_that_leads_to_the_last(
+def test_the_first_machine_uses_the_interface_that_reaches_the_last(
     first_of_two: pytest.MonkeyPatch,
 ) -> None:
     name, address = outside()
@@ -52,7 +52,7 @@ def test_the_first_machine_takes_the_interface_that_leads_to_the_last(
     assert chosen(store) == name
 
 
-def test_the_last_process_tells_its_address(first_of_two: pytest.MonkeyPatch) -> None:
+def test_the_last_process_posts_its_address(first_of_two: pytest.MonkeyPatch) -> None:
     name, address = outside()
     first_of_two.setenv("RANK", "1")
     first_of_two.setenv("MASTER_ADDR", address)
@@ -62,7 +62,7 @@ def test_the_last_process_tells_its_address(first_of_two: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("setting", [("GROUP_WORLD_SIZE", "1"), ("GLOO_SOCKET_IFNAME", "mine")])
-def test_one_machine_and_the_user_s_own_choice_are_left_alone(
+def test_one_machine_and_an_interface_set_by_the_user_are_left_unchanged(
     first_of_two: pytest.MonkeyPatch, setting: tuple[str, str]
 ) -> None:
     first_of_two.setenv(*setting)
@@ -75,7 +75,7 @@ def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(ConfigError, match=r"no way to node7 .*--main_process_ip"):
+    with pytest.raises(ConfigError, match=r"no route to node7 .*--main_process_ip"):
         address_towards("node7")
 
 

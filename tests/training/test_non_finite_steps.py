@@ -1,4 +1,4 @@
-"""Judging steps by their loss and gradient."""
+"""Skipping of steps with a non-finite loss or gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bad_step(bad_steps: NonFiniteSteps, step: int, *clouds: str) -> bool:
     return bad_steps.may_step(step, math.nan, 1.0, 0.003, lambda: list(clouds))
 
 
-def test_bad_steps_end_a_run_only_in_a_row() -> None:
+def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
     bad_steps = NonFiniteSteps(ALONE)
     for step in range(MAX_NON_FINITE_STEPS - 1):
         assert not bad_step(bad_steps, step, "a")
@@ -32,7 +32,7 @@ def test_bad_steps_end_a_run_only_in_a_row() -> None:
         bad_step(bad_steps, 40, "a")
 
 
-def test_the_cloud_that_all_bad_steps_have_in_common_is_told_from_divergence() -> None:
+def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence() -> None:
     told = {}
     for others in (["culprit"], []):
         bad_steps = NonFiniteSteps(ALONE)
@@ -40,12 +40,12 @@ def test_the_cloud_that_all_bad_steps_have_in_common_is_told_from_divergence() -
             for step in range(MAX_NON_FINITE_STEPS):
                 bad_step(bad_steps, step, f"cloud_{step}", *others)
         told[len(others)] = str(ended.value)
-    assert "all of them from culprit: look at these clouds" in told[1]
+    assert "all of them from culprit: check these clouds" in told[1]
     assert "other clouds each time: training has diverged; lower --learning-rate" in told[0]
     assert "diverged" not in told[1]
 
 
-def test_of_many_clouds_the_first_are_named() -> None:
+def test_only_the_first_of_many_clouds_are_named() -> None:
     assert named([]) == "no cloud in particular"
     assert named(["a", "b"]) == "a, b"
     assert named([str(i) for i in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -1,4 +1,4 @@
-"""The training loss: scale-free, one value a cloud, finite where clouds are odd."""
+"""The training loss: scale-free, one value per cloud, finite for degenerate clouds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ EVERY_TERM = [
 
 
 @pytest.mark.parametrize("config", EVERY_TERM)
-def test_a_cloud_weighs_the_same_at_any_scale_and_in_any_company(config: LossConfig) -> None:
+def test_the_loss_of_a_cloud_is_independent_of_scale_and_batch(config: LossConfig) -> None:
     batch = batch_of((20, 70), (30, 45))
     both = losses(batch, config)
     larger = batch.clone()
@@ -73,9 +73,9 @@ def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossCon
     assert values.shape == (3,) and values.isfinite().all() and values[1] == 0
 
 
-def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> None:
+def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate() -> None:
     batch = batch_of((25, 60))
-    # Farther off than any candidate comes to.
+    # Farther away than any candidate.
     batch.target[0] = 9.0
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -92,7 +92,7 @@ def test_coverage_is_the_fourth_power_of_the_way_to_the_nearest_candidate() -> N
 
 
 @pytest.mark.parametrize("name", ["point_to_plane", "output_to_plane"])
-def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
+def test_plane_distances_are_those_of_all_candidates_or_of_the_output(name: str) -> None:
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -107,7 +107,7 @@ def test_heights_above_the_target_are_those_of_all_candidates_or_of_the_output(n
     torch.testing.assert_close(difference, 0.3 * height.mean()[None] / 0.1, rtol=1e-3, atol=1e-4)
 
 
-def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
+def test_the_unsquared_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacing() -> None:
     batch = batch_of((25, 60))
     ratio = training_ratio(batch, None, 16.0)
     output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
@@ -116,13 +116,13 @@ def test_the_plain_chamfer_is_the_mean_distance_both_ways_in_units_of_the_spacin
     expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
     config = LossConfig(point_to_plane=0.0, density=0.0)
     torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)
-    # Twice the unit around half of the points halves what is measured there alone.
+    # Doubling the unit at half of the points halves the distances there only.
     spacing[:12] = 1.0
     scaled = cloud_losses(output, batch, spacing, config)[0]
     assert 0.5 * expected < scaled < expected
 
 
-def test_the_density_loss_is_least_where_the_shares_are_those_of_the_target() -> None:
+def test_the_density_loss_is_least_if_the_shares_are_those_of_the_target() -> None:
     pos = torch.tensor([[0.0, 0, 0], [1, 0, 0]])
     target = torch.tensor([[0.1, 0, 0], [0.0, 0.1, 0], [0.2, 0, 0], [0.9, 0, 0]])
     ptr = torch.tensor([0, 2])
@@ -152,7 +152,7 @@ def test_the_spacing_of_a_grid_shrinks_with_the_root_of_the_ratio() -> None:
     torch.testing.assert_close(spacing[inner], torch.full((100,), 0.5))
 
 
-def test_the_ratio_of_a_pair_is_held_between_one_and_the_largest() -> None:
+def test_the_ratio_of_a_pair_is_clamped_to_one_and_the_largest() -> None:
     batch = batch_of((10, 45), (10, 5), (2, 60), (0, 4))
     assert training_ratio(batch, None, 16.0).tolist() == [4.5, 1.0, 16.0, 1.0]
     assert training_ratio(batch, 2.0, 16.0).tolist() == [2.0] * 4

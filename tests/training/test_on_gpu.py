@@ -1,4 +1,4 @@
-"""Steps on a real accelerator against the CPU: `pytest -m gpu`; skipped, saying so, without one."""
+"""Steps on a real accelerator against the CPU: `pytest -m gpu`; skipped without one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
     assert there.loss == pytest.approx(here.loss, rel=0.05)
 
 
-def test_steps_there_learn() -> None:
+def test_steps_on_the_accelerator_reduce_the_loss() -> None:
     batch = training_batch([300, 200, 400])
     work = TrainingWork(SingleProcess(device()), "bf16")
     losses = [work.step(batch).loss for _ in range(30)]

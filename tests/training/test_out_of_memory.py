@@ -1,4 +1,4 @@
-"""Out of memory: the same gradient in halves."""
+"""Out-of-memory errors: the halves of a batch have its gradient."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def batch_of(dataset: PairDataset, *indices: int) -> Batch:
     return collate([dataset[index] for index in indices])
 
 
-def test_halves_hold_what_collating_the_same_clouds_does(dataset: PairDataset) -> None:
+def test_halves_equal_the_collation_of_the_same_clouds(dataset: PairDataset) -> None:
     first, second = halves(batch_of(dataset, 0, 1, 2, 3, 4))
     for half, expected in (
         (first, batch_of(dataset, 0, 1)),
         (second, batch_of(dataset, 2, 3, 4)),
     ):
         assert half.name == expected.name and half.num_graphs == expected.num_graphs
-        # How long the whole batch took to read is not told of its halves.
+        # Halves have no reading time.
         assert set(half.keys()) == set(expected.keys()) - {"seconds"}
         for key in half.keys():  # noqa: SIM118
             if key != "name":
@@ -44,7 +44,7 @@ def test_halves_hold_what_collating_the_same_clouds_does(dataset: PairDataset) -
 
 
 @pytest.mark.parametrize("most", [1000, 70, 95])
-def test_each_cloud_is_worked_on_once_in_pieces_that_fit(dataset: PairDataset, most: int) -> None:
+def test_each_cloud_is_processed_once_in_parts_that_fit(dataset: PairDataset, most: int) -> None:
     done: list[str] = []
     pending: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Asked to stop by signals."""
+"""Preemption: stop requests by signals and by the death of the launcher."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import pytest
 from pointup.training.distributed.preemption import StopRequest
 
 
-def wait_until_asked(stop: StopRequest) -> None:
+def wait_until_requested(stop: StopRequest) -> None:
     deadline = time.monotonic() + 10
-    while not stop.asked and time.monotonic() < deadline:
+    while not stop.requested and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert stop.asked
+    assert stop.requested
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"])
-def test_a_signal_is_noted_and_the_handlers_are_given_back(name: str) -> None:
+def test_a_signal_is_recorded_and_the_handlers_are_restored(name: str) -> None:
     number = getattr(signal, name)
     before = signal.getsignal(number)
     with StopRequest() as stop:
-        assert not stop.asked
+        assert not stop.requested
         os.kill(os.getpid(), number)
-        wait_until_asked(stop)
-        assert stop.asked_by == name
+        wait_until_requested(stop)
+        assert stop.requested_by == name
     assert signal.getsignal(number) == before
 
 
-def test_a_ctrl_c_that_comes_twice_at_once_is_one() -> None:
+def test_two_sigints_in_quick_succession_count_as_one() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGINT)
-        wait_until_asked(stop)
+        wait_until_requested(stop)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
 
 
-def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> None:
+def test_a_second_sigint_ends_a_process_that_waits_in_native_code() -> None:
     code = (
         "import threading, ctypes\n"
         "from pointup.training.distributed.preemption import StopRequest\n"
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_ends_at_once_a_process_that_waits_in_native_code() -> N
 
 
 def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
-    """A process whose launcher goes a second after it wrote to `tell`."""
+    """Run a process whose launcher ends one second after the process has written to `tell`."""
     launch = (
         "import os, time\n"
         "done, tell = os.pipe()\n"
@@ -76,7 +76,7 @@ def ended_after_its_launcher(code: str) -> subprocess.CompletedProcess[str]:
     return ended
 
 
-def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
+def test_the_death_of_the_launcher_ends_a_start() -> None:
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import ending_with_launcher\n"
         "with ending_with_launcher(): print('starting', flush=True)\n"
@@ -86,13 +86,13 @@ def test_the_death_of_the_launcher_ends_a_start_that_waits_for_it() -> None:
     assert ended.stderr == "the launcher is gone, and training has not begun\n"
 
 
-def test_the_death_of_the_launcher_is_a_request_and_then_an_end() -> None:
+def test_the_death_of_the_launcher_requests_a_stop_and_then_ends_the_process() -> None:
     ended = ended_after_its_launcher(
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest(grace_seconds=1.0) as stop:\n"
         "    os.write(tell, b'.')\n"
-        "    while not stop.asked: time.sleep(0.01)\n"
-        "    print(stop.asked_by, flush=True)\n"
+        "    while not stop.requested: time.sleep(0.01)\n"
+        "    print(stop.requested_by, flush=True)\n"
         "    time.sleep(60)\n"
     )
     assert ended.stdout == "the launcher's death\n"

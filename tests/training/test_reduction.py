@@ -15,7 +15,7 @@ from pointup.training.distributed.reduction import StepReduction, StepTotals
 
 
 class SlowPairs(torch.utils.data.Dataset[Data]):
-    """Pairs that take long to read, by their own account and by the clock."""
+    """Pairs that take long to read, by their recorded time and by the clock."""
 
     def __getitem__(self, index: int) -> Data:
         time.sleep(0.05)
@@ -28,7 +28,7 @@ class SlowPairs(torch.utils.data.Dataset[Data]):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_step_that_waits_for_data_says_for_which_stage(num_workers: int) -> None:
+def test_a_step_that_waits_for_data_reports_the_stage(num_workers: int) -> None:
     loader = make_loader(SlowPairs(), [[0, 1], [2, 3]], num_workers)  # type: ignore[arg-type]
     reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
     reduction.start()
@@ -50,7 +50,7 @@ def test_a_step_that_waits_for_data_says_for_which_stage(num_workers: int) -> No
         ((1.0, 0.9), (0.0, 0.1), "augmenting"),
     ],
 )
-def test_a_step_says_what_limits_it(
+def test_a_step_reports_what_limits_it(
     busy: tuple[float, ...], waits: tuple[float, ...], limit: str
 ) -> None:
     totals = StepTotals(
@@ -60,7 +60,7 @@ def test_a_step_says_what_limits_it(
     assert totals.limited_by == limit
 
 
-def test_a_batch_without_samples_took_time_to_pack_only() -> None:
+def test_a_batch_without_samples_has_only_packing_time() -> None:
     assert collate([]).seconds.keys() == {"packing"}
 
 
@@ -75,12 +75,12 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
             reduction.add(torch.tensor([gradient]), num_tokens=1)
         totals = reduction.finish(stop=False, elapsed_seconds=0.0)
         sums.append((weight.grad.item(), totals.loss))
-    # Of four clouds, in single precision: 0.25, 0 or 0.5, as they come.
+    # In single precision the four clouds sum to 0.25, 0 or 0.5, depending on their order.
     assert sums == [(0.5, 0.5)] * 3
 
 
 @pytest.mark.parametrize("asked", [(), (0,), (2,), (0, 1, 2)])
-def test_one_process_that_is_asked_to_stop_stops_all(asked: tuple[int, ...]) -> None:
+def test_a_stop_requested_on_one_process_stops_all(asked: tuple[int, ...]) -> None:
     buffers = []
 
     def finish(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:

@@ -1,4 +1,4 @@
-"""Checkpoints whose files are well-formed but hold what no run has saved."""
+"""Checkpoints with well-formed files and impossible contents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def changed_optimizer(path: Path, change: Callable[[dict[str, Any]], Any]) -> No
         lambda s: s["sampler"].update(segments=[[2, 900, None, 10**6], [1, 800, None, 1]]),
     ],
 )  # fmt: skip
-def test_a_state_that_no_run_was_in_is_refused_and_a_whole_checkpoint_offered(
+def test_an_impossible_state_is_refused_and_a_complete_checkpoint_offered(
     start: Start, run: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     changed_state(run / "checkpoints" / "step_2", change)
@@ -78,7 +78,7 @@ def first_state(saved: dict[str, Any]) -> dict[str, Any]:
         lambda o: first_state(o)["exp_avg"].fill_(float("nan")),
     ],
 )
-def test_an_optimizer_that_does_not_fit_is_refused_and_a_whole_checkpoint_offered(
+def test_an_optimizer_that_does_not_fit_is_refused_and_a_complete_checkpoint_offered(
     start: Start, run: Path, change: Callable[[dict[str, Any]], Any]
 ) -> None:
     def in_place(saved: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Starts of train.py with impossible options or damaged files: a line with the remedy, or a run."""
+"""Starts of train.py with invalid options or damaged files: a line with the remedy, or a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
 
 
 def damaged(path: Path, content: bytes | None) -> None:
-    """Put this content in the place of a file; a directory for None."""
+    """Replace a file by this content, or by a directory for None."""
     path.unlink(missing_ok=True)
     if content is None:
         path.mkdir()
@@ -69,7 +69,7 @@ def damaged(path: Path, content: bytes | None) -> None:
     ],
     ids=str,
 )
-def test_what_can_not_be_read_is_refused_in_a_line_that_names_it(
+def test_an_unreadable_file_is_refused_in_a_line_that_names_it(
     start: Start, run: Path, name: str, content: bytes | None, remedy: str
 ) -> None:
     if (run / name).is_dir():
@@ -79,14 +79,14 @@ def test_what_can_not_be_read_is_refused_in_a_line_that_names_it(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\xff\xfe", b"step_2" * 1000, b"step_\xc2\xb2", None])
-def test_without_a_legible_latest_the_newest_whole_checkpoint_is_continued_from(
+def test_with_an_unreadable_latest_a_run_continues_from_the_newest_complete_checkpoint(
     start: Start, run: Path, content: bytes | None
 ) -> None:
     damaged(run / "checkpoints" / "LATEST", content)
     assert "the newest whole one" in continues(start(run), run)
 
 
-def test_without_latest_the_newest_whole_checkpoint_is_continued_from(
+def test_without_latest_a_run_continues_from_the_newest_complete_checkpoint(
     start: Start, run: Path
 ) -> None:
     (run / "checkpoints" / "LATEST").unlink()
@@ -94,7 +94,7 @@ def test_without_latest_the_newest_whole_checkpoint_is_continued_from(
     assert "the newest whole one" in continues(start(run), run)
 
 
-def test_checkpoints_of_which_none_is_whole_are_never_trained_over(start: Start, run: Path) -> None:
+def test_incomplete_checkpoints_are_never_overwritten_by_a_new_run(start: Start, run: Path) -> None:
     (run / "checkpoints" / "LATEST").unlink()
     for step in (1, 2):
         (run / "checkpoints" / f"step_{step}" / "optimizer.pt").unlink()
@@ -103,9 +103,7 @@ def test_checkpoints_of_which_none_is_whole_are_never_trained_over(start: Start,
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_stray_names_among_checkpoints_and_lines_among_metrics_harm_nothing(
-    start: Start, run: Path
-) -> None:
+def test_stray_checkpoint_names_and_metrics_lines_are_ignored(start: Start, run: Path) -> None:
     checkpoints = run / "checkpoints"
     for name in ("step_3", "step_3.tmp", "notes.txt"):
         (checkpoints / name).write_text("stray")
@@ -120,7 +118,7 @@ def test_stray_names_among_checkpoints_and_lines_among_metrics_harm_nothing(
     (run / "lock").write_bytes(b"\xff" * 100)
     continues(start(run), run)
     (run / "lock").write_bytes(b"[" * 100_000)
-    # --steps can't be changed by hand in a run: the run is made one step longer in its options.
+    # --steps can't change in a run, so config.json is edited to make the run one step longer.
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "steps": 3}))
     state = json.loads((checkpoints / "step_2" / "state.json").read_text())
@@ -133,9 +131,7 @@ def test_stray_names_among_checkpoints_and_lines_among_metrics_harm_nothing(
     assert (run / "model" / "model.safetensors").is_file() and "no more curves" in told
 
 
-def test_options_of_other_versions_of_pointup_do_not_keep_a_run_from_going_on(
-    start: Start, run: Path
-) -> None:
+def test_a_run_continues_with_options_of_other_versions_of_pointup(start: Start, run: Path) -> None:
     config = json.loads((run / "config.json").read_text())
     del config["patience"], config["weight_decay"], config["loss"]["repulsion"], config["slots"]
     config["of_a_later_version"] = {"depth": 3}
@@ -147,9 +143,7 @@ def test_options_of_other_versions_of_pointup_do_not_keep_a_run_from_going_on(
     refused_in_a_line(start(run, "--seed", 5), "seed 0 by default, not 5", "--output-dir")
 
 
-def test_another_number_of_threads_is_told_since_the_last_digits_depend_on_it(
-    start: Start, run: Path
-) -> None:
+def test_another_number_of_threads_is_reported(start: Start, run: Path) -> None:
     assert "cpu_threads" not in continues(start(run), run)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)

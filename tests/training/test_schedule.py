@@ -1,4 +1,4 @@
-"""Learning rate and progress: functions of the position in a run alone."""
+"""Learning rate and progress as functions of the position in a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_run_given_in_epochs_ends_with_them_although_the_budget_changes(epochs
     assert shares == sorted(shares) and 0 <= num_seen - 40 * epochs < 4
 
 
-def test_a_lowered_budget_holds_until_another_one_is_asked_for() -> None:
+def test_a_lowered_budget_applies_until_another_one_is_given() -> None:
     progress = Progress(budget_at_start=1000, lowered_budget=800)
     assert progress.budget(1000) == 800
     assert progress.budget(2000) == 2000
@@ -87,7 +87,7 @@ def test_a_run_ends_when_the_target_is_reached() -> None:
     assert progress.finished
 
 
-def test_an_evaluation_as_good_as_the_best_is_no_better() -> None:
+def test_an_evaluation_equal_to_the_best_is_no_improvement() -> None:
     progress = Progress()
     assert progress.judge(0.8, patience=2, target=None)
     assert not progress.judge(0.8, patience=2, target=None)

@@ -54,7 +54,7 @@ def has_ended(shown: dict[str, str]) -> bool:
 
 
 def assert_completes(cluster: Cluster, job: int) -> None:
-    """A job ends well; each of its starts saved all it had done, or found the run at its end."""
+    """Assert that a job succeeds and each of its starts saved its steps or found a finished run."""
     cluster.wait(job, has_ended, PATIENCE)
     shown = cluster.show(job)
     assert shown["JobState"] == "COMPLETED", cluster.output(job)
@@ -71,10 +71,10 @@ def data(pair_directory: Path, tmp_path: Path) -> Path:
     return tmp_path / "pairs"
 
 
-def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends_like_an_undisturbed_run(
+def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_run(
     data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
 ) -> None:
-    # SLURM counts in minutes: the signal comes one to two of them after the start.
+    # SLURM counts in minutes; the signal comes one to two minutes after the start.
     times = {"--time=08:00:00": "--time=00:03:00", "B:TERM@120": "B:TERM@60"}
     script = job_script(data, str(tmp_path / "run"), **times)
     began = time.time()
@@ -88,7 +88,7 @@ def test_a_job_whose_time_is_up_saves_is_queued_again_and_ends_like_an_undisturb
 
 
 @pytest.mark.parametrize("partition", ["usual", "graceful"])
-def test_a_preempted_job_saves_and_goes_on_when_the_other_has_ended(
+def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
     data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path, partition: str
 ) -> None:
     run = tmp_path / "run"
@@ -107,7 +107,7 @@ def test_a_preempted_job_saves_and_goes_on_when_the_other_has_ended(
     assert_completes(cluster, job)
     assert int(cluster.show(job)["Restarts"]) == 1
     assert_ends_like(run, undisturbed)
-    # It went on; it did not begin anew.
+    # The job continued its run instead of starting a new one.
     assert len(metrics_of(run)) == 14
 
 

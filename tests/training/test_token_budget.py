@@ -1,4 +1,4 @@
-"""The token budget: the largest that fits, in measured memory."""
+"""The token budget: the largest that fits into the measured memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def with_overhead(tokens: int) -> int:
 
 @pytest.mark.parametrize("memory", [linear, with_recomputation, with_overhead])
 @pytest.mark.parametrize("limit", [10**5, 10**6, 10**7])
-def test_the_budget_found_nearly_fills_the_memory_and_no_probe_exceeds_it(
+def test_the_budget_nearly_fills_the_memory_and_no_probe_exceeds_it(
     memory: Callable[[int], int], limit: int
 ) -> None:
     tried: list[int] = []
@@ -82,7 +82,7 @@ def test_the_budget_found_nearly_fills_the_memory_and_no_probe_exceeds_it(
     assert max(map(memory, tried)) <= limit and len(tried) <= budget.MOST_PROBES
 
 
-def test_what_runs_out_of_memory_is_halved_and_nothing_that_fits_is_zero() -> None:
+def test_a_probe_that_runs_out_of_memory_is_halved_and_the_budget_is_zero_if_none_fits() -> None:
     found = largest_that_fits(
         lambda tokens: 100 if tokens <= 3000 else None, 90, smallest=50, largest=10**5, limit=10**6
     )
@@ -106,7 +106,7 @@ def test_the_heaviest_batches_hold_the_largest_clouds_and_those_of_most_children
     assert len(heaviest_batches(dataset, TrainConfig(max_clouds=2), 1500)[0]) == 2
 
 
-def test_the_peak_of_memory_that_is_held_for_a_moment_is_seen() -> None:
+def test_the_peak_of_briefly_held_memory_is_measured() -> None:
     with PeakMemory(CPU) as nothing:
         pass
     with PeakMemory(CPU) as peak:
@@ -116,7 +116,7 @@ def test_the_peak_of_memory_that_is_held_for_a_moment_is_seen() -> None:
     assert 1.8e8 < peak.bytes - nothing.bytes < 2.6e8
 
 
-def test_the_limit_is_this_process_s_share_of_what_is_left() -> None:
+def test_the_limit_is_the_share_of_this_process_in_the_free_memory() -> None:
     alone, shared = memory_limit(CPU, 1), memory_limit(CPU, 1000)
     assert 0 < shared < alone
 
@@ -148,7 +148,7 @@ def test_limits_of_control_groups_are_read(
 def settle(
     dataset: PairDataset, accelerator: Accelerator, output_dir: Path, **changes: Any
 ) -> tuple[int, list[int]]:
-    """The budget found by work that takes 1 MB a token, and the sizes of the batches tried.
+    """The budget found with work of 1 MB per token, and the sizes of the tried batches.
 
     As much as that, for what else a process comes to hold meanwhile is tens of MB.
     """
@@ -167,7 +167,7 @@ def settle(
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Pretend that the process may use so many bytes more."""
+    """Set the memory limit to the current memory plus this many bytes."""
 
     def limit(num_bytes: float) -> None:
         with PeakMemory(CPU) as now:
@@ -178,7 +178,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return limit
 
 
-def test_the_budget_fits_into_the_memory_is_written_down_and_not_looked_for_again(
+def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
     dataset: PairDataset,
     accelerator: Accelerator,
     tmp_path: Path,
@@ -199,7 +199,7 @@ def grown(
     bytes_per_token: int = 4,
     **changes: Any,
 ) -> tuple[int, list[int]]:
-    """The budget where none is given, and the batches tried."""
+    """The default budget, and the tried batches."""
     tried = []
 
     def propagate(batch: Batch) -> Tensor:
@@ -211,7 +211,7 @@ def grown(
     return found, tried
 
 
-def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_split(
+def test_the_default_budget_is_raised_to_the_largest_pair_of_either_split(
     dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smaller = copy(dataset)
@@ -222,16 +222,16 @@ def test_where_none_is_given_the_budget_grows_to_the_largest_pair_of_either_spli
     assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
     found, tried = grown(dataset, accelerator)
     assert found == 720
-    # On the CPU the largest was tried, after smaller ones.
+    # On the CPU smaller batches are tried first, then the largest.
     assert tried[0] <= 100 and 0.98 * 720 <= max(tried) <= 720
     assert dataset.max_tokens is None
-    # Evaluation keeps no gradients: nothing to try.
+    # Evaluation stores no gradients, so its largest pair is not tried.
     assert grown(smaller, accelerator, validation=dataset) == (720, [])
     assert grown(dataset, accelerator, crop=True) == (500, [])
     assert grown(dataset, accelerator, token_budget=300) == (300, [])
 
 
-def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
+def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
     dataset: PairDataset,
     accelerator: Accelerator,
     limited: Callable[[float], None],
@@ -246,7 +246,7 @@ def test_where_the_largest_pair_exceeds_the_memory_it_is_named_with_what_to_do(
     dataset.max_tokens = None
 
 
-def test_the_plan_tells_that_the_budget_has_grown(
+def test_the_plan_reports_a_raised_budget(
     dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = TrainingData("", dataset, dataset, (), (), "", ())
@@ -254,7 +254,7 @@ def test_the_plan_tells_that_the_budget_has_grown(
     assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
     monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
     text = describe_budget(TrainConfig(), data, 720, 0.5)
-    assert text == f"720, 50.0% used; grown from 500 to the largest pair, {largest}"
+    assert text == f"720, 50.0% used; raised from 500 to the largest pair, {largest}"
     assert "grown" not in describe_budget(TrainConfig(token_budget=720), data, 720, 0.5)
 
 

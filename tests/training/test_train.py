@@ -1,4 +1,4 @@
-"""train.py in this process: what a run leaves behind, and that it continues where it stopped."""
+"""train.py in this process: the files of a run, and continuing a stopped run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_run_can_start_from_another_model(
         )  # fmt: skip
 
 
-def test_weights_that_are_not_to_be_trained_stay_as_they_are(
+def test_frozen_weights_do_not_change(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     torch.manual_seed(1)
@@ -109,7 +109,7 @@ def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
     stop_after: int,
     num_workers: int,
 ) -> None:
-    # Six steps are more than an epoch: the stops fall in the middle of the first and the second.
+    # Six steps are more than an epoch, so the run stops within the first and the second epoch.
     changes = {
         "num_workers": num_workers, "save_every": 1, "token_budget": 4000, "num_pictures": 0,
         "model": ModelConfig(**{**SMALL.__dict__, "dropout": 0.1}),
@@ -135,7 +135,7 @@ def test_a_finished_run_is_not_trained_further(
     config = options(pair_directory, tmp_path / "run", steps=2)
     training.train(config, accelerator)
     before = metrics_of(tmp_path / "run")
-    # A signal to the tests, as `timeout` sends, is a request to the run to stop.
+    # A signal to the test process, such as that of `timeout`, requests a stop of the run.
     assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before
@@ -168,7 +168,7 @@ def test_forty_steps_beat_the_baseline_without_a_network(
     assert rows["model"]["cd"] < 0.95 * rows["midpoints"]["cd"]
 
 
-def test_bad_samples_are_left_out_by_name_and_the_rest_is_trained_on(
+def test_bad_samples_are_excluded_by_name_and_the_rest_is_trained_on(
     tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(1)
@@ -193,7 +193,7 @@ def test_a_dataset_without_any_good_sample_is_an_error(
         training.train(options(tmp_path / "data", tmp_path / "run"), accelerator)
 
 
-def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_where_asked(
+def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_with_crop(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     with pytest.raises(PointupError, match=r"train_\d+"):

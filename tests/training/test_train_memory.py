@@ -1,4 +1,4 @@
-"""Memory in training: a budget found, lowered after running out, and values computed again."""
+"""Memory in training: automatic budget, lowered budget, gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def accelerator(tmp_path: Path) -> Accelerator:
 
 
 class Device:
-    """Has memory for so many clouds; counts what it was asked for, and notes what it worked on."""
+    """Runs out of memory above `most` clouds; counts failures and records processed clouds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
         self.most, self.failures, self.done = most, 0, list[str]()
-        self.real = training.micro_batch_losses
-        monkeypatch.setattr(training, "micro_batch_losses", self.losses)
+        self.real = training.losses_of_model
+        monkeypatch.setattr(training, "losses_of_model", self.losses)
 
     def losses(self, model: Any, batch: Batch, *rest: Any) -> Tensor:
         if batch.num_graphs > self.most:
@@ -69,7 +69,7 @@ def saved_state(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("crop", [False, True])
-def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
+def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -83,7 +83,6 @@ def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
     }  # fmt: skip
     if crop:
         monkeypatch.setattr(budget, "EVENTS_BEFORE_LOWERING", 1)
-        monkeypatch.setattr(training, "EVENTS_BEFORE_LOWERING", 1)
         Device(monkeypatch, most=1)
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
     parts = options(pair_directory, tmp_path / "parts", **changes)
@@ -95,7 +94,7 @@ def test_a_run_stopped_around_the_lowering_goes_on_with_the_same_batches(
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
-def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
+def test_a_continued_run_keeps_its_automatic_budget(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -111,7 +110,7 @@ def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
     config = options(pair_directory, tmp_path / "run", **changes)
     training.train(config, accelerator, stop_after=1)
     found = json.loads((tmp_path / "run" / "config.json").read_text())["found_token_budget"]
-    monkeypatch.setattr(budget, "memory_limit", lambda *_: pytest.fail("looked for again"))
+    monkeypatch.setattr(budget, "memory_limit", lambda *_: pytest.fail("searched again"))
     training.train(config, accelerator)
     assert all(line["num_tokens"] <= found for line in metrics_of(tmp_path / "run")[:3])
     number = options(pair_directory, tmp_path / "number", **{**changes, "token_budget": found})
@@ -120,7 +119,7 @@ def test_a_run_with_a_budget_found_by_itself_keeps_it_when_continued(
         assert torch.equal(expected, final_weights(tmp_path / "run", 3)[name])
 
 
-def test_computing_values_again_changes_no_weight(
+def test_gradient_checkpointing_changes_no_weight(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     weights = {}

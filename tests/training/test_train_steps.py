@@ -1,4 +1,4 @@
-"""The steps of train.py in this process: their gradient, and what goes wrong in one."""
+"""Steps of train.py in this process: gradients and failures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
         reduction.start()
         for indices in packing:
             batch = batch_of(pair_directory, *indices)
-            losses = training.micro_batch_losses(model, batch, accelerator, config)
+            losses = training.losses_of_model(
+                model, batch, config.ratio, config.max_ratio, config.loss
+            )
             assert len(losses) == len(indices)
             losses.sum().backward()
             reduction.add(losses, num_tokens=len(batch.pos) + len(batch.target))
@@ -59,9 +61,9 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     model = Upsampler(**SMALL.__dict__)
     reduction = StepReduction(accelerator, model.parameters())
     reduction.start()
-    losses = training.micro_batch_losses(
-        model, batch_of(pair_directory), accelerator, options(pair_directory, tmp_path)
-    )
+    config = options(pair_directory, tmp_path)
+    batch = batch_of(pair_directory)
+    losses = training.losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss)
     losses.sum().backward()
     reduction.add(losses, num_tokens=0)
     totals = reduction.finish(stop=True, elapsed_seconds=0.0)
@@ -69,7 +71,7 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     assert all(not p.grad.any() for p in model.parameters())
 
 
-def test_out_of_memory_is_worked_round_with_the_same_gradient(
+def test_after_out_of_memory_the_gradient_is_the_same(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -77,7 +79,7 @@ def test_out_of_memory_is_worked_round_with_the_same_gradient(
 ) -> None:
     changes = {"steps": 3, "token_budget": 2000, "num_pictures": 0}
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
-    real = training.micro_batch_losses
+    real = training.losses_of_model
 
     def too_large(model: Any, batch: Batch, *rest: Any) -> Tensor:
         losses = real(model, batch, *rest)
@@ -86,7 +88,7 @@ def test_out_of_memory_is_worked_round_with_the_same_gradient(
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return losses
 
-    monkeypatch.setattr(training, "micro_batch_losses", too_large)
+    monkeypatch.setattr(training, "losses_of_model", too_large)
     training.train(options(pair_directory, tmp_path / "halves", **changes), accelerator)
     assert "done again in halves" in (tmp_path / "halves/logs/rank_0.log").read_text()
     for expected, actual in zip(
@@ -99,14 +101,14 @@ def test_out_of_memory_is_worked_round_with_the_same_gradient(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
+def test_a_non_finite_step_is_skipped_and_its_cloud_named(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
     value: float,
 ) -> None:
-    real = training.micro_batch_losses
+    real = training.losses_of_model
     bad: list[str] = []
 
     def spoil(model: Any, batch: Batch, *rest: Any) -> Tensor:
@@ -116,7 +118,7 @@ def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
             losses = losses * torch.tensor([1.0, value, *[1.0] * (len(losses) - 2)])
         return losses
 
-    monkeypatch.setattr(training, "micro_batch_losses", spoil)
+    monkeypatch.setattr(training, "losses_of_model", spoil)
     training.train(options(pair_directory, tmp_path, steps=2, num_pictures=0), accelerator)
     log = (tmp_path / "logs" / "rank_0.log").read_text()
     assert f"step 0 skipped: loss {value:.4g}" in log and f"from {bad[0]}\n" in log
@@ -124,21 +126,21 @@ def test_a_step_with_a_bad_number_is_skipped_and_its_cloud_named(
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
 
 
-def test_bad_numbers_without_end_end_the_run_with_the_last_checkpoint_intact(
+def test_repeated_non_finite_steps_end_the_run_with_the_last_checkpoint_intact(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training.train(options(pair_directory, tmp_path, steps=20), accelerator, stop_after=3)
-    real = training.micro_batch_losses
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    real = training.losses_of_model
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * float("nan"))
     with pytest.raises(TrainingError, match=r"10 steps in a row, .* from train_\d+"):
         training.train(options(pair_directory, tmp_path, steps=20, save_every=100), accelerator)
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
 
 
-def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_choice(
+def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
@@ -166,16 +168,16 @@ def test_a_disk_that_can_not_be_written_is_said_and_training_goes_on_or_ends_by_
     assert (tmp_path / "end" / "checkpoints" / "LATEST").read_text() == "step_2"
 
 
-def test_debugging_names_the_operation_a_bad_gradient_came_from(
+def test_debugging_names_the_operation_that_caused_a_non_finite_gradient(
     pair_directory: Path,
     tmp_path: Path,
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = training.micro_batch_losses
+    real = training.losses_of_model
     monkeypatch.setattr(
-        training, "micro_batch_losses", lambda *given: (real(*given) * 0.0).sqrt() * 0.0
+        training, "losses_of_model", lambda *given: (real(*given) * 0.0).sqrt() * 0.0
     )
     with pytest.raises(RuntimeError, match="SqrtBackward0"):
         training.train(options(pair_directory, tmp_path, debug=True), accelerator)

@@ -1,4 +1,4 @@
-"""What does not end a run, and what must: evaluations, names, replaced data, skipped steps."""
+"""Events that a run survives and events that end it: evaluations, names, data, skipped steps."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "validation" in line]
 
 
-def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_made_at_the_next_start(
+def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_the_next_start(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
     run = options(pair_directory, tmp_path / "run", num_pictures=1)
-    real = Evaluation.run
+    real = Evaluation.records_of
 
     def dies(*given: Any, **named: Any) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(Evaluation, "run", dies)
+    monkeypatch.setattr(Evaluation, "records_of", dies)
     with pytest.raises(MemoryError):
         training.train(run, accelerator)
     assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_3"
 
-    # The next one ends the process after its figures are written.
-    monkeypatch.setattr(Evaluation, "run", real)
+    # The next evaluation ends the process after its metrics are written.
+    monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(training.Monitor, "picture", dies)
         training.train(run, accelerator)
@@ -73,19 +73,19 @@ def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pai
         yield wavy_pair(name, num_points, 3.0, rng)
 
 
-def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
+def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_evaluated(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_out = list(pairs(["good", "other_surface", "bad_resample"]))
     held_out[1].surface = "other.npz"
     write_pairs(pairs(["a", "b", "c"]), held_out, tmp_path / "data", info={})
-    # An archive, as is looked at before a run, but of something else.
+    # A valid archive, which the check before a run accepts, but not of a surface.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
     real, real_picture = evaluation.measure_pairs, pictures.evaluation_picture
 
     def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
-        # As written by hand: `find_bad_samples` may leave such a sample out today or tomorrow.
+        # Set here, because `find_bad_samples` may exclude such a sample from the dataset.
         for cloud, name in enumerate(batch.name):
             if name == "bad_resample":
                 batch.resample[batch.resample_ptr[cloud]] = np.nan
@@ -104,12 +104,12 @@ def test_what_can_not_be_measured_or_drawn_is_told_and_the_rest_is_evaluated(
     )
     log = (run / "logs" / "rank_0.log").read_text()
     assert re.search(r"other.npz: not a surface: .*; its sample has no P2F", log)
-    assert "1 of 3 validation samples can't be measured, the first one bad_resample" in log
+    assert "1 of 3 validation samples can't be measured; the first one, bad_resample" in log
     assert "no picture of good: no font" in log
     lines = evaluations_of(run)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(np.isfinite(line["share_of_midpoints"]) for line in lines)
-    # Of the sample that can't be measured nothing counts, and the model may still be the best.
+    # The sample that can't be measured is not counted, and the model may still be the best.
     assert (run / "model" / "config.json").exists()
 
 
@@ -162,7 +162,7 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
     write(seed=1)
     with pytest.raises(ConfigError, match=r"has changed .*the points of the train pairs.*restore"):
         training.train(config, accelerator)
-    # A source alone, which is not among what is sampled: the digest of all tells it.
+    # Only a source differs, which is not sampled; the digest of all contents differs.
     write(seed=0, change=1)
     with pytest.raises(ConfigError, match=r"has changed .*\(the train pairs\)"):
         training.train(config, accelerator)
@@ -173,13 +173,13 @@ def test_a_dataset_replaced_by_another_of_the_same_sizes_is_refused(
 def test_a_run_that_never_took_a_step_is_a_failure(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = training.micro_batch_losses
+    real = training.losses_of_model
     config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * float("nan"))
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * float("nan"))
     for _ in range(2):  # At the end, and again when the run is found to be over.
         with pytest.raises(TrainingError, match="all 3 steps were skipped"):
             training.train(config, accelerator)
-    monkeypatch.setattr(training, "micro_batch_losses", real)
+    monkeypatch.setattr(training, "losses_of_model", real)
     fine = options(pair_directory, tmp_path / "fine", steps=1, num_pictures=0)
     training.train(fine, accelerator)
 
@@ -187,25 +187,25 @@ def test_a_run_that_never_took_a_step_is_a_failure(
 def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # On the CPU, where the products of loss and scale overflow as those of fp16 do elsewhere.
+    # On the CPU, where the product of loss and scale overflows as in fp16 on other devices.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    real = training.micro_batch_losses
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e36)
+    real = training.losses_of_model
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e36)
     config = options(pair_directory, tmp_path, steps=3, num_pictures=0)
     for _ in range(2):
         with pytest.raises(TrainingError, match="all 3 steps were skipped"):
             training.train(config, accelerator)
     assert accelerator.scaler.get_scale() == 2.0**13
-    # Overflows at first, then steps.
+    # Some steps overflow first, then steps are taken.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    monkeypatch.setattr(training, "micro_batch_losses", lambda *given: real(*given) * 1e34)
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e34)
     fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
     training.train(fine, accelerator)
     state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
     assert 0 < state["skipped"] < 8
 
 
-def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
+def test_an_excessive_learning_rate_is_reported_as_divergence_with_step_and_rate(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     config = options(
@@ -218,7 +218,7 @@ def test_a_learning_rate_beyond_reason_is_told_as_divergence_with_step_and_rate(
     assert "lower --learning-rate" in str(failed.value) and "drop" not in str(failed.value)
 
 
-def test_a_dataset_cut_short_under_a_run_is_named(
+def test_a_dataset_truncated_during_a_run_is_named(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "data"
@@ -242,7 +242,7 @@ def test_a_dataset_cut_short_under_a_run_is_named(
         training.train(config, accelerator)
 
 
-def test_without_stderr_and_in_the_c_locale_a_run_ends_well_in_a_directory_of_any_name(
+def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any_name(
     pair_directory: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "l\u00e4ufe \u7d75"
@@ -262,12 +262,12 @@ def test_without_stderr_and_in_the_c_locale_a_run_ends_well_in_a_directory_of_an
         options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
 
 
-def test_what_nohup_started_outlives_its_terminal() -> None:
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
     code = (
         "import os, signal, time\n"
         "from pointup.training.distributed.preemption import StopRequest\n"
         "with StopRequest() as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.asked_by)\n"
+        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.requested_by)\n"
     )
     asked = {}
     for handler in (signal.SIG_DFL, signal.SIG_IGN):

@@ -1,4 +1,4 @@
-"""The watchdog beside a store that is out of reach."""
+"""The watchdog when its store stops answering."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pointup.training.faults.watchdog import EXIT_HUNG, Heartbeat, Watchdog
 
 
 class VanishingStore:
-    """Answers a few calls, then none: so does that of a host whose power failed."""
+    """Answers a few calls, then none, like the store of a host that lost power."""
 
     def __init__(self, calls: int) -> None:
         self.calls = calls
@@ -38,14 +38,14 @@ class VanishingStore:
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         self.answer()
-        beats = [
+        heartbeats = [
             Heartbeat(1, 7, 3, "reduction", 4711, "host0"),
             Heartbeat(1, 7, 3, "reduction", os.getpid(), platform.node()),
         ]
-        return [json.dumps(asdict(beat)).encode() for beat in beats]
+        return [json.dumps(asdict(heartbeat)).encode() for heartbeat in heartbeats]
 
 
-def test_a_store_that_never_answers_again_holds_no_process_up(
+def test_a_store_that_stops_answering_blocks_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = VanishingStore(calls=4)
@@ -60,16 +60,16 @@ def test_a_store_that_never_answers_again_holds_no_process_up(
 
         def end(status: int, text: str) -> None:
             ended.append((status, text))
-            dog.over.set()
+            dog.closed.set()
 
         monkeypatch.setattr(watchdog, "end_at_once", end)
-        dog.at("reduction")
+        dog.enter_phase("reduction")
         began = time.monotonic()
-        assert dog.over.wait(30)
+        assert dog.closed.wait(30)
         assert time.monotonic() - began > 1.0
     store.released.set()
     ((status, text),) = ended
     assert status == EXIT_HUNG
     first = text.splitlines()[0]
-    assert first.startswith("train.py: error: the training hangs: process 0 stopped; see to host0,")
+    assert first.startswith("train.py: error: the training hangs: process 0 stopped; check host0,")
     assert "Stacks of process 1" in text

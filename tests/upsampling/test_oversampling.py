@@ -12,7 +12,7 @@ from sheets import (
     CPU,
     UTM,
     StoreMaker,
-    assert_tells_of_measured,
+    assert_attributes_of_measured,
     sheet,
     small_model,
     upsample_in_blocks,
@@ -129,6 +129,6 @@ def test_oversampling_is_that_of_the_model_unless_an_option_overrides_it() -> No
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_oversampled_points_refer_to_measured_points(originals: bool) -> None:
-    assert_tells_of_measured(
+    assert_attributes_of_measured(
         4.0, originals, farthest=1.2, at_least=400, to_parent=2, oversampling=3.0
     )

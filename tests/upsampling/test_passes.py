@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import UTM, StoreMaker, assert_tells_of_measured, sheet, small_model, upsample_in_blocks
+from sheets import (
+    UTM,
+    StoreMaker,
+    assert_attributes_of_measured,
+    sheet,
+    small_model,
+    upsample_in_blocks,
+)
 
 from pointup import upsample
 from pointup.upsampling.options import UpsampleOptions, pass_ratios
@@ -56,7 +63,7 @@ def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) ->
 
 @pytest.mark.parametrize("originals", [True, False])
 def test_points_of_all_passes_refer_to_measured_points(originals: bool) -> None:
-    assert_tells_of_measured(16.0, originals, farthest=1.5, at_least=2000, to_parent=3)
+    assert_attributes_of_measured(16.0, originals, farthest=1.5, at_least=2000, to_parent=3)
 
 
 def test_density_takes_a_second_pass_where_a_place_is_very_sparse() -> None:

@@ -21,7 +21,7 @@ from pointup.training.run_directory.checkpoint import (
     offer_instead_of,
     whole_checkpoints,
 )
-from pointup.training.run_directory.lock import look_at
+from pointup.training.run_directory.lock import inspect_lock
 
 OLD_SECONDS = 600.0
 """Seconds without a new line of metrics after which a running training may hang."""
@@ -56,7 +56,7 @@ def lock_finding(path: Path) -> tuple[Finding, bool]:
     """The state of the lock, and whether the run is training now."""
     if not path.is_file() or not path.stat().st_size:
         return ok("lock", "free: the run is not training"), False
-    holder, is_held = look_at(path)
+    holder, is_held = inspect_lock(path)
     who = "process {pid} on {host}, since {since}".format_map(holder) if holder else "a process"
     if is_held:
         return ok("lock", f"held by {who}: the run is training"), True

@@ -1,1 +1,1 @@
-"""The processes of a run: devices, process group, signals and the reduction of gradients."""
+"""Processes of a run: Accelerator, devices, process group, signals, reduction of gradients."""

@@ -1,11 +1,10 @@
-"""From the launcher's options to an Accelerator that honours them, or a clear error."""
+"""Creates and validates the Accelerator of a run."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import resource
 import sys
 import warnings
 from pathlib import Path
@@ -23,7 +22,7 @@ from pointup.training.distributed.devices import device_module, prepare_devices
 from pointup.training.distributed.preemption import ending_with_launcher
 from pointup.training.distributed.process_group import join_group, world_size
 
-# What is left out shards weights or drives the loop itself, which a fused reduction can't honour.
+# Other types shard the weights or drive the training loop; `StepReduction` supports neither.
 DATA_PARALLEL = (
     DistributedType.NO,
     DistributedType.MULTI_CPU,
@@ -36,9 +35,9 @@ DATA_PARALLEL = (
 
 
 def fix_order_of_sums() -> None:
-    """Make products of matrices the same on any number of threads, where MKL computes them.
+    """Make matrix products independent of the number of threads, if MKL computes them.
 
-    To be called before the first product, when MKL reads it.
+    Call this before the first matrix product, at which MKL reads the setting.
     """
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
@@ -46,23 +45,23 @@ def fix_order_of_sums() -> None:
 def make_accelerator(
     output_dir: Path, log_with: tuple[str, ...] = (), collective_timeout_minutes: float = 20.0
 ) -> Accelerator:
-    """The Accelerator that the launcher's configuration asks for.
+    """The Accelerator for the launcher's configuration.
 
-    Raises ConfigError when fewer processes were started than asked for, or more than there are
-    devices, for a kind of parallelism other than plain data parallelism, for accumulation steps of
+    Raises ConfigError if fewer processes were started than requested, if there are more processes
+    than devices, for parallelism other than plain data parallelism, for accumulation steps set in
     the launcher, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
     unknown = [name for name in log_with if name not in LoggerType.list()]
     if unknown:
         known = ", ".join(LoggerType.list())
-        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose of {known}")
+        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose from {known}")
     check_accumulation()
     prepare_devices()
-    # Accelerate always passes it; nothing here depends on it.
+    # Accelerate always passes this argument; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():
-        # With a timeout of its own: Accelerate drops one of 600 s, and gloo's is then 30 minutes.
+        # Accelerate ignores a timeout of 600 s, and gloo's default of 30 minutes would apply.
         join_group(collective_timeout_minutes)
         accelerator = Accelerator(
             log_with=list(log_with) or None,
@@ -76,10 +75,10 @@ def make_accelerator(
         )
     backend = accelerator.state.dynamo_plugin.backend
     if backend != DynamoBackend.NO:
-        # It can't follow searches in trees; around them it made no step shorter.
+        # torch.compile can't trace tree searches; around them it made no step shorter.
         raise ConfigError(
-            f"dynamo_backend {backend.value} is not supported: torch.compile gains nothing here; "
-            "leave out dynamo_config, or answer no to it in `accelerate config`"
+            f"dynamo_backend {backend.value} is not supported: torch.compile makes no step faster "
+            "here; leave out dynamo_config, or answer no to it in `accelerate config`"
         )
     world = world_size()
     if accelerator.num_processes != world:
@@ -90,8 +89,11 @@ def make_accelerator(
     return accelerator
 
 
-def check_closely() -> None:
-    """Have the libraries check and tell what they can; to be called before `make_accelerator`."""
+def enable_debug_checks() -> None:
+    """Enable the debug checks of Accelerate, torch.distributed and NCCL (`--debug`).
+
+    Call this before `make_accelerator`.
+    """
     os.environ["ACCELERATE_DEBUG_MODE"] = "true"
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     os.environ.setdefault("NCCL_DEBUG", "INFO")
@@ -100,24 +102,24 @@ def check_closely() -> None:
 
 
 def check_number_of_processes() -> None:
-    """Refuse to run alone where `accelerate launch` was asked for several processes.
+    """Raise ConfigError if `accelerate launch` started one process instead of several.
 
-    On CPUs the launcher starts a single process for `--cpu --num_processes 2` and for
-    distributed_type MULTI_CPU, and says nothing.
+    On CPUs the launcher silently starts a single process for `--cpu --num_processes 2` and for
+    distributed_type MULTI_CPU.
     """
     if "WORLD_SIZE" in os.environ:
         return
     parent = psutil.Process().parent()
-    asked = processes_asked_for(parent.cmdline()) if parent else 1
-    if asked > 1:
+    requested = processes_requested(parent.cmdline()) if parent else 1
+    if requested > 1:
         raise ConfigError(
-            f"accelerate launch was asked for {asked} processes but started 1; use "
+            f"accelerate launch was to start {requested} processes but started 1; use "
             "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
         )
 
 
 def check_accumulation() -> None:
-    """Refuse accumulation steps that the launcher was given: Accelerate would divide by them."""
+    """Raise ConfigError if the launcher sets accumulation steps, by which Accelerate divides."""
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps != "1":
         raise ConfigError(
@@ -126,8 +128,8 @@ def check_accumulation() -> None:
         )
 
 
-def processes_asked_for(command: list[str]) -> int:
-    """Number of processes that an `accelerate launch` command line asks for; 1 for any other."""
+def processes_requested(command: list[str]) -> int:
+    """Number of processes that an `accelerate launch` command line requests; 1 for any other."""
     words = [Path(word).name for word in command]
     if "accelerate-launch" in words:
         arguments = command[words.index("accelerate-launch") + 1 :]
@@ -146,19 +148,23 @@ def processes_asked_for(command: list[str]) -> int:
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:
-    """Seed dropout as a function of the place in training alone.
+    """Seed dropout as a function of seed, step and slot alone.
 
-    The same micro-batch then draws the same numbers on whatever process it runs, and a continued
-    run has no generator to restore.
+    So a micro-batch draws the same numbers on every process, and a continued run has no generator
+    state to restore.
     """
     state = np.random.SeedSequence([seed, step, slot]).generate_state(1, np.uint64)
     torch.manual_seed(int(state[0]))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory this process has held: on the device, or of the machine where it can't tell."""
+    """Peak memory of this process on the device, or its resident set if the device has no count."""
     module = device_module(device)
     if module is not None:
         return int(module.max_memory_allocated(device))
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # Windows has none.
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,4 +1,4 @@
-"""Asked to stop: by a signal, once for a tidy end at the next step, twice for an immediate one."""
+"""Preemption: stops a run at its next step after a signal or the death of its launcher."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from pointup.terminal import print_error
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 ECHO_SECONDS = 0.7
-"""Time within which a second SIGINT is the first one again: a Ctrl-C reaches a process both from
+"""A second SIGINT within this time counts as the first one, because Ctrl-C reaches a process from
 its terminal and from its launcher."""
 EXIT_INTERRUPTED = 130
 LAUNCHER = os.getppid()
-"""Process that started this one, as of the import of this module, early in the start."""
-MAY_LAUNCH = ("python", "accelerate", "torchrun")
-"""Words in the command of a launcher, by which one is told from what adopts orphans."""
-LAUNCHERS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
-"""Variables that tell a process that a launcher started it."""
+"""Parent process at the import of this module, early in the start."""
+LAUNCHER_WORDS = ("python", "accelerate", "torchrun")
+"""Words in the command line of a launcher, in contrast to that of a process that adopts orphans."""
+LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
+"""Environment variables that a launcher sets for its processes."""
 
 
 class StopRequest:
-    """Whether this process was asked to stop by a signal of `SIGNALS`, or its launcher's death.
+    """Whether a stop was requested, by a signal of `SIGNALS` or by the death of the launcher.
 
-    As a context manager it takes these signals over and gives them back at the end. The request
-    is only noted: the processes agree on it in the reduction of their next step, save, and end
-    together. A second SIGINT ends at once. A launcher that dies leaves nothing running: its
-    processes are asked to stop, and end in any case within `grace_seconds`.
+    The context manager handles these signals and restores the previous handlers at its exit. It
+    only records the request: the processes share it in the reduction of their next step, save, and
+    end together. A second SIGINT ends the process at once. After the death of the launcher the
+    processes end within `grace_seconds` even if no step completes.
     """
 
     def __init__(self, grace_seconds: float = 30.0) -> None:
         self.grace_seconds = grace_seconds
-        self.asked_by: str | None = None
-        self.asked_at = 0.0
-        self.over = threading.Event()
+        self.requested_by: str | None = None
+        self.requested_at = 0.0
+        self.released = threading.Event()
         self.previous: dict[int, object] = {}
         self.previous_wakeup = -1
         self.sockets: tuple[socket.socket, socket.socket] | None = None
 
     @property
-    def asked(self) -> bool:
-        return self.asked_by is not None
+    def requested(self) -> bool:
+        return self.requested_by is not None
 
     def __enter__(self) -> StopRequest:
-        self.over.clear()
-        # Python sets signal handlers in the main thread alone.
+        self.released.clear()
+        # Python sets signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            # Handlers run between two bytecodes of the main thread, which may be waiting in a
-            # collective for ever. The number of the signal comes through a socket at once.
+            # Handlers run between two bytecodes of the main thread, which may wait in a collective
+            # forever. The wakeup socket delivers the number of the signal at once.
             self.sockets = socket.socketpair()
             self.sockets[1].setblocking(False)
             self.previous_wakeup = signal.set_wakeup_fd(self.sockets[1].fileno())
             start_thread("signals", self.listen)
             for name in SIGNALS:
                 number = getattr(signal, name, None)
-                # What was started by nohup is to outlive its terminal.
+                # A process started by nohup must outlive its terminal.
                 if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
-                    self.previous[number] = signal.signal(number, ignore_here)
-        if any(name in os.environ for name in LAUNCHERS):
+                    self.previous[number] = signal.signal(number, do_nothing)
+        if any(name in os.environ for name in LAUNCHER_VARIABLES):
             start_thread("launcher", self.watch_launcher)
         return self
 
@@ -76,7 +76,7 @@ class StopRequest:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.over.set()
+        self.released.set()
         for number, handler in self.previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self.previous = {}
@@ -93,63 +93,63 @@ class StopRequest:
                 for number in numbers:
                     # A data worker, forked from this process, writes its signals here too.
                     if number in self.previous:
-                        self.note(signal.Signals(number).name)
+                        self.request(signal.Signals(number).name)
 
-    def note(self, name: str) -> None:
-        """Ask to stop, for the reason of this name."""
+    def request(self, name: str) -> None:
+        """Request a stop; `name` is the signal or another reason."""
         now = time.monotonic()
-        if name == self.asked_by == "SIGINT" and now - self.asked_at > ECHO_SECONDS:
-            end_at_once(EXIT_INTERRUPTED, "interrupted twice: ended without saving")
-        self.asked_by, self.asked_at = name, now
+        if name == self.requested_by == "SIGINT" and now - self.requested_at > ECHO_SECONDS:
+            end_at_once(EXIT_INTERRUPTED, "second interrupt: ended without saving")
+        self.requested_by, self.requested_at = name, now
 
     def watch_launcher(self) -> None:
-        while not self.over.wait(1.0):
+        while not self.released.wait(1.0):
             if launcher_is_gone():
-                self.note("the launcher's death")
-                if not self.over.wait(self.grace_seconds):
-                    end_at_once(1, "the launcher is gone, and no step was ended since")
+                self.request("the launcher's death")
+                if not self.released.wait(self.grace_seconds):
+                    end_at_once(1, "the launcher is gone, and no step has completed since")
                 return
 
 
 def launcher_is_gone() -> bool:
-    """Whether the process that started this one has ended, be it before this one could look."""
+    """Whether the process that started this one has ended, even before this module's import."""
     parent = os.getppid()
     if parent != LAUNCHER:
         return True
-    # In a container the launcher itself may be the first process.
+    # In a container the launcher itself may be process 1.
     try:
         name, command = psutil.Process(parent).name(), psutil.Process(parent).cmdline()
     except psutil.Error:
-        return False  # Hidden from this user: the parent changes when the launcher dies.
+        return False  # Hidden from this user; the parent changes when the launcher dies.
     adopts = parent == 1 or name == "systemd"
-    return adopts and not any(word in " ".join(command) for word in MAY_LAUNCH)
+    return adopts and not any(word in " ".join(command) for word in LAUNCHER_WORDS)
 
 
 @contextmanager
 def ending_with_launcher() -> Iterator[None]:
-    """End this process when its launcher dies during a start, before there is anything to save.
+    """End this process if its launcher dies during the start, before there is anything to save.
 
-    What waits for the launcher's store would else do so for many minutes.
+    Without this, the process would wait for the launcher's store for many minutes.
     """
-    over = threading.Event()
+    started = threading.Event()
 
     def watch() -> None:
         while not launcher_is_gone():
-            if over.wait(0.5):
+            if started.wait(0.5):
                 return
-        if not over.is_set():
+        if not started.is_set():
             end_at_once(1, "the launcher is gone, and training has not begun")
 
-    if any(name in os.environ for name in LAUNCHERS):
+    if any(name in os.environ for name in LAUNCHER_VARIABLES):
         start_thread("launcher", watch)
     try:
         yield
     finally:
-        over.set()
+        started.set()
 
 
-def ignore_here(number: int, frame: FrameType | None) -> None:
-    """The handler proper: what is to be done is done by `StopRequest.listen`."""
+def do_nothing(number: int, frame: FrameType | None) -> None:
+    """Python's signal handler; `StopRequest.listen` handles the signal."""
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
@@ -159,7 +159,7 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 def end_at_once(status: int, message: str) -> None:
-    """End this process and its data workers now, whatever its main thread is doing."""
+    """End this process and its data workers now, even if the main thread is blocked."""
     if message:
         print_error(message)
     for worker in multiprocessing.active_children():

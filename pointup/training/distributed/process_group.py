@@ -1,4 +1,4 @@
-"""The group of processes: formed anew at every restart, with a store beside its collectives."""
+"""Forms the process group, anew at every restart, and connects to its key-value store."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pointup.training.distributed.network_interface import choose_interface
 logger = logging.getLogger("pointup")
 
 LAUNCHED_WITH = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What a launcher tells each of several processes, beside their number."""
+"""Environment variables that a launcher sets for several processes, beside WORLD_SIZE."""
 STORE_SECONDS = 30.0
-"""Time within which the store answers, or is taken for dead."""
+"""Timeout of the store."""
 
 
 def world_size() -> int:
-    """How many processes were launched; ConfigError where the environment tells no number."""
+    """Number of launched processes; raises ConfigError if WORLD_SIZE is not a positive number."""
     text = os.environ.get("WORLD_SIZE", "1")
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"WORLD_SIZE is {text!r}; unset it, or start by `accelerate launch`")
@@ -32,11 +32,11 @@ def world_size() -> int:
 
 
 def join_group(collective_timeout_minutes: float) -> None:
-    """Form the process group that the launcher's environment describes, unless it is of one.
+    """Form the process group that the launcher's environment describes; none for one process.
 
-    `--max_restarts` alone fails at every restart: the launcher's store outlives the attempt, and
+    With `--max_restarts` alone every restart fails: the launcher's store outlives the attempt, and
     the new processes read the addresses of the dead ones from it (pytorch #135712). Here every
-    attempt has keys of its own. Raises TrainingError when the processes don't meet.
+    attempt uses its own keys. Raises TrainingError if the processes can't connect.
     """
     if world_size() == 1 or dist.is_initialized():
         return
@@ -63,26 +63,25 @@ def join_group(collective_timeout_minutes: float) -> None:
         )
     except RuntimeError as error:
         raise TrainingError(
-            f"process {os.environ['RANK']} on {platform.node()} does not meet the others "
-            f"({str(error).splitlines()[0]}); start the command on every machine, and see to the "
-            "network between them: `-m pointup doctor` under the same launcher checks it"
+            f"process {os.environ['RANK']} on {platform.node()} can't connect to the others "
+            f"({str(error).splitlines()[0]}); start the command on every machine, and check the "
+            "network between them with `-m pointup doctor` under the same launcher"
         ) from error
 
 
 def connect_store(
     timeout: timedelta = timedelta(seconds=STORE_SECONDS), may_serve: bool = False
 ) -> dist.Store | None:
-    """A connection of its own to the store of this attempt; None for a process alone.
+    """A new connection to the store of this attempt; None for a single process.
 
-    A client answers one call at a time, so that a thread beside the training needs another one
-    than the collectives. With `may_serve` the first process keeps the store where the launcher
-    doesn't.
+    A client handles one call at a time, so a thread beside the training needs its own connection.
+    With `may_serve` the first process hosts the store if the launcher doesn't.
     """
     if world_size() == 1:
         return None
     launcher_serves = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if launcher_serves:
-        # It is there already, or the launcher is gone.
+        # The store exists already, or the launcher is gone.
         timeout = min(timeout, timedelta(seconds=2 * STORE_SECONDS))
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
@@ -97,15 +96,15 @@ def connect_store(
 
 
 def report_error(message: str) -> None:
-    """Print on stderr what ended this process; what several processes have in common, once.
+    """Print the error that ended this process on stderr; a message of several processes only once.
 
-    The log of the process gets the traceback.
+    The log of the process has the traceback.
     """
     logger.debug("the run ends with an error", exc_info=True)
     try:
         store = connect_store(timedelta(seconds=2))
-        said = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False
+        is_printed = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False
     except (RuntimeError, KeyError, ValueError, ConfigError):
-        said = False
-    if not said:
+        is_printed = False
+    if not is_printed:
         print_error(message)

@@ -1,4 +1,4 @@
-"""One reduction a step: gradients, counts and flags of all processes in a single all-reduce."""
+"""Reduces gradients, counts and flags of all processes in one all-reduce per optimizer step."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from torch_geometric.data import Batch
 from pointup.geometry.packed import widest_float
 
 NOTABLE = 0.02
-"""Share of a step that waiting may take before it is said to limit it."""
+"""Share of the step time above which waiting is reported as the limit of the step."""
 
 
 @dataclass(frozen=True)
 class StepTotals:
-    """What all processes together did in one optimizer step."""
+    """Totals of one optimizer step over all processes."""
 
     num_clouds: int
-    """Clouds with weight one; the gradient is divided by their number."""
+    """Clouds of the step; the gradient is divided by their number."""
     num_tokens: int
     loss: float
     """Mean loss of a cloud."""
     stop: bool
-    """Whether any process was asked to stop; all of them then do, after this very step."""
+    """Whether a stop was requested on any process; all processes stop after this step."""
     elapsed_seconds: float
-    """Length of the run so far by the main process's clock, the same for all."""
+    """Training time of the run so far by the clock of the main process."""
     busy_seconds: tuple[float, ...]
-    """Time each process spent on its own micro-batches."""
+    """Time that each process spent on its own micro-batches."""
     data_wait_seconds: tuple[float, ...]
-    """Time each process waited for its data."""
+    """Time that each process waited for data."""
     out_of_memory: int
-    """How often memory ran out in this step, on all processes together."""
+    """Out-of-memory errors in this step, on all processes."""
     data_seconds: Mapping[str, float]
-    """Time that each stage of making this process's batches took, whoever did it meanwhile."""
+    """Time of each stage of making this process's batches, in this process or in its workers."""
 
     @property
     def idle_fraction(self) -> float:
-        """Share of the processes' time spent waiting for the slowest one."""
+        """Share of the processes' time spent waiting for the slowest process."""
         slowest = max(self.busy_seconds)
         return 1.0 - sum(self.busy_seconds) / (len(self.busy_seconds) * slowest) if slowest else 0.0
 
     @property
     def limited_by(self) -> str:
-        """What a faster step needs: the slowest stage of making batches, if they are waited for;
-        "other processes", if they are; else "training"."""
+        """What limits the speed of the step: the slowest stage of making batches if a process waits
+        for data; "other processes" if it waits for them; else "training"."""
         waits = max(self.data_wait_seconds)
         if waits > NOTABLE * (waits + max(self.busy_seconds)):
             return max(
@@ -60,14 +60,14 @@ class StepTotals:
 
 
 class StepReduction:
-    """Sum the gradients of a window of micro-batches over all processes, exactly.
+    """Sums the gradients of a step's micro-batches over all processes, exactly.
 
-    The gradient of a step is the sum over all its clouds divided by their number, however they
-    were dealt to processes and micro-batches. Sums are kept in float64 (float32 on devices
-    without it): each micro-batch's gradient is the same float32 numbers wherever it is computed,
-    and in float64 the order of addition no longer shows in the rounded result, so that 1 process
-    x 4 accumulation steps and 4 x 1 train the same model. A parameter without gradient counts as
-    zero, so that an empty micro-batch hangs nobody.
+    The gradient of a step is the sum over all its clouds, divided by their number, for any
+    assignment of clouds to processes and micro-batches. Sums are in float64 (float32 on devices
+    without it): the float32 gradient of a micro-batch is the same on every process, and in float64
+    the order of addition doesn't change the rounded result. So 1 process x 4 accumulation steps
+    and 4 x 1 train the same model. A parameter without a gradient counts as zero, so an empty
+    micro-batch can't block the other processes.
     """
 
     def __init__(self, accelerator: Accelerator, parameters: Iterable[nn.Parameter]) -> None:
@@ -75,8 +75,8 @@ class StepReduction:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.sizes = [p.numel() for p in self.parameters]
         self.num_weights = sum(self.sizes)
-        # Behind the gradients: sum of losses, clouds, tokens, stop, elapsed, times out of memory,
-        # two times a process.
+        # After the gradients: sum of losses, clouds, tokens, stop, elapsed seconds, out-of-memory
+        # errors, and two durations per process.
         self.buffer = torch.zeros(
             self.num_weights + 6 + 2 * accelerator.num_processes,
             dtype=widest_float(accelerator.device),
@@ -87,31 +87,31 @@ class StepReduction:
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
-        # Of each micro-batch: names, losses, and the sum of all sums with it.
+        # Of each micro-batch: names, losses, and the total of the buffer after it.
         self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
 
     def start(self) -> None:
-        """Forget the last window, and the gradients that it left in the parameters."""
+        """Start a step: clear all sums, and the gradients of the parameters."""
         self.buffer.zero_()
         self.micro_batches = []
-        self.forget()
+        self.drop_gradients()
         self.num_clouds = self.num_tokens = 0
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds = Counter()
         self.out_of_memory = 0
 
-    def forget_failure(self) -> None:
-        """Take away the gradients of an attempt that ran out of memory, and count it."""
-        self.forget()
+    def drop_failed(self) -> None:
+        """Drop the gradients of a micro-batch that ran out of memory, and count the error."""
+        self.drop_gradients()
         self.out_of_memory += 1
 
-    def forget(self) -> None:
-        """Take away the gradients in the parameters, without adding them."""
+    def drop_gradients(self) -> None:
+        """Clear the gradients of the parameters without adding them to the sum."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
-        """The next batch; the time until it is there counts as waiting for data."""
+        """The next batch; counts the time until it arrives as waiting for data."""
         began = time.monotonic()
         batch = next(batches)
         self.data_wait_seconds += time.monotonic() - began
@@ -119,17 +119,16 @@ class StepReduction:
         return batch
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count the time spent inside as this process's own work."""
+    def timed_work(self) -> Iterator[None]:
+        """Count the time of the `with` block as this process's own work."""
         began = time.monotonic()
         yield
         self.busy_seconds += time.monotonic() - began
 
     def add(self, losses: Tensor, num_tokens: int, names: Sequence[str] = ()) -> None:
-        """Add a micro-batch after its backward pass, and take its gradients away.
+        """Add the gradients of a micro-batch after its backward pass, and clear them.
 
-        Shapes: `losses` (B,), one of each cloud of these `names`, whose sum was propagated
-        backward.
+        `losses` (B,) has the loss of each cloud in `names`; the backward pass was of their sum.
         """
         losses = losses.detach()
         parts = [
@@ -137,18 +136,19 @@ class StepReduction:
             for parameter, size in zip(self.parameters, self.sizes, strict=True)
         ]
         sums = self.buffer[: self.num_weights + 1]
-        # One by one they would take a launch each, most of them for a few dozen numbers.
+        # Concatenated, because one addition per parameter would launch a kernel for a few numbers.
         sums += torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
-        self.forget()
+        self.drop_gradients()
         self.num_clouds += len(losses)
         self.num_tokens += num_tokens
-        # Not looked at here: that would wait for the device.
+        # Not read here, because that would synchronise with the device.
         self.micro_batches.append((list(names), losses, sums.sum()))
 
     def non_finite_clouds(self) -> list[str]:
-        """Clouds of this process that a non-finite number of this step came from.
+        """Clouds of this process that may have caused a non-finite loss or gradient in this step.
 
-        Those whose loss is non-finite; else all of the first micro-batch whose gradient is.
+        These are the clouds with a non-finite loss, or else all clouds of the first micro-batch
+        with a non-finite gradient.
         """
         bad = [
             name
@@ -160,14 +160,15 @@ class StepReduction:
         return bad or next(first, [])
 
     def finish(self, stop: bool, elapsed_seconds: float) -> StepTotals:
-        """Sum over the processes and leave the step's gradient in the parameters.
+        """Sum over the processes and set the gradients of the parameters to those of the step.
 
-        Every process must call this once a step; it is the step's only collective.
+        Every process must call this once per step; it is the only collective of a step. `stop`
+        says whether a stop was requested on this process.
         """
         num_processes, rank = self.accelerator.num_processes, self.accelerator.process_index
         if self.accelerator.device.type != "cpu":
-            # Work on the device is over only now; the reduction would wait for it anyway.
-            with self.working():
+            # The reduction would wait for the device anyway; here the wait counts as work.
+            with self.timed_work():
                 torch.accelerator.synchronize()
         tail = [0.0] * (5 + 2 * num_processes)
         tail[:5] = (

@@ -1,1 +1,1 @@
-"""What a run detects and survives: hangs, lack of memory, non-finite steps."""
+"""Failure handling of a run: hangs, out-of-memory errors, non-finite steps, diverging processes."""

@@ -1,4 +1,4 @@
-"""How much memory a process may use, and how much a piece of work takes."""
+"""Measures the memory that a process may use, and the peak memory of a piece of work."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 from pointup.errors import ConfigError
 from pointup.training.distributed.devices import device_module
 
-SECONDS_BETWEEN_LOOKS = 0.004
+SECONDS_BETWEEN_SAMPLES = 0.004
 CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Limit, usage, and the reclaimable part of usage, of control groups of version 2 and 1."""
+"""Files of limit and usage, and key of the reclaimable usage, in control groups v2 and v1."""
 
 
 def memory_limit(device: torch.device, num_local_processes: int) -> int:
-    """Bytes that `PeakMemory` may show at most: what this process holds, and its share of the rest.
+    """Upper limit in bytes for `PeakMemory`: the memory of this process plus its share of the rest.
 
-    Of the device's free memory, or on the CPU of what the machine and the control groups of this
-    process (containers, batch systems) have left, divided among the processes on this machine.
-    Raises ConfigError for a device that can't be asked.
+    The rest is the free memory of the device. On the CPU it is the free memory of the machine and
+    of the control groups of this process (containers, batch systems), divided by the number of
+    processes on this machine. Raises ConfigError for a device that doesn't report its memory.
     """
     module = device_module(device)
     if module is not None:
@@ -44,7 +44,7 @@ def memory_limit(device: torch.device, num_local_processes: int) -> int:
 def room_in_control_groups(
     membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> list[int]:
-    """Bytes left in each control group, of either version, that this process is limited by."""
+    """Free bytes of each control group (v1 or v2) that limits this process."""
     if not membership.exists():
         return []
     rooms = []
@@ -54,7 +54,7 @@ def room_in_control_groups(
             continue
         top = root / controllers
         group = top / path.lstrip("/")
-        # In a container its own group is the top one, whatever the path says.
+        # In a container, the container's group is mounted at the top, whatever the path says.
         for folder in [group, *group.parents]:
             if folder.is_relative_to(top):
                 rooms += room_in(folder)
@@ -75,14 +75,16 @@ def room_in(folder: Path) -> list[int]:
 
 
 class PeakMemory:
-    """Most memory held while its `with` block runs, as `bytes`: by the allocator of the device,
-    gaps between tensors and all, or resident of this process, looked at every few milliseconds,
-    for the CPU."""
+    """Peak memory of its `with` block, as `bytes`.
+
+    On a device this is the memory that the allocator reserved, including gaps between tensors. On
+    the CPU it is the resident set of this process, sampled every few milliseconds.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.module, self.bytes = device, device_module(device), 0
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.look, name="memory", daemon=True)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.sample, name="memory", daemon=True)
 
     def __enter__(self) -> PeakMemory:
         gc.collect()
@@ -103,14 +105,14 @@ class PeakMemory:
             self.module.synchronize(self.device)
             self.bytes = self.module.max_memory_reserved(self.device)
         else:
-            self.over.set()
+            self.ended.set()
             self.thread.join()
 
-    def look(self) -> None:
+    def sample(self) -> None:
         process = psutil.Process()
         while True:
             self.bytes = max(self.bytes, process.memory_info().rss)
-            if self.over.wait(SECONDS_BETWEEN_LOOKS):
+            if self.ended.wait(SECONDS_BETWEEN_SAMPLES):
                 return
 
 
@@ -119,5 +121,5 @@ def in_gb(num_bytes: float) -> str:
 
 
 def num_local_processes(num_processes: int) -> int:
-    """Processes of this run on this machine, as the launcher tells; all where it doesn't."""
+    """Processes of this run on this machine, from the launcher's environment; else all of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))

@@ -1,4 +1,4 @@
-"""All processes train the same: compared in one small reduction, before anything can diverge."""
+"""Consistency check: all processes have the same options, code, packages, data and batch plan."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from pointup.training.fingerprint import sampled
 MAY_DIFFER = frozenset(
     {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
 )
-"""Options that may differ from one process to another. Of data it is the samples that count."""
+"""Options that may differ between processes. For `data`, the samples are compared instead."""
 PACKAGES = ("torch", "accelerate", "torch-geometric", "numpy", "datasets")
 
 
 def check_consistency(accelerator: Accelerator, facts: Mapping[str, Any]) -> None:
-    """Raise TrainingError, on every process, unless `facts` are the same on all of them.
+    """Raise TrainingError, on every process, unless `facts` are the same on all processes.
 
-    Facts are plain JSON values; every process must call this with the same names. They are
-    compared by a checksum each in one gather of a few bytes; only when some differ are they sent
-    whole, for a message that says which process differs in what.
+    Facts are JSON values; every process must call this with the same names. One gather of a few
+    bytes compares a checksum per fact. Only if some differ, the facts themselves are gathered, for
+    a message that says which process differs, and in what.
     """
     if accelerator.num_processes == 1:
         return
@@ -48,7 +48,10 @@ def check_consistency(accelerator: Accelerator, facts: Mapping[str, Any]) -> Non
 
 
 def differences(everyone: list[tuple[str, dict[str, str]]]) -> list[str]:
-    """A line for each fact of each process, (host, facts), that is not what most of them have."""
+    """A line for each fact in which a process differs from the majority.
+
+    `everyone` has (host, facts as JSON) of each process.
+    """
     lines = []
     for name in everyone[0][1]:
         counts = Counter(facts[name] for _, facts in everyone)
@@ -76,7 +79,7 @@ def detail(here: Any, there: Any) -> str:
 
 
 def facts_of_start(config: TrainConfig) -> dict[str, Any]:
-    """What must be the same before anything else is done."""
+    """Facts that are compared at the start of a run."""
     options = {name: value for name, value in as_dict(config).items() if name not in MAY_DIFFER}
     return {
         "options": options,
@@ -86,7 +89,7 @@ def facts_of_start(config: TrainConfig) -> dict[str, Any]:
 
 
 def facts_of_epoch(sampler: TokenBudgetBatchSampler, data: TrainingData) -> dict[str, Any]:
-    """What must be the same before the first step of an epoch."""
+    """Facts that are compared before the first step of an epoch."""
     return {
         "dataset": {"train": sampled(data.train), "validation": sampled(data.validation)},
         "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},

@@ -1,4 +1,4 @@
-"""Steps with a non-finite loss or gradient: skipped on all processes alike, a few in a row."""
+"""Skips steps with a non-finite loss or gradient on all processes, and ends a run after several."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from pointup.errors import TrainingError
 logger = logging.getLogger("pointup")
 
 MAX_NON_FINITE_STEPS = 10
-"""Bad steps in a row after which a run ends."""
-
-
+"""Non-finite steps in a row after which a run ends."""
 MAX_NAMED = 8
+"""Clouds that a message names at most."""
 
 
 class NonFiniteSteps:
-    """Judges each step by its loss and gradient, which are the same on every process."""
+    """Decides whether a step is taken, by its loss and gradient, the same on every process."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.in_a_row = 0
         self.suspects: set[str] = set()
-        """Clouds that all of the bad steps in a row have in common."""
+        """Clouds that all non-finite steps in a row have in common."""
 
     def may_step(
         self,
@@ -37,19 +36,19 @@ class NonFiniteSteps:
         learning_rate: float,
         non_finite_clouds: Callable[[], list[str]],
     ) -> bool:
-        """Whether the optimizer may take this step; every process must ask.
+        """Whether the optimizer may take this step; every process must call this.
 
-        `non_finite_clouds()` names the clouds of this process that a non-finite number came from;
-        the log lists those of all processes. Raises TrainingError after `MAX_NON_FINITE_STEPS` in a
-        row, naming step and learning rate.
+        `non_finite_clouds()` returns the names of this process's clouds that may have caused a
+        non-finite number; the log lists those of all processes. Raises TrainingError, with step and
+        learning rate, after `MAX_NON_FINITE_STEPS` in a row.
         """
         scaler = self.accelerator.scaler
         if math.isfinite(loss) and math.isfinite(grad_norm):
             self.in_a_row = 0
             return True
         if scaler is not None and math.isfinite(loss) and scaler.get_scale() >= 1.0:
-            # With fp16 gradients overflow now and then; the scaler skips such a step by itself,
-            # and halves its scale. Where they are not finite at a scale below 1, it isn't that.
+            # fp16 gradients overflow now and then; the scaler then skips the step and halves its
+            # scale. At a scale below 1, overflow by scaling is not the cause.
             return True
         self.in_a_row += 1
         everyones = sorted(set(gather_object(non_finite_clouds())))
@@ -61,7 +60,7 @@ class NonFiniteSteps:
             )  # fmt: skip
         if self.in_a_row == MAX_NON_FINITE_STEPS:
             if self.suspects:
-                remedy = f"all of them from {named(sorted(self.suspects))}: look at these clouds"
+                remedy = f"all of them from {named(sorted(self.suspects))}: check these clouds"
             else:
                 remedy = (
                     "from other clouds each time: training has diverged; lower --learning-rate, in "
@@ -70,13 +69,13 @@ class NonFiniteSteps:
             raise TrainingError(
                 f"{MAX_NON_FINITE_STEPS} steps in a row, the last one step {step} at learning rate "
                 f"{learning_rate:.3g} from {named(everyones)}, had a non-finite loss or gradient, "
-                f"{remedy}; the last checkpoint is as it was"
+                f"{remedy}; the last checkpoint is unchanged"
             )
-        # The scaler must see a bad step too, to be ready for the next one.
+        # The scaler must process a non-finite step too; otherwise its next step fails.
         return scaler is not None
 
 
 def named(clouds: list[str]) -> str:
-    """The names of clouds for a message, of many of them the first ones."""
+    """The names of clouds for a message, at most MAX_NAMED."""
     more = f" and {len(clouds) - MAX_NAMED} more" if len(clouds) > MAX_NAMED else ""
     return ", ".join(clouds[:MAX_NAMED]) + more or "no cloud in particular"

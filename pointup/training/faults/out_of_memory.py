@@ -1,4 +1,4 @@
-"""Out of memory in a micro-batch: done again in halves, with the same gradient."""
+"""Handles out-of-memory errors in a micro-batch: splits it in halves, with the same gradient."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ OUT_OF_MEMORY = re.compile(r"\bout of memory\b|_STATUS_ALLOC_FAILED\b", re.IGNOR
 
 
 def in_pieces(
-    batch: Batch, work: Callable[[Batch], Tensor], forget: Callable[[], None]
+    batch: Batch, work: Callable[[Batch], Tensor], drop_gradients: Callable[[], None]
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Do `work`, forward and backward, on a batch; yields what was done and its losses.
+    """Run `work`, forward and backward, on a batch; yields each processed part and its losses.
 
-    What runs out of memory is forgotten, by `forget`, called once each time, and done again in two
-    halves, and these in halves where need be. The losses of single clouds are summed, so the
-    gradient is the same, and no other process needs to know. Raises TrainingError, naming it, for
-    a cloud that is too large by itself.
+    After an out-of-memory error this calls `drop_gradients` once and splits the part in halves,
+    recursively if necessary. The losses of single clouds are summed, so the gradient is the same,
+    and other processes are not affected. Raises TrainingError, naming the cloud, if a single cloud
+    is too large.
     """
     pieces = [batch]
     while pieces:
@@ -38,8 +38,8 @@ def in_pieces(
         if losses is not None:
             yield piece, losses
             continue
-        # Here, outside the except block, the failed attempt's tensors are no longer held.
-        forget()
+        # Outside the except block, the tensors of the failed attempt are released.
+        drop_gradients()
         gc.collect()
         release_cached_memory()
         if piece.num_graphs < 2:
@@ -55,7 +55,7 @@ def in_pieces(
 
 
 def attempt(work: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
-    """What `work` returns, or None where the memory doesn't suffice."""
+    """The result of `work`; None if it runs out of memory."""
     try:
         return work(batch)
     except RuntimeError as error:
@@ -65,19 +65,19 @@ def attempt(work: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether memory ran out, whoever asked for it: torch's allocator, the driver, a library."""
+    """Whether the error is an out-of-memory error of torch's allocator, the driver or a library."""
     if isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error):
         return True
     return OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def num_tokens(batch: Batch) -> int:
-    """Points of source and target together."""
+    """Number of points in source and target."""
     return len(batch.pos) + len(batch.target)
 
 
 def halves(batch: Batch) -> list[Batch]:
-    """A batch of two or more clouds as two, of about as many tokens each."""
+    """Split a batch of two or more clouds into two, with about the same number of tokens."""
     tokens = (batch.ptr + batch.target_ptr).cpu()
     middle = int((2 * tokens - tokens[-1]).abs()[1:-1].argmin()) + 1
     return [clouds(batch, 0, middle), clouds(batch, middle, batch.num_graphs)]

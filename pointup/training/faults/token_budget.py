@@ -1,5 +1,7 @@
-"""The token budget: by default large enough for every pair, or the largest that fits into memory;
-lowered where it did not."""
+"""Sets the token budget: as given, large enough for every pair, or the largest that fits.
+
+After several out-of-memory errors the budget is lowered.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +37,18 @@ from pointup.training.saved_config import write_config
 logger = logging.getLogger("pointup")
 
 SHARE_TO_USE = 0.85
-"""Of the memory there is: allocators, the optimizer, and data workers need the rest."""
+"""Share of the available memory that batches may use; allocators, the optimizer and data workers
+need the rest."""
 ENOUGH = 0.9
-"""Share of the memory left to use at which the search for a larger budget ends."""
+"""Share of the usable memory at which the search for a larger budget ends."""
 MOST_PROBES = 8
 MOST_GROWTH = 4
 SMALLEST_PROBE = 4096
 SURE_TO_FIT = 0.98
-"""Share of the largest cloud that must have been tried: the search ends that near to its goal."""
+"""Share of the largest cloud that must have been tried, because the search may end slightly below
+its goal."""
 EVENTS_BEFORE_LOWERING = 3
-"""Times out of memory, of all processes together, after which the budget is lowered for all."""
+"""Out-of-memory errors on all processes after which the budget is lowered for all processes."""
 LOWERED_TO = 0.8
 
 
@@ -53,21 +57,21 @@ def settle_token_budget(
     dataset: PairDataset,
     accelerator: Accelerator,
     propagate: Callable[[Batch], Tensor],
-    forget: Callable[[], None],
+    drop_gradients: Callable[[], None],
     validation: PairDataset | None = None,
 ) -> int:
-    """The token budget of a run, the same on every process, all of which must call this.
+    """The token budget of a run, the same on every process; every process must call this.
 
-    A number is taken as given. Where there is none, the budget is DEFAULT_TOKEN_BUDGET, or the size
-    of the largest pair of `dataset` and `validation` where that is more. "auto" is the largest that
-    fits on every process, found once a run: `config.json` keeps it, and a continued run takes it
-    from there. `propagate` works forward and backward on a batch, `forget` drops the gradients.
-    Raises TrainingError where the largest cloud doesn't fit into memory by itself.
+    A given number is used as it is. By default the budget is DEFAULT_TOKEN_BUDGET, or the size of
+    the largest pair of `dataset` and `validation` if that is more. "auto" is the largest budget
+    that fits on every process; it is measured once per run and stored in `config.json`, from which
+    a continued run reads it. `propagate` runs forward and backward on a batch, `drop_gradients`
+    clears the gradients. Raises TrainingError if the largest cloud alone doesn't fit into memory.
     """
     if isinstance(config.token_budget, int):
         return config.token_budget
     if config.token_budget is None:
-        return _default_budget(config, dataset, accelerator, propagate, forget, validation)
+        return _default_budget(config, dataset, accelerator, propagate, drop_gradients, validation)
     recorded = recorded_budget(config.output_dir)
     if recorded is not None:
         return recorded
@@ -76,7 +80,7 @@ def settle_token_budget(
     smallest = int(dataset.full_sizes.max())
     if config.crop:
         smallest = min(smallest, SMALLEST_PROBE)
-    probe = Probe(config, dataset, accelerator.device, propagate, forget)
+    probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
     found, limit = _fits_everywhere(probe, accelerator, smallest, largest)
     if not found:
         name = dataset.names[int(dataset.full_sizes.argmax())]
@@ -95,17 +99,17 @@ def _default_budget(
     dataset: PairDataset,
     accelerator: Accelerator,
     propagate: Callable[[Batch], Tensor],
-    forget: Callable[[], None],
+    drop_gradients: Callable[[], None],
     validation: PairDataset | None,
 ) -> int:
     largest = int(dataset.full_sizes.max())
     if config.crop:
         return DEFAULT_TOKEN_BUDGET
-    # A GPU that runs out of memory raises an error, which names the cloud; a CPU's process is
-    # killed. Evaluation keeps no gradients, and so needs less.
+    # On a GPU, running out of memory raises an error that names the cloud; on the CPU the process
+    # is killed. Evaluation stores no gradients, and so needs less.
     if largest > DEFAULT_TOKEN_BUDGET and accelerator.device.type == "cpu":
         cropped = replace(config, crop=True)
-        probe = Probe(cropped, dataset, accelerator.device, propagate, forget)
+        probe = Probe(cropped, dataset, accelerator.device, propagate, drop_gradients)
         found, limit = _fits_everywhere(probe, accelerator, SMALLEST_PROBE, largest)
         dataset.max_tokens = None
         if found < SURE_TO_FIT * largest:
@@ -122,22 +126,22 @@ def _default_budget(
 def _fits_everywhere(
     probe: Probe, accelerator: Accelerator, smallest: int, largest: int
 ) -> tuple[int, int]:
-    """Most tokens, from `smallest` to `largest`, that fit on every process, 0 where none do, and
-    the bytes that this one may use."""
+    """Most tokens, from `smallest` to `largest`, that fit on every process (0 if none do), and the
+    bytes that this process may use."""
     limit = memory_limit(accelerator.device, num_local_processes(accelerator.num_processes))
     limit = int(SHARE_TO_USE * limit)
-    # Everyone has read what is left before anyone takes some of it.
+    # All processes read the free memory before any of them uses some of it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        logger.info("Looking for the largest token budget that fits into %s ...", in_gb(limit))
+        logger.info("Searching for the largest token budget that fits into %s ...", in_gb(limit))
     found = largest_that_fits(probe.peak_bytes, probe.bytes_before, smallest, largest, limit)
-    # 0 where nothing fits: then all of them end, rather than wait for the one that does.
-    everyones = accelerator.gather(torch.tensor([found], device=accelerator.device))
-    return int(everyones.min()), limit
+    # With 0 from one process, all processes end instead of waiting for it.
+    found_on_all = accelerator.gather(torch.tensor([found], device=accelerator.device))
+    return int(found_on_all.min()), limit
 
 
 def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
-    """The budget as the plan of a run tells it; `fill` is the share of it that batches use."""
+    """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
     text = f"{token_budget:,}, {fill:.1%} used"
     if config.token_budget is None and token_budget > DEFAULT_TOKEN_BUDGET:
         parts = (data.train, data.validation)
@@ -146,13 +150,13 @@ def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, 
             for part in parts
             if int(part.full_sizes.max()) == token_budget
         ]
-        text += f"; grown from {DEFAULT_TOKEN_BUDGET:,} to the largest pair"
+        text += f"; raised from {DEFAULT_TOKEN_BUDGET:,} to the largest pair"
         text += f", {names[0]}" if names else ""
     return text
 
 
 class Probe:
-    """Measures the memory of the heaviest batches that a token budget allows."""
+    """Measures the peak memory of the heaviest batches that a token budget allows."""
 
     def __init__(
         self,
@@ -160,23 +164,23 @@ class Probe:
         dataset: PairDataset,
         device: torch.device,
         propagate: Callable[[Batch], Tensor],
-        forget: Callable[[], None],
+        drop_gradients: Callable[[], None],
     ) -> None:
         self.config, self.dataset, self.device = config, dataset, device
-        self.propagate, self.forget = propagate, forget
+        self.propagate, self.drop_gradients = propagate, drop_gradients
         with PeakMemory(device) as peak:
             pass
         self.bytes_before = peak.bytes
 
     def peak_bytes(self, token_budget: int) -> int | None:
-        """Most bytes held in work on any of the heaviest batches; None where memory ran out."""
+        """Peak memory in bytes over the heaviest batches; None if memory ran out."""
         self.dataset.max_tokens = token_budget if self.config.crop else None
         most = 0
         for clouds in heaviest_batches(self.dataset, self.config, token_budget):
             batch = collate([self.dataset[index] for index in clouds])
             with PeakMemory(self.device) as peak:
                 losses = attempt(self.propagate, batch)
-            self.forget()
+            self.drop_gradients()
             if losses is None:
                 return None
             most = max(most, peak.bytes)
@@ -187,7 +191,7 @@ class Probe:
 def heaviest_batches(
     dataset: PairDataset, config: TrainConfig, token_budget: int
 ) -> list[list[int]]:
-    """Clouds that fill a budget: the largest first, and those first that get most children."""
+    """Batches of indices that fill a budget: the largest clouds, and those with most children."""
     sizes = np.minimum(dataset.full_sizes, token_budget)
     num_source = dataset.num_source
     if config.ratio is not None:
@@ -207,7 +211,7 @@ def heaviest_batches(
 def filled(
     order: np.ndarray, sizes: np.ndarray, token_budget: int, max_clouds: int | None
 ) -> list[int]:
-    """Clouds taken in this order, each where it still fits."""
+    """Indices taken in this order, skipping clouds that no longer fit."""
     taken: list[int] = []
     room, smallest = token_budget, int(sizes.min())
     for index in order.tolist():
@@ -226,11 +230,11 @@ def largest_that_fits(
     largest: int,
     limit: int,
 ) -> int:
-    """Most tokens, from `smallest` to `largest`, whose peak stays within `limit`; 0 where none do.
+    """Most tokens, from `smallest` to `largest`, whose peak stays within `limit`; 0 if none do.
 
-    Bytes a token are measured from two probes; the number that they promise to fit is tried
-    itself, and what it took leads to the next. Nothing is tried that is expected to exceed the
-    limit: on the CPU that would be the end of some process.
+    Two probes give the bytes per token, and so the next number of tokens to try; each probe
+    refines the estimate. Numbers that are expected to exceed the limit are never tried, because on
+    the CPU the system would kill a process.
     """
     fits, peak = 0, bytes_before
     too_many = largest + 1
@@ -240,7 +244,7 @@ def largest_that_fits(
         if measured is None or measured > limit:
             too_many = tokens
         else:
-            # Where values begin to be computed again the peak falls, and then goes on rising.
+            # Where gradient checkpointing sets in, the peak falls before it rises again.
             recent = (measured - peak) / (tokens - fits)
             per_token = max(recent, (measured - bytes_before) / tokens, 1.0)
             fits, peak = tokens, measured
@@ -258,10 +262,10 @@ def largest_that_fits(
 def lower_budget_if_needed(
     sampler: TokenBudgetBatchSampler, progress: Progress, settled: int
 ) -> bool:
-    """Lower the budget after EVENTS_BEFORE_LOWERING times out of memory; returns whether it did.
+    """Lower the budget after EVENTS_BEFORE_LOWERING out-of-memory errors; returns whether it did.
 
-    Every process must call this after the same step; the new budget holds from the next one on.
-    `progress` keeps it for continued runs, together with the budget `settled` at their start.
+    Every process must call this after the same step; the new budget applies from the next step on.
+    `progress` stores it for continued runs, together with the budget `settled` at the start.
     """
     if progress.out_of_memory < EVENTS_BEFORE_LOWERING:
         return False
@@ -281,6 +285,6 @@ def lower_budget_if_needed(
 
 
 def recorded_budget(output_dir: Path) -> int | None:
-    """The budget found when the run in a directory began."""
+    """The budget of "auto" that config.json of a run stores; None if it has none."""
     found = json.loads((output_dir / "config.json").read_text()).get("found_token_budget")
     return None if found is None else int(found)

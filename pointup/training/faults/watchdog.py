@@ -1,4 +1,4 @@
-"""A hang is found and explained: which process stopped, where, and what all of them were doing."""
+"""Detects hangs and reports which process stopped, in which phase, with the stacks of all."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ logger = logging.getLogger("pointup")
 
 EXIT_HUNG = 3
 SECONDS_FOR_STACKS = 3.0
-"""How long the others are given to tell what they were doing."""
-MEETINGS = ("reduction", "gathering the evaluation", "waiting for the checkpoint")
-"""Phases in which a process waits for the others, through no fault of its own."""
+"""Time in which the other processes can post their stacks."""
+WAITING_PHASES = ("reduction", "gathering the evaluation", "waiting for the checkpoint")
+"""Phases in which a process waits for the others; it doesn't cause a hang there."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a process tells the others about itself every second."""
+    """State of a process, which it posts every second."""
 
     number: int
-    """Grows with every beat: stands still when the whole process does."""
-    moves: int
-    """Phases entered so far: stands still when the training does."""
+    """Increases with every heartbeat, and stops when the process stops."""
+    num_phases: int
+    """Phases entered so far; increases while the training makes progress."""
     step: int
     phase: str
     pid: int
     host: str
 
 
-class Sighting(NamedTuple):
-    """What one process knows of another, by its own clock."""
+class Observation(NamedTuple):
+    """The last known state of a process, with times by the clock of the observing process."""
 
-    beat: Heartbeat
-    lived: float
-    """When its beat last changed."""
-    moved: float
-    """When its training last moved."""
+    heartbeat: Heartbeat
+    heartbeat_at: float
+    """Time of the last heartbeat."""
+    phase_at: float
+    """Time at which the process was first seen in its current phase."""
 
 
 class Watchdog:
-    """Ends a run in which some process has not moved for `hang_timeout` seconds.
+    """Ends a run in which some process has entered no phase for `hang_timeout` seconds.
 
-    The training tells it what it does: `step`, and `at(phase)`. A thread posts this to the store
-    that the launcher keeps, beside the training, and hears what the others post. When a process
-    falls behind, each writes the stacks of its threads to the log and to the store, the first one
-    alive says on the terminal which stopped, at which step and phase, with the stacks of all, and
-    all end. A process that gives no heartbeat is killed by those on its own machine, so that no
-    launcher waits for it; should it only hold Python's lock, its log gets the stacks all the same.
-    Where the store is out of reach, each machine tells what it knows. A process alone watches
-    itself.
+    The training sets `step` and calls `enter_phase`. A thread beside the training posts both to the
+    launcher's store as heartbeats, and reads those of the other processes. If a process hangs, each
+    process writes the stacks of its threads to its log and to the store. The first live process
+    reports on the terminal which process stopped, at which step and phase, with all stacks. Then
+    all processes end. Processes of the same machine kill a process without heartbeat, so that no
+    launcher waits for it; if that process only holds the interpreter lock, its log still gets the
+    stacks. If the store is out of reach, each machine reports what it knows. A single process
+    watches itself.
     """
 
     def __init__(self, accelerator: Accelerator, hang_timeout: float) -> None:
@@ -76,13 +76,13 @@ class Watchdog:
         self.store: dist.Store | None = None
         self.hang_timeout = hang_timeout
         self.interval = min(1.0, hang_timeout / 8)
-        self.num_beats = 0
-        self.step, self.moves, self.phase = 0, 0, "start"
-        self.heard: dict[int, Heartbeat] = {}
-        self.hang_is_told = False
+        self.num_heartbeats = 0
+        self.step, self.num_phases, self.phase = 0, 0, "start"
+        self.received: dict[int, Heartbeat] = {}
+        self.hang_is_reported = False
         self.answered = -math.inf
-        """When the store last answered."""
-        self.over = threading.Event()
+        """Time of the store's last answer."""
+        self.closed = threading.Event()
         self.log_file: IO[str] = next(
             (
                 handler.stream
@@ -95,9 +95,9 @@ class Watchdog:
     def __enter__(self) -> Watchdog:
         self.store = connect_store()
         if self.store is not None:
-            self.store.set(self.key("beat"), json.dumps(asdict(self.beat())))
+            self.store.set(self.key("heartbeat"), json.dumps(asdict(self.heartbeat())))
             self.accelerator.wait_for_everyone()
-            start_thread("beats", self.exchange)
+            start_thread("heartbeats", self.exchange)
         self.thread = start_thread("watchdog", self.watch)
         return self
 
@@ -107,92 +107,100 @@ class Watchdog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.over.set()
+        self.closed.set()
         self.thread.join(1.0)
         faulthandler.cancel_dump_traceback_later()
 
-    def at(self, phase: str) -> None:
-        """Tell what the training does from now on; counts as a move."""
+    def enter_phase(self, phase: str) -> None:
+        """Set the current phase of the training; every call counts as progress."""
         self.phase = phase
-        self.moves += 1
+        self.num_phases += 1
 
     def key(self, name: str, rank: int | None = None) -> str:
         return f"{name}_{self.rank if rank is None else rank}"
 
-    def beat(self) -> Heartbeat:
-        self.num_beats += 1
-        where = self.moves, self.step, self.phase
-        return Heartbeat(self.num_beats, *where, os.getpid(), platform.node())
+    def heartbeat(self) -> Heartbeat:
+        self.num_heartbeats += 1
+        position = self.num_phases, self.step, self.phase
+        return Heartbeat(self.num_heartbeats, *position, os.getpid(), platform.node())
 
     def watch(self) -> None:
-        """Watch all beats, until the training is over or has to be ended."""
-        seen: dict[int, Sighting] = {}
+        """Check all heartbeats until the training ends or hangs."""
+        seen: dict[int, Observation] = {}
         woke = time.monotonic()
-        while not self.over.wait(self.interval):
-            # Should even this thread stand still, a timer in C writes the stacks.
+        while not self.closed.wait(self.interval):
+            # If this thread is blocked too, a timer in C writes the stacks.
             faulthandler.dump_traceback_later(self.hang_timeout, file=self.log_file)
             overslept = time.monotonic() - woke > self.hang_timeout / 2
             if overslept:
-                # This process or its machine was halted for a while: nobody else is to blame.
+                # This process or its machine was suspended; the other processes did not hang.
                 seen = {}
             woke = time.monotonic()
-            for rank, beat in (self.heard | {self.rank: self.beat()}).items():
+            for rank, heartbeat in (self.received | {self.rank: self.heartbeat()}).items():
                 before = seen.get(rank)
-                seen[rank] = Sighting(
-                    beat,
-                    woke if before is None or before.beat.number != beat.number else before.lived,
-                    woke if before is None or before.beat.moves != beat.moves else before.moved,
+                seen[rank] = Observation(
+                    heartbeat,
+                    woke
+                    if before is None or before.heartbeat.number != heartbeat.number
+                    else before.heartbeat_at,
+                    woke
+                    if before is None or before.heartbeat.num_phases != heartbeat.num_phases
+                    else before.phase_at,
                 )
             if self.is_hung(seen, woke):
                 self.end(seen, woke)
 
     def exchange(self) -> None:
-        """Post this process's beat and hear everyone's, until the store is gone.
+        """Post the heartbeat of this process and read those of all, until the store is gone.
 
-        In a thread of its own: where the host of the store is gone without a word, no call to it
-        ever returns, whatever its timeout.
+        This runs in its own thread: if the host of the store loses power, a call to the store
+        never returns, whatever its timeout.
         """
         assert self.store is not None
-        while not self.over.wait(self.interval):
+        while not self.closed.wait(self.interval):
             try:
-                self.store.set(self.key("beat"), json.dumps(asdict(self.beat())))
-                texts = self.store.multi_get([self.key("beat", rank) for rank in self.ranks])
-                self.hang_is_told = self.store.check(["hang"])
+                self.store.set(self.key("heartbeat"), json.dumps(asdict(self.heartbeat())))
+                texts = self.store.multi_get([self.key("heartbeat", rank) for rank in self.ranks])
+                self.hang_is_reported = self.store.check(["hang"])
             except RuntimeError as error:
                 logger.warning("the launcher's store is gone (%s)", str(error).splitlines()[0])
                 self.answered = -math.inf
                 return
-            beats = [Heartbeat(**json.loads(text)) for text in texts]
-            self.heard = dict(zip(self.ranks, beats, strict=True))
+            heartbeats = [Heartbeat(**json.loads(text)) for text in texts]
+            self.received = dict(zip(self.ranks, heartbeats, strict=True))
             self.answered = time.monotonic()
 
-    def is_hung(self, seen: dict[int, Sighting], now: float) -> bool:
-        if any(now - sighting.moved > self.hang_timeout for sighting in seen.values()):
+    def is_hung(self, seen: dict[int, Observation], now: float) -> bool:
+        if any(now - observation.phase_at > self.hang_timeout for observation in seen.values()):
             return True
-        return self.hang_is_told
+        return self.hang_is_reported
 
-    def end(self, seen: dict[int, Sighting], now: float) -> None:
-        """Say what is known about the hang and end this process."""
-        # Whatever hangs may hang what this needs too: a full pipe, a lock, a file system.
-        patience = threading.Timer(4 * SECONDS_FOR_STACKS, os._exit, [EXIT_HUNG])
-        patience.daemon = True
-        patience.start()
+    def end(self, seen: dict[int, Observation], now: float) -> None:
+        """Report the hang and end this process."""
+        # The cause of the hang may block the report too: a full pipe, a lock, a file system.
+        time_limit = threading.Timer(4 * SECONDS_FOR_STACKS, os._exit, [EXIT_HUNG])
+        time_limit.daemon = True
+        time_limit.start()
         store_answers = now - self.answered < max(3 * self.interval, SECONDS_FOR_STACKS)
         stacks = self.gather_stacks() if store_answers else {self.rank: stacks_of_threads()}
         text = report(seen, stacks, now, self.hang_timeout)
         print(f"\n{text}", file=self.log_file, flush=True)
-        # Without the store nothing is known of the others; those of this host end like this one.
-        here = {rank for rank, sighting in seen.items() if sighting.beat.host == platform.node()}
+        # Without the store, only the processes of this host are certain to end.
+        here = {
+            rank
+            for rank, observation in seen.items()
+            if observation.heartbeat.host == platform.node()
+        }
         alive = here
         if store_answers:
             alive = {r for r, s in seen.items() if not is_dead(s, now, self.interval)}
         for rank in here - alive:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(seen[rank].beat.pid, signal.SIGKILL)
+                os.kill(seen[rank].heartbeat.pid, signal.SIGKILL)
         end_at_once(EXIT_HUNG, text if self.rank == min(alive) else "")
 
     def gather_stacks(self) -> dict[int, str]:
-        """Python stacks of every process that tells them in time."""
+        """Python stacks of every process that posts them in time."""
         stacks = {self.rank: stacks_of_threads()}
         if self.store is None:
             return stacks
@@ -207,27 +215,31 @@ class Watchdog:
         return stacks
 
 
-def is_dead(sighting: Sighting, now: float, interval: float) -> bool:
-    return now - sighting.lived > 3 * interval
+def is_dead(observation: Observation, now: float, interval: float) -> bool:
+    return now - observation.heartbeat_at > 3 * interval
 
 
 def report(
-    seen: dict[int, Sighting], stacks: dict[int, str], now: float, hang_timeout: float
+    seen: dict[int, Observation], stacks: dict[int, str], now: float, hang_timeout: float
 ) -> str:
-    """Which processes stopped, where all of them are, and the stacks they told."""
+    """The report of a hang: the stopped processes, the state of all, and their stacks."""
     lines = []
-    for rank, (beat, lived, moved) in sorted(seen.items()):
-        state = f"step {beat.step}, {beat.phase}, for {now - moved:.0f} s"
+    for rank, (heartbeat, heartbeat_at, phase_at) in sorted(seen.items()):
+        state = f"step {heartbeat.step}, {heartbeat.phase}, for {now - phase_at:.0f} s"
         if rank not in stacks:
-            state += f"; no heartbeat for {now - lived:.0f} s"
-        lines.append(f"  process {rank} (pid {beat.pid} on {beat.host}): {state}")
-    late = {r: s.beat for r, s in seen.items() if now - s.moved > hang_timeout / 2}
-    guilty = [r for r, beat in late.items() if beat.phase not in MEETINGS or r not in stacks]
-    who = " and ".join(f"process {rank}" for rank in guilty)
-    cause = f"{who} stopped" if who else "all wait for each other; see to the network between them"
-    silent = {seen[rank].beat.host for rank in guilty if rank not in stacks}
-    if elsewhere := sorted(silent - {seen[rank].beat.host for rank in stacks}):
-        cause += f"; see to {' and '.join(elsewhere)}, and to the network between the hosts"
+            state += f"; no heartbeat for {now - heartbeat_at:.0f} s"
+        lines.append(f"  process {rank} (pid {heartbeat.pid} on {heartbeat.host}): {state}")
+    late = {r: s.heartbeat for r, s in seen.items() if now - s.phase_at > hang_timeout / 2}
+    stopped = [
+        r
+        for r, heartbeat in late.items()
+        if heartbeat.phase not in WAITING_PHASES or r not in stacks
+    ]
+    who = " and ".join(f"process {rank}" for rank in stopped)
+    cause = f"{who} stopped" if who else "all wait for each other; check the network between them"
+    silent = {seen[rank].heartbeat.host for rank in stopped if rank not in stacks}
+    if elsewhere := sorted(silent - {seen[rank].heartbeat.host for rank in stacks}):
+        cause += f"; check {' and '.join(elsewhere)}, and the network between the hosts"
     lines.insert(0, f"train.py: error: the training hangs: {cause}")
     for rank, text in sorted(stacks.items()):
         lines.append(f"Stacks of process {rank}, innermost call last:\n{text}")

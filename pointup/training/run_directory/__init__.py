@@ -1,1 +1,1 @@
-"""The files of a run: lock, checkpoints, metrics.jsonl and the log of every process."""
+"""Files of a run: lock, checkpoints, metrics.jsonl, and the log of every process."""

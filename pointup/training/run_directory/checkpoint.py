@@ -1,8 +1,9 @@
-"""Checkpoints of a run: whole or not there at all.
+"""Writes, finds and checks the checkpoints of a run. A checkpoint is written atomically.
 
-A checkpoint is `checkpoints/step_N/`; the file `checkpoints/LATEST` names the newest whole one.
-It holds everything that a run's next step depends on. Random numbers are drawn anew for every
-micro-batch from (seed, step, slot), so there is no generator state to keep, on any process.
+A checkpoint is the directory `checkpoints/step_N/`; the file `checkpoints/LATEST` names the newest
+complete one. It holds everything that the next step depends on. The random numbers of a micro-batch
+follow from (seed, step, slot), so checkpoints store no generator state. `Accelerator.save_state` is
+not atomic.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ logger = logging.getLogger("pointup")
 LATEST = "LATEST"
 NAME = re.compile(r"step_([0-9]{1,18})")
 FORMAT = 1
-"""Version of the layout of checkpoints; one of another version is refused."""
+"""Version of the checkpoint layout; checkpoints of other versions are refused."""
 DATA_FILES = ("model.safetensors", "optimizer.pt")
 FILES = ("state.json", *DATA_FILES)
 
 
 class CheckpointError(PointupError):
-    """A checkpoint can't be written or continued from."""
+    """A checkpoint can't be written or loaded."""
 
 
 def save_checkpoint(
@@ -46,18 +47,18 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write `directory/step_N` for N = `state["step"]`, point LATEST to it, and keep only `keep`.
+    """Write `directory/step_N` for N = `state["step"]`, set LATEST, and keep `keep` checkpoints.
 
-    One process writes. Files are flushed to disk before the directory gets its name and the
-    directory before LATEST names it, so that a kill at any moment leaves LATEST on a whole one.
-    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    Only one process calls this. Files are flushed to disk before the directory is renamed, and the
+    directory before LATEST names it, so after a kill at any moment LATEST names a complete
+    checkpoint. Raises CheckpointError, naming the path, if the disk is full or read-only.
     """
     final = directory / f"step_{state['step']}"
     temporary = final.with_suffix(".tmp")
     marker = directory / LATEST
     try:
         if named_by(marker) == final.name and not fault_of(final):
-            # The same weights; what else is known may have grown, by an evaluation.
+            # The weights are unchanged; the rest of the state may include a new evaluation.
             write_whole(final / "state.json", with_checksums(state, final))
             return final
         remove(temporary)
@@ -77,12 +78,12 @@ def save_checkpoint(
         remove(final)
         temporary.rename(final)
         write_whole(marker, final.name)
-        # Those of later steps were left behind by going back to an earlier one.
+        # Later checkpoints remain if the user went back to an earlier one.
         earlier = [p for p in whole_checkpoints(directory) if step_of(p) <= state["step"]]
         for old in earlier[:-keep]:
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:
-        # Half a checkpoint would only keep the disk full.
+        # A partial checkpoint would only fill the disk.
         shutil.rmtree(temporary, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise CheckpointError(
@@ -93,7 +94,7 @@ def save_checkpoint(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a file, which holds the old text or the new one at any moment."""
+    """Replace the text of a file atomically, flushed to disk."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text)
     flush_to_disk(temporary)
@@ -102,9 +103,9 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def save_model(model: Upsampler, directory: Path) -> None:
-    """Replace the model in `directory`, which holds a whole one before and after.
+    """Replace the model in `directory`; a failure leaves the old model there.
 
-    Raises CheckpointError, naming the path, when the disk is full or read-only.
+    Raises CheckpointError, naming the path, if the disk is full or read-only.
     """
     written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
     try:
@@ -118,7 +119,9 @@ def save_model(model: Upsampler, directory: Path) -> None:
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(written, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise CheckpointError(f"{directory}: the model can't be written ({reason})") from error
+        raise CheckpointError(
+            f"{directory}: the model can't be written ({reason}); free or unlock the disk"
+        ) from error
 
 
 def flush_to_disk(path: Path) -> None:
@@ -130,7 +133,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def with_checksums(state: dict[str, Any], path: Path) -> str:
-    """The text of a checkpoint's state.json: `state`, and what its other files must be."""
+    """The text of state.json: `state`, with sizes and checksums of the checkpoint's other files."""
     files = {
         name: {"bytes": (path / name).stat().st_size, "crc32": checksum(path / name)}
         for name in DATA_FILES
@@ -147,7 +150,7 @@ def checksum(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove what bears a name that a checkpoint needs, be it a folder or a stray file."""
+    """Remove a file or a directory, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -159,23 +162,23 @@ def step_of(path: Path) -> int:
 
 
 def checkpoint_directories(directory: Path) -> list[Path]:
-    """Folders with the name of a checkpoint, whole or not, oldest step first."""
+    """Directories with the name of a checkpoint, complete or not, in order of their steps."""
     found = [path for path in directory.glob("step_*") if NAME.fullmatch(path.name)]
     return sorted((path for path in found if path.is_dir()), key=step_of)
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether a run has saved something there, be it whole or not."""
+    """Whether a run has saved checkpoints in `directory`, complete or not."""
     return bool(checkpoint_directories(directory)) or named_by(directory / LATEST) is not None
 
 
 def whole_checkpoints(directory: Path) -> list[Path]:
-    """Checkpoints whose files are all there at full length, oldest step first."""
+    """Checkpoints whose files all exist with their full size, in order of their steps."""
     return [path for path in checkpoint_directories(directory) if not fault_of(path)]
 
 
 def fault_of(path: Path) -> str:
-    """What keeps a checkpoint from being whole, seen without reading all of it; "" for nothing."""
+    """The reason why a checkpoint is incomplete, without reading its weights; "" if complete."""
     if not path.is_dir():
         return "is not there"
     missing = [name for name in FILES if not (path / name).is_file()]
@@ -203,7 +206,7 @@ def fault_of(path: Path) -> str:
 
 
 def named_by(marker: Path) -> str | None:
-    """The checkpoint that LATEST names; None where it isn't there or names none."""
+    """The checkpoint that LATEST names; None if the file doesn't exist or names none."""
     try:
         text = marker.read_text().strip()
     except (OSError, ValueError):
@@ -212,14 +215,16 @@ def named_by(marker: Path) -> str | None:
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """The checkpoint to continue from, or None where no run has saved one.
+    """The checkpoint to continue from; None if no run has saved one.
 
-    LATEST names it. Where LATEST is missing, empty or damaged it is the newest whole one, and the
-    log says so. Raises CheckpointError when LATEST names one that is gone or not whole, and when
-    there are checkpoints but none is whole.
+    LATEST names it. If LATEST is missing, empty or damaged, it is the newest complete checkpoint,
+    and the log warns. Raises CheckpointError if LATEST names a missing or incomplete checkpoint,
+    and if there are checkpoints of which none is complete.
     """
     if directory.exists() and not directory.is_dir():
-        raise CheckpointError(f"{directory}: is a file; move it away, checkpoints belong there")
+        raise CheckpointError(
+            f"{directory}: is a file, not a directory of checkpoints; move it away"
+        )
     marker = directory / LATEST
     name = named_by(marker)
     if name is not None:
@@ -255,5 +260,5 @@ def offer_instead_of(path: Path) -> str:
 
 
 def damaged_files(path: Path, files: dict[str, dict[str, int]]) -> list[str]:
-    """Names of a checkpoint's files that aren't what its state.json says, by reading them all."""
+    """Names of a checkpoint's files whose checksum differs from state.json; reads all of them."""
     return [name for name, known in files.items() if checksum(path / name) != known["crc32"]]

@@ -1,4 +1,4 @@
-"""What a run keeps: its checkpoints and its best model, written by one process for all."""
+"""Saves the checkpoints and the best model of a run from its main process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OnSaveError = Literal["go-on", "end"]
 
 
 class Saver:
-    """Saves on the main process while the others wait, so that all know whether it succeeded.
+    """Saves on the main process while the other processes wait for the outcome.
 
-    A disk that is full or read-only leaves what was saved before as it was. With `on_error` "end",
-    or where nothing comes after that could be saved later, all processes raise CheckpointError;
-    otherwise the log says so, and the training goes on to the next time of saving.
+    If the disk is full or read-only, earlier checkpoints remain unchanged. With `on_error` "end",
+    or if this is the last save, all processes then raise CheckpointError. Otherwise the log warns,
+    and the training continues until the next save.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Saver:
 
     @property
     def phase(self) -> str:
-        """What this process does while a checkpoint is saved."""
+        """Phase of this process while a checkpoint is saved, for the watchdog."""
         return "saving" if self.accelerator.is_main_process else "waiting for the checkpoint"
 
     def save(self, must_succeed: bool) -> None:
-        """Save a checkpoint with what `state()` returns; every process must call this."""
+        """Save a checkpoint with the state from `state()`; every process must call this."""
 
         def write() -> None:
             save_checkpoint(
@@ -61,7 +61,7 @@ class Saver:
         self.on_main_process(write, must_succeed)
 
     def save_best(self) -> None:
-        """Save the model; every process must call this."""
+        """Save the current model as the best one; every process must call this."""
         self.on_main_process(lambda: save_model(self.weights, self.output_dir / "model"))
 
     def on_main_process(self, write: Callable[[], Any], must_succeed: bool = False) -> None:
@@ -76,4 +76,4 @@ class Saver:
             if must_succeed or self.on_error == "end":
                 raise CheckpointError(failure[0])
             if self.accelerator.is_main_process:
-                logger.warning("%s; training goes on", failure[0])
+                logger.warning("%s; training continues", failure[0])

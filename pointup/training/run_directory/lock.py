@@ -1,10 +1,9 @@
-"""One run at a time in a directory."""
+"""Locks the directory of a run, so that only one run at a time trains in it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -22,20 +21,24 @@ from accelerate.utils import broadcast_object_list, gather_object
 from pointup.errors import ConfigError
 
 SECONDS_BETWEEN_HEARTBEATS = 5.0
-"""How often the holder touches the lock, as a heartbeat for other machines."""
+"""Interval in which the holder touches the lock, as a heartbeat for other machines."""
 SECONDS_TO_BE_SEEN = 65.0
-"""A little more than NFS keeps what it knows of a directory (acdirmax)."""
+"""Slightly more than the time for which NFS caches a directory (acdirmax, 60 s)."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a system or file system without locks."""
 
 
 class RunLock:
-    """Holds `output_dir/lock`, which names the process in it: pid, host, since when.
+    """Holds `output_dir/lock`, a file with the pid, host and start time of its holder.
 
-    The operating system frees the lock of a process that is gone, however it went. Where a file
-    system doesn't carry locks from one machine to the other, or has none, the file itself decides:
-    its pid on this machine, and heartbeats for a holder on another one.
-    The main process takes it for all; every process must enter, and all of them raise ConfigError,
-    naming pid and host, when another run holds it.
+    The operating system releases the lock of a process that ends, in whatever way. If the system
+    or the file system has no locks, or doesn't share them between machines, the file decides: by
+    the pid on this machine, and by heartbeats (changes of its time stamp) for a holder on another
+    machine. `filelock` doesn't serve here: it uses flock, which a forked data worker keeps after
+    the death of the holder, and it has no heartbeats for other machines.
+
+    The main process acquires the lock for all. Every process must enter; all of them raise
+    ConfigError, with pid and host, if another run holds it.
     """
 
     def __init__(self, output_dir: Path, accelerator: Accelerator) -> None:
@@ -45,30 +48,31 @@ class RunLock:
         self.released = threading.Event()
 
     def __enter__(self) -> RunLock:
-        # A refusal, or what the main process wrote, and where.
-        told: list[str | None] = [None, None, platform.node()]
+        # The main process's error, or the text it wrote, and its host.
+        outcome: list[str | None] = [None, None, platform.node()]
         if self.is_main_process:
             try:
-                told[1] = self.take()
+                outcome[1] = self.acquire()
             except ConfigError as error:
-                told[0] = str(error)
-        broadcast_object_list(told)
-        refusal, text, writer = told
+                outcome[0] = str(error)
+        broadcast_object_list(outcome)
+        refusal, text, writer = outcome
         if refusal is not None:
             raise ConfigError(refusal)
-        # The holder doesn't look: to close the file a second time would free the lock.
+        # The holder must not read the file: closing it a second time would release the lock.
         sees = self.is_main_process or is_seen(self.path, text)
         unseen = gather_object(["" if sees else platform.node()])
         if any(unseen):
             self.__exit__(None, None, None)
             raise ConfigError(
                 f"{self.path.parent}: {' and '.join(sorted(set(unseen) - {''}))} can't see what "
-                f"{writer} writes there; give an --output-dir on a file system of all machines"
+                f"{writer} writes there; give an --output-dir on a file system shared by all "
+                "machines"
             )
         return self
 
-    def take(self) -> str:
-        """Write the lock and return what it says; ConfigError where that can't be done."""
+    def acquire(self) -> str:
+        """Acquire the lock and return its text; raises ConfigError if another run holds it."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a+")
@@ -78,8 +82,7 @@ class RunLock:
             ) from error
         holder = read_holder(file)
         try:
-            # Not flock: a worker forked from the holder would keep that after the holder's death.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except OSError as error:
             if error.errno not in UNSUPPORTED:
                 raise self.refusal(holder) from None
@@ -90,13 +93,13 @@ class RunLock:
             raise self.refusal(holder)
         file.seek(0)
         file.truncate()
-        mine = {
+        holder = {
             "pid": os.getpid(),
             "host": platform.node(),
             "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
         try:
-            text = json.dumps(mine)
+            text = json.dumps(holder)
             file.write(text)
             file.flush()
         except OSError as error:
@@ -116,7 +119,7 @@ class RunLock:
     ) -> None:
         self.released.set()
         if self.file is not None:
-            # Emptied, not deleted: another process may have it open, waiting for the lock.
+            # Emptied, not deleted: another process may have opened it to acquire the lock.
             self.file.truncate(0)
             self.file.close()
 
@@ -129,13 +132,13 @@ class RunLock:
 
     def write_heartbeat(self) -> None:
         while not self.released.wait(SECONDS_BETWEEN_HEARTBEATS):
-            with contextlib.suppress(FileNotFoundError):  # Of a directory deleted under the run.
+            with contextlib.suppress(FileNotFoundError):  # The directory may have been deleted.
                 os.utime(self.path)
 
 
 def is_seen(path: Path, text: str | None) -> bool:
-    """Whether a file that another machine has just written says so here, at the latest after the
-    time for which a network file system may tell of the past."""
+    """Whether a file that another machine has written has this text here, within the time for which
+    a network file system may serve cached data."""
     deadline = time.monotonic() + SECONDS_TO_BE_SEEN
     while True:
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -147,7 +150,7 @@ def is_seen(path: Path, text: str | None) -> bool:
 
 
 def has_heartbeat(path: Path) -> bool:
-    """Whether a lock is touched within the time in which a live holder does so."""
+    """Whether a lock shows a heartbeat within four intervals."""
     before = path.stat().st_mtime_ns
     deadline = time.monotonic() + 4 * SECONDS_BETWEEN_HEARTBEATS
     while time.monotonic() < deadline:
@@ -157,25 +160,40 @@ def has_heartbeat(path: Path) -> bool:
     return False
 
 
-def look_at(path: Path) -> tuple[dict[str, Any], bool]:
-    """Who a lock names, and whether that run still holds it; which is left as it is.
+def inspect_lock(path: Path) -> tuple[dict[str, Any], bool]:
+    """The holder that a lock names, and whether it still holds the lock; changes nothing.
 
-    A holder on another machine is waited for, up to the time in which it shows heartbeats.
+    For a holder on another machine this waits for a heartbeat.
     """
     with path.open() as file:
         holder = read_holder(file)
         try:
-            # Shared: it needs no right to write, and is given back at once.
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.lockf(file, fcntl.LOCK_UN)
+            lock_file(file, probe=True)
         except OSError as error:
             return holder, error.errno not in UNSUPPORTED or is_running_here(holder)
     elsewhere = bool(holder) and holder["host"] != platform.node()
     return holder, elsewhere and has_heartbeat(path)
 
 
+def lock_file(file: IO[str], probe: bool = False) -> None:
+    """Lock an open file until it is closed; with `probe` only check that this is possible.
+
+    Raises OSError if another process has locked it, with a code of `UNSUPPORTED` on a system or a
+    file system without locks.
+    """
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        raise OSError(errno.ENOSYS, "Windows has no fcntl") from None
+    # Not flock: a worker forked from the holder would keep that lock after the holder's death.
+    # A shared lock needs no permission to write.
+    fcntl.lockf(file, (fcntl.LOCK_SH if probe else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    if probe:
+        fcntl.lockf(file, fcntl.LOCK_UN)
+
+
 def read_holder(file: IO[str]) -> dict[str, Any]:
-    """Who holds or held the lock; nothing for a new or a released one."""
+    """The process that holds or held the lock; {} for a new or a released lock."""
     file.seek(0)
     try:
         holder = json.loads(file.read())

@@ -1,4 +1,4 @@
-"""metrics.jsonl, the figures of a run for other programs to read."""
+"""Writes metrics.jsonl, the metrics of a run for other programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ logger = logging.getLogger("pointup")
 
 
 class MetricsFile:
-    """One JSON object a line, flushed line by line, each step once.
+    """Writes one JSON object per line, flushed line by line, each step once.
 
-    On continuing from `resume_step` the lines after that step, of an interrupted attempt, and a
-    line cut short by its end are dropped; with 0 the file starts anew. With `evaluation_due` the
-    evaluation of that very step is dropped too: it will be made again. Numbers that aren't finite
-    are written as null. Lines that find the disk full are written when there is room again.
-    Raises ConfigError where the file can't be written at all.
+    A run that continues from `resume_step` drops the lines of later steps, written by an
+    interrupted attempt, and a truncated last line; with 0 the file starts empty. With
+    `evaluation_due` the evaluation of that step is dropped too, because it is repeated. Non-finite
+    numbers are written as null. Lines that a full disk rejects are written once there is space.
+    Raises ConfigError if the file can't be opened.
     """
 
     def __init__(self, path: Path, resume_step: int = 0, evaluation_due: bool = False) -> None:
@@ -31,7 +31,7 @@ class MetricsFile:
             kept = lines_up_to(path, resume_step, evaluation_due)
             temporary.write_bytes(b"".join(kept))
             temporary.replace(path)
-            # Unbuffered, lest a full disk leave half a line in a buffer that can't be got rid of.
+            # Unbuffered, because a full disk would leave a partial line in the buffer.
             self.file = path.open("ab", buffering=0)
         except OSError as error:
             raise ConfigError(
@@ -46,7 +46,7 @@ class MetricsFile:
         self.flush(is_news=was_complete)
 
     def flush(self, is_news: bool = False) -> None:
-        """Write what found the disk full before; the log tells of a failure that `is_news`."""
+        """Write the lines that a full disk rejected; with `is_news` the log warns on failure."""
         try:
             while self.unwritten:
                 self.unwritten = self.unwritten[self.file.write(self.unwritten) :]
@@ -59,7 +59,7 @@ class MetricsFile:
 
 
 def lines_up_to(path: Path, step: int, evaluation_due: bool = False) -> list[bytes]:
-    """Lines of a metrics file up to `step`, none for step 0, without lines that aren't records."""
+    """Lines of a metrics file up to `step` (none for step 0), without lines that aren't records."""
     if step == 0 or not path.exists():
         return []
     kept = []
@@ -78,7 +78,7 @@ def lines_up_to(path: Path, step: int, evaluation_due: bool = False) -> list[byt
 
 
 def finite(value: Any) -> Any:
-    """A nested value with plain numbers, None in place of those that aren't finite."""
+    """A nested value as Python numbers, with None in place of non-finite ones."""
     if isinstance(value, Mapping):
         return {key: finite(item) for key, item in value.items()}
     value = value.item() if hasattr(value, "item") else value

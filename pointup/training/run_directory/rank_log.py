@@ -1,4 +1,4 @@
-"""What a run says: a file for every process, the console for the main one."""
+"""Logging of a run: a file for every process, and the console for the main process."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ logger = logging.getLogger("pointup")
 
 
 class RankLog:
-    """While open, Python's logging goes to `output_dir/logs/rank_N.log` and to the console.
+    """Inside its `with` block, logging goes to `output_dir/logs/rank_N.log` and to the console.
 
-    The file takes everything that pointup logs, warnings of other libraries and of Python, the
-    exception that ends the `with` block, and the stacks of a crash in native code. A continued run
-    appends to it. The console, on the main process only, takes pointup's messages from INFO on and
-    warnings, above the progress bar; with `is_verbose` those of every process, in full. Opened
-    again for the same file it does nothing, so that a Monitor inside needs no care.
+    The file gets all messages of pointup, warnings of other libraries and of Python, the exception
+    that ends the `with` block, and the stacks of a crash in native code. A continued run appends to
+    it. The console shows, for the main process only, pointup's messages from level INFO and
+    warnings, above the progress bar; with `is_verbose` it shows all messages of every process. A
+    nested RankLog for the same file does nothing.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RankLog:
         self.is_verbose = is_verbose
         self.handlers: list[logging.Handler] = []
         self.previous_level = logging.NOTSET
-        self.takes_crashes = False
+        self.handles_crashes = False
 
     def __enter__(self) -> RankLog:
         root = logging.getLogger()
@@ -68,8 +68,8 @@ class RankLog:
         self.previous_level = logger.level
         logger.setLevel(logging.DEBUG)
         logging.captureWarnings(True)
-        self.takes_crashes = not faulthandler.is_enabled()
-        if self.takes_crashes and file.stream is not None:
+        self.handles_crashes = not faulthandler.is_enabled()
+        if self.handles_crashes and file.stream is not None:
             faulthandler.enable(file.stream)
         logger.debug(
             "process %d of %d, pid %d on %s, started %s: %s",
@@ -87,13 +87,13 @@ class RankLog:
         if not self.handlers:
             return
         if error is not None:
-            # To the file alone: whoever catches the exception tells the user.
+            # To the file only, because the caller reports the exception to the user.
             message, values = "process %d ends: %s", (self.process_index, error)
             cause = (type(error), error, traceback)
             self.handlers[0].handle(
                 logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, values, cause)
             )
-        if self.takes_crashes:
+        if self.handles_crashes:
             faulthandler.disable()
         logging.captureWarnings(False)
         logger.setLevel(self.previous_level)
@@ -104,26 +104,26 @@ class RankLog:
 
 
 class LogFile(logging.FileHandler):
-    """Says once, on stderr, that a disk is full, instead of a traceback for each message lost."""
+    """Warns on stderr once that the disk is full, instead of a traceback for each lost message."""
 
-    has_said = False
+    has_warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self.has_said:
-            self.has_said = True
+        elif not self.has_warned:
+            self.has_warned = True
             print_error(f"warning: {self.baseFilename}: {error.strerror}")
 
     def close(self) -> None:
-        # What a full disk left in the buffer is lost anyway.
+        # With a full disk, the rest of the buffer is lost anyway.
         with contextlib.suppress(OSError):
             super().close()
 
 
 class FileFormatter(logging.Formatter):
-    """Begins a message of several lines, a table, on a line of its own, and shows all of it."""
+    """Starts a message of several lines, such as a table, on a new line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = literal(record.message)
@@ -133,7 +133,7 @@ class FileFormatter(logging.Formatter):
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes to stderr above a progress bar; bare messages, warnings marked as such."""
+    """Writes messages to stderr above the progress bar; only warnings get a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

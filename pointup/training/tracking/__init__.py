@@ -1,1 +1,1 @@
-"""What a run shows: trackers, tables, the progress bar."""
+"""Output of a run for its user: trackers, tables, the progress bar."""

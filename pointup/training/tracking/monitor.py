@@ -1,4 +1,4 @@
-"""The eyes on a run: metrics.jsonl, Accelerate's trackers, logs, pictures, a progress bar."""
+"""Run logging: metrics.jsonl, Accelerate's trackers, log files, pictures, progress bar."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["Monitor", "evaluation_table", "plan_table"]
 logger = logging.getLogger("pointup")
 
 PROJECT = "pointup"
-"""Name of the project in trackers; TensorBoard's events are in a folder of this name."""
+"""Name of the project in trackers, and of the directory of TensorBoard's events."""
 
 SECTIONS = {"model": "validation", "midpoints": "baseline"}
-"""How rows of an evaluation are called in trackers, where not by their own name."""
+"""Names of evaluation rows in trackers, if they differ from the row."""
 
 TRACKED = {
     "loss": "train/loss",
@@ -48,18 +48,18 @@ TRACKED = {
     "peak_memory_gib": "memory/peak_gib",
     "out_of_memory": "memory/out_of_memory",
 }
-"""Grouped names in trackers."""
+"""Names in trackers, grouped, of the metrics in metrics.jsonl."""
 
 
 class Monitor:
-    """Records a run; a context manager, to be entered on every process.
+    """Records a run; a context manager that every process must enter.
 
-    All of it is done by the main process; the others only keep their log file. `resume_step` is the
-    step that the run continues from, 0 for a new one: what an interrupted attempt wrote about later
-    steps is taken back, from metrics.jsonl and from TensorBoard's curves, and with
-    `evaluation_due` the evaluation of that step, which will be made again.
+    The main process writes everything; the others write only their log file. `resume_step` is the
+    step that the run continues from, 0 for a new run: records of later steps, by an interrupted
+    attempt, are removed from metrics.jsonl and from TensorBoard's curves. With `evaluation_due` the
+    evaluation of that step is removed too, because it is repeated.
 
-    Raises ConfigError, on every process, for a tracker that isn't installed.
+    Raises ConfigError, on every process, for a tracker whose package is not installed.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Monitor:
         self.learning_rate = math.nan
         self.num_evaluations = 0
         self.trackers_failed = False
-        # Accelerate leaves out, without a word, trackers whose package isn't there.
+        # Accelerate silently drops trackers whose package is not installed.
         found = {getattr(tracker, "value", tracker) for tracker in accelerator.log_with}
         missing = [name for name in config.log_with if name not in found and name != "all"]
         if missing:
@@ -110,7 +110,7 @@ class Monitor:
             self.metrics.close()
         for tracker in self.accelerator.trackers:
             self._unless_it_fails(tracker.finish)
-        # A second run of this process starts trackers of its own.
+        # A second run in this process starts its own trackers.
         self.accelerator.trackers = []
         self.log.__exit__(kind, error, traceback)
 
@@ -125,12 +125,11 @@ class Monitor:
         step_seconds: float,
         fill: float,
     ) -> None:
-        """Record a training step: a line of metrics.jsonl, and curves.
+        """Record a training step: a line of metrics.jsonl, and points of the curves.
 
-        Counts, loss and speed are those of all processes. `data_wait_seconds` is the longest wait
-        of any process. `totals.data_seconds` is the time that each stage of the main process's
-        batches took, in its workers where it has some. `fill` is the share of the token budget in
-        use.
+        Counts, loss and speed are over all processes. `data_wait_seconds` is the longest wait of
+        any process. `totals.data_seconds` is the time of each stage of making the main process's
+        batches, in its data workers if it has any. `fill` is the used share of the token budget.
         """
         if self.metrics is None:
             return
@@ -160,7 +159,7 @@ class Monitor:
     def validation(self, step: int, result: EvaluationResult) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
 
-        No figures are recorded where no cloud could be measured.
+        If no cloud was measured, only pictures are recorded.
         """
         rows, shares = result.rows, result.shares
         for name, picture in result.pictures.items():
@@ -180,19 +179,19 @@ class Monitor:
         title = f"step {step:,}"
         self.print(
             evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
-            + f"\nThe model's Chamfer is {share:.1%} of the midpoints', mean over the clouds; "
+            + f"\nThe model's Chamfer is {share:.1%} of the midpoint baseline's, mean over clouds; "
             f"lower for {lower:.0%} of them."
         )
         self.num_evaluations += 1
         self.bar.pause()
 
     def flush(self) -> None:
-        """Try again to write what a full disk kept from metrics.jsonl: before a checkpoint is."""
+        """Write the lines of metrics.jsonl that a full disk rejected; called before each save."""
         if self.metrics is not None:
             self.metrics.flush()
 
     def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
-        """Send a picture (height, width, 3) uint8 to the trackers that take pictures."""
+        """Send a picture (height, width, 3) uint8 to the trackers that accept pictures."""
         for tracker in self.accelerator.trackers:
             if hasattr(tracker, "log_images"):
                 layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
@@ -206,14 +205,14 @@ class Monitor:
         totals: StepTotals,
         share_done: float,
     ) -> None:
-        """Move the progress bar after a step; `share_done`, 0 to 1, is the share of the run."""
+        """Update the progress bar after a step; `share_done` is the completed share of the run."""
         if self.bar is not None:
             self.bar.move(
                 step, total_steps, share_done, totals.loss, self.learning_rate, totals.num_tokens
             )
 
     def print(self, text: str) -> None:
-        """Say something on the console of the main process, above the bar, and in its log."""
+        """Print on the console of the main process, above the bar, and in its log."""
         if self.is_main:
             logger.info(text)
 
@@ -221,7 +220,10 @@ class Monitor:
         self._unless_it_fails(self.accelerator.log, values, step=step)
 
     def _unless_it_fails(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """Curves are not worth a run: once a tracker can't write, this process does without."""
+        """Call a tracker; its failure is logged and doesn't end the run.
+
+        After an OSError the trackers are no longer used.
+        """
         if self.trackers_failed:
             return
         try:
@@ -230,16 +232,16 @@ class Monitor:
             self.trackers_failed = True
             logger.warning("trackers can't write (%s): no more curves", error.strerror or error)
         except Exception as error:
-            # Whatever a tracker does with its values; a picture may fail where curves do not.
+            # Trackers raise errors of any type; a picture may fail while curves still work.
             what = ", ".join(str(name) for value in values for name in value)
             logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
             logger.debug("a tracker failed", exc_info=True)
 
     def _start_trackers(self) -> None:
-        # A quick run has a directory of its own, below the one that the Accelerator was made with.
+        # `--quick` uses a subdirectory of the Accelerator's output directory.
         self.accelerator.project_configuration.logging_dir = str(self.config.output_dir)
         name = self.config.output_dir.resolve().name
-        # Step 0 is lost with the rest where nothing had been saved, else the saved step is kept.
+        # Without a checkpoint all steps are purged, else those after the checkpoint.
         purge_step = self.resume_step + 1 if self.resume_step else 0
         self.accelerator.init_trackers(
             PROJECT,
@@ -259,7 +261,7 @@ class Monitor:
                 tracker.store_init_configuration(values)
 
     def _chart_rows_together(self, rows: Mapping[str, Mapping[str, float]]) -> None:
-        """One TensorBoard chart for each metric: the model between baseline and floor."""
+        """Add one TensorBoard chart per metric, with all rows of the evaluation."""
         charts: dict[str, list[Any]] = {}
         for row, figures in rows.items():
             for metric in figures:
@@ -271,10 +273,10 @@ class Monitor:
 
 
 def write_hyperparameters(tracker: GeneralTracker, values: dict[str, Any]) -> None:
-    """Put hyperparameters into a TensorBoard run itself.
+    """Write hyperparameters into the events of the TensorBoard run itself.
 
-    The tracker's own way, SummaryWriter.add_hparams, opens one more run, named by the time, at each
-    start, so that a run continued often is listed many times, and none of them has curves.
+    The tracker uses SummaryWriter.add_hparams, which adds a run, named by the time, at each start:
+    a run that is continued often would be listed many times, without curves.
     """
     from torch.utils.tensorboard.summary import hparams
 

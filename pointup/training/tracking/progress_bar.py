@@ -1,4 +1,4 @@
-"""How far a run has come, for the person in front of it."""
+"""Progress bar of a run on a terminal, or log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ logger = logging.getLogger("pointup")
 
 
 class ProgressBar:
-    """Where a run is: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`.
+    """Shows step, loss, speed and time left: a bar on a terminal, elsewhere a line every
+    `seconds_between_lines`.
 
-    Speed is that of the last steps, without evaluations; the time left counts everything since the
-    start of this process.
+    Speed is that of the last 64 steps, without evaluations. The time left follows from the progress
+    since the start of this process, evaluations included.
     """
 
     def __init__(self, seconds_between_lines: float = 30.0) -> None:
@@ -49,7 +50,7 @@ class ProgressBar:
             state.append(f"lr {learning_rate:.2g}")
         self.recent.append((now, num_tokens))
         if (elapsed := now - self.recent[0][0]) > 0:
-            # The first entry only marks when the second step began.
+            # The first entry marks the start of the second step; its tokens came before.
             done = sum(tokens for _, tokens in self.recent) - self.recent[0][1]
             state.append(f"{done / elapsed:,.0f} tokens/s")
         self.began = self.began or (now, share_done)
@@ -64,7 +65,7 @@ class ProgressBar:
             self._log(now)
 
     def pause(self) -> None:
-        """Leave what was done since the last step out of the speed."""
+        """Exclude the time since the last step from the speed."""
         self.recent.clear()
 
     def close(self) -> None:
@@ -82,11 +83,11 @@ class ProgressBar:
                 self.bar.n = self.share_done
                 self.bar.set_description_str(self.line)
             except OSError:
-                # The terminal is gone; what is training stays.
+                # The terminal is gone; the training continues.
                 self.bar = None
         self.drawn_at = now
 
     def _log(self, now: float) -> None:
-        # With a bar on the console the line is for the log file alone.
+        # With a bar on the console, the line goes to the log file only.
         logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.line)
         self.logged_at, self.is_logged = now, True

@@ -1,4 +1,4 @@
-"""Figures of a run as aligned text, at most 100 columns wide."""
+"""Formats evaluations and the plan of a run as text tables, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def evaluation_table(
     title: str = "",
     conventions: bool = True,
 ) -> str:
-    """A line for each of `rows`, a column for each metric that any has, its unit below its name.
+    """A line for each of `rows`, a column for each metric of any row, with its unit below its name.
 
-    Where both are there, a last line says how far the model is from the no-network baseline.
-    `conventions` adds what each figure is, in a sentence each. A figure that isn't in `metrics` is
-    printed under its own name, after the others.
+    With rows for both, a last line gives the model's relative change from the midpoint baseline.
+    `conventions` adds a definition of each metric. A metric that isn't in `metrics` comes last,
+    under its key.
     """
     given = list(dict.fromkeys(name for row in rows.values() for name in row))
     names = [name for name in metrics if name in given] + [n for n in given if n not in metrics]
@@ -52,7 +52,7 @@ def evaluation_table(
 
 
 def plan_table(values: Mapping[str, object]) -> str:
-    """A name and a value on each line; long values go on below their beginning."""
+    """A name and a value per line; long values wrap and stay aligned."""
     indent = max(map(len, values), default=0) + 2
     return "\n".join(
         textwrap.fill(
@@ -73,7 +73,7 @@ def _change(value: float | None, reference: float | None) -> str:
 
 
 def _aligned(lines: list[list[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Lines with the first column aligned to the left and the others to the right."""
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     form = f"{{:{first}}}" + "".join(f"{{:>{width + 3}}}" for width in others)
     return "\n".join(form.format(*line).rstrip() for line in lines)
