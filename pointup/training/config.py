@@ -19,6 +19,8 @@ from pointup.training.schedule import LrScaling
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
 """Used if `--token-budget` is not given, unless a single pair is larger."""
+PROCEDURAL_TOKEN_BUDGET = 8192
+"""The same without `--data`: on a CPU, many small steps train more than a few large ones."""
 
 NOT_OPTIONS = frozenset({"slots", "mixed_precision", "cpu_threads", "found_token_budget"})
 """Keys of config.json that are not options of train.py."""
@@ -52,9 +54,9 @@ class TrainConfig:
     hours: float | None = None
     """Length of the run in hours of training."""
     token_budget: int | Literal["auto"] | None = None
-    """Most tokens (points of source and target) in a micro-batch. By default 20,480, or the size of
-    the largest pair if that is more; "auto" measures, before the first step, how many fit into
-    memory, and keeps that number for the whole run."""
+    """Most tokens (points of source and target) in a micro-batch. By default 20,480 (8,192
+    without --data), or the size of the largest pair if that is more; "auto" measures, before the
+    first step, how many fit into memory, and keeps that number for the whole run."""
     max_clouds: int | None = None
     """Most clouds in a micro-batch."""
     accumulation_steps: int = 1
@@ -161,6 +163,11 @@ class TrainConfig:
                 raise ConfigError(
                     f"{option(name)} is {value}; upsampling needs a ratio of at least 1"
                 )
+
+
+def default_token_budget(config: TrainConfig) -> int:
+    """The token budget if none is given; procedural pairs are small, and so are their steps."""
+    return PROCEDURAL_TOKEN_BUDGET if config.data is None else DEFAULT_TOKEN_BUDGET
 
 
 def option(field_name: str) -> str:

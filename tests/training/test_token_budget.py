@@ -18,6 +18,7 @@ from torch_geometric.data import Batch
 
 from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
 from pointup.errors import TrainingError
+from pointup.training import config as options
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import make_accelerator
@@ -206,7 +207,7 @@ def grown(
         tried.append(num_tokens(batch))
         return torch.ones(bytes_per_token // 4, num_tokens(batch)).sum()
 
-    config = TrainConfig(**changes)
+    config = TrainConfig(data="pairs", **changes)
     found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None, validation)
     return found, tried
 
@@ -216,8 +217,8 @@ def test_the_default_budget_is_raised_to_the_largest_pair_of_either_split(
 ) -> None:
     smaller = copy(dataset)
     smaller.full_sizes = dataset.full_sizes[:1]
-    assert grown(dataset, accelerator) == (budget.DEFAULT_TOKEN_BUDGET, [])
-    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
+    assert grown(dataset, accelerator) == (options.DEFAULT_TOKEN_BUDGET, [])
+    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
     found, tried = grown(dataset, accelerator)
@@ -237,7 +238,7 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
     limited: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 100)
+    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 100)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     limited(4e8)
     with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points .* --tile.* --crop") as error:
@@ -251,11 +252,13 @@ def test_the_plan_reports_a_raised_budget(
 ) -> None:
     data = TrainingData("", dataset, dataset, (), (), "", ())
     largest = str(dataset.names[int(dataset.full_sizes.argmax())])
-    assert describe_budget(TrainConfig(), data, 20480, 0.5) == "20,480, 50.0% used"
-    monkeypatch.setattr(budget, "DEFAULT_TOKEN_BUDGET", 500)
-    text = describe_budget(TrainConfig(), data, 720, 0.5)
+    assert describe_budget(TrainConfig(data="pairs"), data, 20480, 0.5) == "20,480, 50.0% used"
+    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
+    text = describe_budget(TrainConfig(data="pairs"), data, 720, 0.5)
     assert text == f"720, 50.0% used; raised from 500 to the largest pair, {largest}"
-    assert "grown" not in describe_budget(TrainConfig(token_budget=720), data, 720, 0.5)
+    assert "raised" not in describe_budget(
+        TrainConfig(data="pairs", token_budget=720), data, 720, 0.5
+    )
 
 
 def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(

@@ -22,7 +22,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
-from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
+from pointup.training.config import TrainConfig, default_token_budget
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.available_memory import (
     PeakMemory,
@@ -62,7 +62,7 @@ def settle_token_budget(
 ) -> int:
     """The token budget of a run, the same on every process; every process must call this.
 
-    A given number is used as it is. By default the budget is DEFAULT_TOKEN_BUDGET, or the size of
+    A given number is used as it is. By default it is `default_token_budget`, or the size of
     the largest pair of `dataset` and `validation` if that is more. "auto" is the largest budget
     that fits on every process; it is measured once per run and stored in `config.json`, from which
     a continued run reads it. `propagate` runs forward and backward on a batch, `drop_gradients`
@@ -102,12 +102,12 @@ def _default_budget(
     drop_gradients: Callable[[], None],
     validation: PairDataset | None,
 ) -> int:
-    largest = int(dataset.full_sizes.max())
+    largest, default = int(dataset.full_sizes.max()), default_token_budget(config)
     if config.crop:
-        return DEFAULT_TOKEN_BUDGET
+        return default
     # On a GPU, running out of memory raises an error that names the cloud; on the CPU the process
     # is killed. Evaluation stores no gradients, and so needs less.
-    if largest > DEFAULT_TOKEN_BUDGET and accelerator.device.type == "cpu":
+    if largest > default and accelerator.device.type == "cpu":
         cropped = replace(config, crop=True)
         probe = Probe(cropped, dataset, accelerator.device, propagate, drop_gradients)
         found, limit = _fits_everywhere(probe, accelerator, SMALLEST_PROBE, largest)
@@ -120,7 +120,7 @@ def _default_budget(
             )
     if validation is not None:
         largest = max(largest, int(validation.full_sizes.max()))
-    return max(largest, DEFAULT_TOKEN_BUDGET)
+    return max(largest, default)
 
 
 def _fits_everywhere(
@@ -143,14 +143,15 @@ def _fits_everywhere(
 def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
     """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
     text = f"{token_budget:,}, {fill:.1%} used"
-    if config.token_budget is None and token_budget > DEFAULT_TOKEN_BUDGET:
+    default = default_token_budget(config)
+    if config.token_budget is None and token_budget > default:
         parts = (data.train, data.validation)
         names = [
             str(part.names[int(part.full_sizes.argmax())])
             for part in parts
             if int(part.full_sizes.max()) == token_budget
         ]
-        text += f"; raised from {DEFAULT_TOKEN_BUDGET:,} to the largest pair"
+        text += f"; raised from {default:,} to the largest pair"
         text += f", {names[0]}" if names else ""
     return text
 
