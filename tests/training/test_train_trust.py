@@ -52,7 +52,7 @@ def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_th
     # The next evaluation ends the process after its metrics are written.
     monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(training.Monitor, "picture", dies)
+        patch.setattr(training.Saver, "save_best", dies)
         training.train(run, accelerator)
     assert len(evaluations_of(tmp_path / "run")) == 1
 
