@@ -38,7 +38,7 @@ WAITS = {
         "copy to the CPU",
         "pointup/training/distributed/reduction.py:finish",
     ): "totals of the step, one read",
-    ("synchronize", "pointup/benchmark/timing.py:now"): "what is timed is over",
+    ("synchronize", "pointup/benchmark/timing.py:now"): "timed work must be complete",
 }
 """Every wait of the host that a step may have, with the reason."""
 

@@ -102,8 +102,8 @@ def default_pairs(
 
     Sources have about 200 to 2500 points. Targets have about two to eight times as many, in most
     shapes four times, and at most 5,000. Source and target are sampled independently. Validation
-    samples have a second sampling and their surface. The dataset depends on the seed, not on the number of workers.
-    `num_workers=None` starts one worker per core, at most 32.
+    samples have a second sampling and their surface. The dataset depends on the seed, not on the
+    number of workers. `num_workers=None` starts one worker per core, at most 32.
     """
     logger.info("making %d procedural samples for training", num_train + num_validation)
     surfaces: dict[str, Surface] = {}

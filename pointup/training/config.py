@@ -191,8 +191,8 @@ def quick_config(config: TrainConfig) -> TrainConfig:
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
     """The config as JSON values, nested like the dataclasses."""
-    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
-    return plain
+    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config), default=str))
+    return values
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -129,12 +129,12 @@ def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
         monkeypatch.setenv("WORLD_SIZE", "8")
         with pytest.raises(ConfigError, match=r"the driver is asleep; 8 .* use_cpu: true"):
             prepare_devices()
-        for asked in ("True", None):  # Wanted so, or started without a launcher.
-            monkeypatch.setenv("WORLD_SIZE", "8" if asked else "1")
-            if asked is None:
+        for use_cpu in ("True", None):  # As requested, or without a launcher.
+            monkeypatch.setenv("WORLD_SIZE", "8" if use_cpu else "1")
+            if use_cpu is None:
                 monkeypatch.delenv("ACCELERATE_USE_CPU")
             else:
-                monkeypatch.setenv("ACCELERATE_USE_CPU", asked)
+                monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
             prepare_devices()
         assert not capsys.readouterr().err
 

@@ -136,8 +136,8 @@ def test_an_impossible_option_is_one_line_on_stderr_and_a_failed_exit(
     assert training.main() == 1
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    told = value if name == "--data" else name.removeprefix("--")
-    assert lines[0].startswith("train.py: error: ") and told in lines[0]
+    message = value if name == "--data" else name.removeprefix("--")
+    assert lines[0].startswith("train.py: error: ") and message in lines[0]
     assert not (run / "checkpoints").exists()
 
 

@@ -41,13 +41,13 @@ def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
     with launched(pair_directory, run, *options, fault="stop forward 3 1") as process:
         assert process.wait(PATIENCE) != 0
         assert has_ended_within(
-            60, run, "SIGSTOP of process 1, --hang-timeout 3: stacks told, exit not 0"
+            60, run, "SIGSTOP of process 1, --hang-timeout 3: stacks reported, exit not 0"
         )
-    told = output_of(run)
-    assert "the training hangs: process 1 stopped" in told
-    assert re.search(r"process 1 \(pid \d+ on \S+\): step 2, forward and backward, for", told)
-    assert re.search(r"process 0 \(pid \d+ on \S+\): step 2, reduction, for", told)
-    assert "no heartbeat" in told and "in finish" in told
+    message = output_of(run)
+    assert "the training hangs: process 1 stopped" in message
+    assert re.search(r"process 1 \(pid \d+ on \S+\): step 2, forward and backward, for", message)
+    assert re.search(r"process 0 \(pid \d+ on \S+\): step 2, reduction, for", message)
+    assert "no heartbeat" in message and "in finish" in message
     assert "the training hangs" in log_of(run)
 
 
@@ -72,7 +72,7 @@ def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_pa
     with launched(pair_directory, run, "--hang-timeout", 3, fault="hang forward 3 0") as process:
         assert process.wait(PATIENCE) != 0
         assert has_ended_within(
-            60, run, "hang in Python, --hang-timeout 3: the line is told, exit not 0"
+            60, run, "hang in Python, --hang-timeout 3: the line is reported, exit not 0"
         )
     assert "the training hangs: process 0 stopped" in output_of(run)
     assert "time.sleep(600)" in output_of(run)
@@ -178,12 +178,12 @@ def test_a_process_that_differs_is_named_with_what_differs(
 ) -> None:
     run = tmp_path / "run"
     words = arguments(pair_directory, run, "--num-workers", 0)
-    with timed(f"other {what}: told"):
+    with timed(f"other {what}: reported"):
         ended = run_forked("faulty", *words, FAULT=f"differ {what} 0 1")
     assert ended.returncode == 1
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]
-    told = ended.stderr
-    assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", told), told
-    assert told.count("train.py: error:") == 1
+    message = ended.stderr
+    assert re.search(rf"process 1 on \S+ differs from process 0 in {differs}", message), message
+    assert message.count("train.py: error:") == 1
     assert not (run / "checkpoints").exists()

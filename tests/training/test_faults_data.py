@@ -32,10 +32,10 @@ from pointup.datasets.pair_writer import write_pairs
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "what, told", [("kill", "killed by signal"), ("hang", "timed out"), ("raise", "is broken")]
+    "what, message", [("kill", "killed by signal"), ("hang", "timed out"), ("raise", "is broken")]
 )
 def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, what: str, told: str
+    pair_directory: Path, tmp_path: Path, undisturbed: Path, what: str, message: str
 ) -> None:
     run = tmp_path / "run"
     # At about step 8: a process reads two or three clouds a step.
@@ -52,7 +52,7 @@ def test_a_data_worker_that_dies_hangs_or_raises_ends_the_run_within_its_timeout
         assert has_ended_within(
             60, run, f"data worker: {does[what]}: exit not 0, continues bit for bit"
         )
-    assert told in log_of(run, 1), log_of(run, 1)
+    assert message in log_of(run, 1), log_of(run, 1)
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)
 
@@ -74,7 +74,7 @@ def test_a_corrupt_sample_on_one_process_is_reported_before_the_first_step(
     write_pairs(pairs("train", 40), pairs("validation", 6), broken, info={})
     run = tmp_path / "run"
     fault = f"differ {broken} 0 1"
-    with launched(pair_directory, run, fault=fault) as process, timed("corrupt sample: told"):
+    with launched(pair_directory, run, fault=fault) as process, timed("corrupt sample: reported"):
         assert process.wait(PATIENCE) != 0
     assert re.search(
         r"process 1 on \S+ differs from process 0 in dataset: .*train.samples 39, there 40",
@@ -92,7 +92,10 @@ def test_a_dataset_that_one_process_can_not_read_is_reported_with_its_path(
         path.write_bytes(path.read_bytes()[:1000])
     run = tmp_path / "run"
     fault = f"differ {broken} 0 1"
-    with launched(pair_directory, run, fault=fault) as process, timed("unreadable dataset: told"):
+    with (
+        launched(pair_directory, run, fault=fault) as process,
+        timed("unreadable dataset: reported"),
+    ):
         assert process.wait(PATIENCE) != 0
     assert re.search(rf"train.py: error: {broken}: can't be opened", output_of(run)), output_of(run)
 

@@ -56,14 +56,16 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole_and_the_run_continues_when
                 pass
         full = time.time()
         assert process.wait(PATIENCE) != 0, "the last checkpoint could not be saved"
-        assert has_ended(full, 120, run, f"full disk, --on-save-error {on_save_error}: told, ends")
-    told = output_of(run)
+        assert has_ended(
+            full, 120, run, f"full disk, --on-save-error {on_save_error}: reported, ends"
+        )
+    message = output_of(run)
     # The model of the evaluation at step 6 is the first thing to be written.
     first = "(model: the model|step_8: the checkpoint)"
     last = f"step_{STEPS}: the checkpoint"
     failed = first if on_save_error == "end" else last
-    assert re.search(rf"{failed} can't be written \(.*No space left on device", told)
-    assert ("training continues" in told) == (on_save_error == "go-on")
+    assert re.search(rf"{failed} can't be written \(.*No space left on device", message)
+    assert ("training continues" in message) == (on_save_error == "go-on")
     assert latest_of(run) == "step_4"
     filler.unlink()
     continues(pair_directory, run, *options)
@@ -89,9 +91,11 @@ def test_a_damaged_checkpoint_is_refused_and_the_offered_one_leads_to_the_same_e
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with launched(pair_directory, run) as process, timed(f"{damage} {name}: refused"):
         assert process.wait(PATIENCE) != 0
-    told = output_of(run)
-    assert f"{latest}: the checkpoint " in told and name in told and told.count("error:") == 1
-    assert "write step_4 into" in told
+    message = output_of(run)
+    assert (
+        f"{latest}: the checkpoint " in message and name in message and message.count("error:") == 1
+    )
+    assert "write step_4 into" in message
     (run / "checkpoints" / "LATEST").write_text("step_4")
     continues(pair_directory, run)
     assert_ends_like(run, undisturbed)

@@ -240,8 +240,8 @@ def test_another_version_of_a_package_on_a_host_is_reported_before_the_first_ste
         launch(network, pair_directory, tmp_path / "run", only=first)
         launch(network, pair_directory, tmp_path / "run", only=second, PYTHONPATH=str(tmp_path))
         assert all(statuses(network)), output(network)
-    told = "process 1 on host1 differs from process 0 in packages: torch-geometric 9.8.7, there "
-    assert told in output(network)
+    message = "process 1 on host1 differs from process 0 in packages: torch-geometric 9.8.7, there "
+    assert message in output(network)
     assert not has_stepped(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""A run has what the launcher was asked for, or ends with an error."""
+"""A run has the requested processes and options, or ends with an error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
 ) -> None:
     ended = launched(tmp_path, "--cpu", "--num_processes", "2")
     assert ended.returncode != 0
-    assert "asked for 2 processes but started 1" in ended.stderr
+    assert "was to start 2 processes but started 1" in ended.stderr
     assert "WORLD" not in ended.stdout
 
 
@@ -139,7 +139,7 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None
         "    print(all(torch.equal(products[0], other) for other in products[1:]))\n"
     )
     if not torch.backends.mkl.is_available():
-        pytest.skip("only MKL can be told to")
+        pytest.skip("only MKL has this setting")
     # The environment of the tests sets MKL_CBWR.
     unordered = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     ended = subprocess.run(

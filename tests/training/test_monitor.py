@@ -350,9 +350,9 @@ def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
         stream = monitor.log.handlers[0].setStream(FULL_DISK.open("w"))  # type: ignore[attr-defined]
         train(monitor, 10)
         train(monitor, 20)
-        monitor.print("goes on")
+        monitor.print("continues")
     stream.close()
-    told = capsys.readouterr().err
-    assert told.count("rank_0.log: No space left on device") == 1
-    assert told.count("trackers can't write (No space left on device)") == 1
-    assert "goes on" in told and "Traceback" not in told
+    message = capsys.readouterr().err
+    assert message.count("rank_0.log: No space left on device") == 1
+    assert message.count("trackers can't write (No space left on device)") == 1
+    assert "continues" in message and "Traceback" not in message

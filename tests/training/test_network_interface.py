@@ -1,4 +1,4 @@
-"""The interface that leads to the other machines, whatever a machine calls itself."""
+"""The network interface that reaches the other machines, for any name of the host."""
 
 from __future__ import annotations
 

@@ -33,16 +33,16 @@ def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
 
 
 def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence() -> None:
-    told = {}
+    message = {}
     for others in (["culprit"], []):
         bad_steps = NonFiniteSteps(ALONE)
         with pytest.raises(TrainingError) as ended:
             for step in range(MAX_NON_FINITE_STEPS):
                 bad_step(bad_steps, step, f"cloud_{step}", *others)
-        told[len(others)] = str(ended.value)
-    assert "all of them from culprit: check these clouds" in told[1]
-    assert "other clouds each time: training has diverged; lower --learning-rate" in told[0]
-    assert "diverged" not in told[1]
+        message[len(others)] = str(ended.value)
+    assert "all of them from culprit: check these clouds" in message[1]
+    assert "other clouds each time: training has diverged; lower --learning-rate" in message[0]
+    assert "diverged" not in message[1]
 
 
 def test_only_the_first_of_many_clouds_are_named() -> None:

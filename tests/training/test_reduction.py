@@ -79,8 +79,8 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
     assert sums == [(0.5, 0.5)] * 3
 
 
-@pytest.mark.parametrize("asked", [(), (0,), (2,), (0, 1, 2)])
-def test_a_stop_requested_on_one_process_stops_all(asked: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("requested", [(), (0,), (2,), (0, 1, 2)])
+def test_a_stop_requested_on_one_process_stops_all(requested: tuple[int, ...]) -> None:
     buffers = []
 
     def finish(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
@@ -90,9 +90,9 @@ def test_a_stop_requested_on_one_process_stops_all(asked: tuple[int, ...]) -> No
         )  # fmt: skip
         reduction = StepReduction(processes, [])
         reduction.start()
-        return reduction.finish(stop=rank in asked, elapsed_seconds=float(rank == 0))
+        return reduction.finish(stop=rank in requested, elapsed_seconds=float(rank == 0))
 
     for rank in range(3):
         finish(rank, lambda buffer: buffers.append(buffer) or buffer)  # type: ignore[func-returns-value]
     totals = finish(0, lambda buffer: torch.stack(buffers).sum(0))
-    assert totals.stop == bool(asked) and totals.elapsed_seconds == 1.0
+    assert totals.stop == bool(requested) and totals.elapsed_seconds == 1.0

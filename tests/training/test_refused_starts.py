@@ -124,11 +124,11 @@ def test_stray_checkpoint_names_and_metrics_lines_are_ignored(start: Start, run:
     state = json.loads((checkpoints / "step_2" / "state.json").read_text())
     text = json.dumps({**state, "finished": False})
     (checkpoints / "step_2" / "state.json").write_text(text)
-    status, told = start(run, "--steps", 3)
-    assert status == 0, told
+    status, message = start(run, "--steps", 3)
+    assert status == 0, message
     assert (checkpoints / "LATEST").read_text() == "step_3"
     assert (checkpoints / "step_3" / "model.safetensors").is_file()
-    assert (run / "model" / "model.safetensors").is_file() and "no more curves" in told
+    assert (run / "model" / "model.safetensors").is_file() and "no more curves" in message
 
 
 def test_a_run_continues_with_options_of_other_versions_of_pointup(start: Start, run: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_run_continues_with_options_of_other_versions_of_pointup(start: Start,
     del config["patience"], config["weight_decay"], config["loss"]["repulsion"], config["slots"]
     config["of_a_later_version"] = {"depth": 3}
     (run / "config.json").write_text(json.dumps(config))
-    told = continues(start(run), run)
-    assert "of_a_later_version.depth is no option of this version" in told
+    message = continues(start(run), run)
+    assert "of_a_later_version.depth is no option of this version" in message
     del config["seed"]
     (run / "config.json").write_text(json.dumps(config))
     refused_in_a_line(start(run, "--seed", 5), "seed 0 by default, not 5", "--output-dir")
@@ -148,10 +148,10 @@ def test_another_number_of_threads_is_reported(start: Start, run: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        told = continues(start(run), run)
+        message = continues(start(run), run)
     finally:
         torch.set_num_threads(threads)
-    assert f"cpu_threads changed from {threads} to {threads + 1}" in told
+    assert f"cpu_threads changed from {threads} to {threads + 1}" in message
 
 
 def test_a_start_that_fails_does_not_claim_the_directory(
@@ -160,8 +160,8 @@ def test_a_start_that_fails_does_not_claim_the_directory(
     run = tmp_path / "run"
     refused_in_a_line(start(run, "--data", tmp_path / "nowhere"), "nowhere")
     refused_in_a_line(start(run, "--token-budget", 100), "raise --token-budget")
-    status, told = start(run, "--steps", 1)
-    assert status == 0, told
+    status, message = start(run, "--steps", 1)
+    assert status == 0, message
     refused_in_a_line(start(run, "--steps", 1, "--learning-rate", 1), "learning_rate")
 
 

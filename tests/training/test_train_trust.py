@@ -52,7 +52,7 @@ def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_th
     # The next evaluation ends the process after its metrics are written.
     monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(training.Monitor, "picture", dies)
+        patch.setattr(training.Saver, "save_best", dies)
         training.train(run, accelerator)
     assert len(evaluations_of(tmp_path / "run")) == 1
 
@@ -133,10 +133,10 @@ def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
     write_pairs([*pairs(["a", "b", "c"]), broken], pairs(held_out), data, info={})
     training.train(options(data, run, steps=1, num_pictures=4), accelerator)
     console = capsys.readouterr().err
-    told = console + (run / "logs" / "rank_0.log").read_text()
-    assert "no picture of" not in told and "a tracker failed" not in told
+    message = console + (run / "logs" / "rank_0.log").read_text()
+    assert "no picture of" not in message and "a tracker failed" not in message
     assert "train sample bad\\x1b[1m" in console
-    assert not {"\x1b", "\r", "\u202e"} & set(told)
+    assert not {"\x1b", "\r", "\u202e"} & set(message)
     events = EventAccumulator(str(run / "pointup"), size_guidance={"images": 0})
     tags = set(events.Reload().Tags()["images"])
     shown = ["cost $5 or $\\frac$", "\\x1b[2J\\x1b[31mred\\r", "../x\\u202eabc", "$_{$"]
@@ -212,8 +212,10 @@ def test_an_excessive_learning_rate_is_reported_as_divergence_with_step_and_rate
         pair_directory, tmp_path, steps=60, learning_rate=1000.0, warmup_steps=2, num_pictures=0,
         token_budget=800, eval_every=60, save_every=60,
     )  # fmt: skip
-    told = r"10 steps in a row, the last one step \d+ at learning rate \d+ from train_.* diverged"
-    with pytest.raises(TrainingError, match=told) as failed:
+    message = (
+        r"10 steps in a row, the last one step \d+ at learning rate \d+ from train_.* diverged"
+    )
+    with pytest.raises(TrainingError, match=message) as failed:
         training.train(config, accelerator)
     assert "lower --learning-rate" in str(failed.value) and "drop" not in str(failed.value)
 
@@ -258,7 +260,7 @@ def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any
     assert "Traceback" not in log and "l\u00e4ufe" in log
     assert (run / "checkpoints" / "LATEST").read_text() == "step_2"
     with pytest.raises(ConfigError, match=r"--output-dir .* LC_ALL"):
-        # What Python makes of it where it is told to take the locale at its word.
+        # The name as Python decodes it if it follows the locale strictly.
         options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
 
 
@@ -269,7 +271,7 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.requested_by)\n"
     )
-    asked = {}
+    requests = {}
     for handler in (signal.SIG_DFL, signal.SIG_IGN):
         ended = subprocess.run(
             [sys.executable, "-c", code],
@@ -277,5 +279,5 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
             text=True,
             preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),
         )
-        asked[handler] = ended.stdout.strip()
-    assert asked == {signal.SIG_DFL: "SIGHUP", signal.SIG_IGN: "None"}
+        requests[handler] = ended.stdout.strip()
+    assert requests == {signal.SIG_DFL: "SIGHUP", signal.SIG_IGN: "None"}

@@ -1,4 +1,4 @@
-"""Forms the process group, anew at every restart, and connects to its key-value store."""
+"""Forms the process group, again at every restart, and connects to its key-value store."""
 
 from __future__ import annotations
 

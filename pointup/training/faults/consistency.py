@@ -43,25 +43,25 @@ def check_consistency(accelerator: Accelerator, facts: Mapping[str, Any]) -> Non
     gathered = accelerator.gather(checksums.to(accelerator.device))
     if bool((gathered == gathered[0]).all()):
         return
-    everyone: list[tuple[str, dict[str, str]]] = gather_object([(platform.node(), texts)])
-    raise TrainingError("; ".join(differences(everyone)))
+    processes: list[tuple[str, dict[str, str]]] = gather_object([(platform.node(), texts)])
+    raise TrainingError("; ".join(differences(processes)))
 
 
-def differences(everyone: list[tuple[str, dict[str, str]]]) -> list[str]:
+def differences(processes: list[tuple[str, dict[str, str]]]) -> list[str]:
     """A line for each fact in which a process differs from the majority.
 
-    `everyone` has (host, facts as JSON) of each process.
+    `processes` has (host, facts as JSON) of each process.
     """
     lines = []
-    for name in everyone[0][1]:
-        counts = Counter(facts[name] for _, facts in everyone)
+    for name in processes[0][1]:
+        counts = Counter(facts[name] for _, facts in processes)
         usual = counts.most_common(1)[0][0]
-        for rank, (host, facts) in enumerate(everyone):
+        for rank, (host, facts) in enumerate(processes):
             if facts[name] != usual:
                 others = " and ".join(
-                    f"process {i}" for i, (_, f) in enumerate(everyone) if f[name] == usual
+                    f"process {i}" for i, (_, f) in enumerate(processes) if f[name] == usual
                 )
-                if len(everyone) > 3:
+                if len(processes) > 3:
                     others = f"{counts[usual]} others"
                 lines.append(
                     f"process {rank} on {host} differs from {others} in {name}"

@@ -51,12 +51,12 @@ class NonFiniteSteps:
             # scale. At a scale below 1, overflow by scaling is not the cause.
             return True
         self.in_a_row += 1
-        everyones = sorted(set(gather_object(non_finite_clouds())))
-        self.suspects = set(everyones) & (self.suspects if self.in_a_row > 1 else set(everyones))
+        clouds = sorted(set(gather_object(non_finite_clouds())))
+        self.suspects = set(clouds) & (self.suspects if self.in_a_row > 1 else set(clouds))
         if self.accelerator.is_main_process:
             logger.warning(
                 "step %d skipped: loss %.4g, gradient %.4g, at learning rate %.3g, from %s",
-                step, loss, grad_norm, learning_rate, named(everyones),
+                step, loss, grad_norm, learning_rate, named(clouds),
             )  # fmt: skip
         if self.in_a_row == MAX_NON_FINITE_STEPS:
             if self.suspects:
@@ -68,7 +68,7 @@ class NonFiniteSteps:
                 )
             raise TrainingError(
                 f"{MAX_NON_FINITE_STEPS} steps in a row, the last one step {step} at learning rate "
-                f"{learning_rate:.3g} from {named(everyones)}, had a non-finite loss or gradient, "
+                f"{learning_rate:.3g} from {named(clouds)}, had a non-finite loss or gradient, "
                 f"{remedy}; the last checkpoint is unchanged"
             )
         # The scaler must process a non-finite step too; otherwise its next step fails.
