@@ -23,10 +23,11 @@ STEPS = 10
 
 
 def main() -> int:
-    if not torch.accelerator.is_available():
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         print("measure_gpu.py: torch sees no accelerator; `pointup doctor` says why")
         return 1
-    device = torch.device(torch.accelerator.current_accelerator(), 0)
+    device = torch.device(accelerator.type, 0)
     print("\n".join(machine_lines(describe_machine(device))))
     quick = "--quick" in sys.argv[1:]
     print("\n| precision | points | tokens a step | ms a step | tokens/s | launches | busy |")

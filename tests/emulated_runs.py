@@ -5,6 +5,7 @@ See `emulated_device`. Run by `test_emulated.py`, in a process of its own.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -209,3 +210,23 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
             ("synchronize", "pointup/training/distributed/reduction.py:finish"),
             ("copy to the CPU", "pointup/training/distributed/reduction.py:finish"),
         }
+
+
+def test_what_is_for_the_day_a_gpu_is_at_hand_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("docs", "tests/training"):
+        monkeypatch.syspath_prepend(ROOT / folder)
+    measure_gpu = importlib.import_module("measure_gpu")
+    with (
+        mock.patch.multiple(measure_gpu, SIZES=(60, 300), BUDGETS=(700,), STEPS=1),
+        mock.patch.object(measure_gpu.subprocess, "run") as bench,
+    ):
+        measure_gpu.main()
+    assert bench.call_args.args[0][2:] == ["pointup", "bench", "--device", "gpu"]
+    # One size fits the budget.
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines[1:]] == ["| fp32", "| bf16", "| fp16"]
+    on_gpu = importlib.import_module("test_on_gpu")
+    on_gpu.test_normals_are_those_of_the_cpu()
+    on_gpu.test_a_step_has_a_loss_like_that_of_the_cpu("bf16")

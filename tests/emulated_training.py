@@ -23,6 +23,7 @@ from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
 from pointup.geometry.packed import on_host, to_device
 from pointup.geometry.validity import assume_valid
+from pointup.model import upsampler
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.faults.out_of_memory import num_tokens
@@ -155,10 +156,20 @@ def test_steps_in_16_bits_are_near_those_of_float32(
     dtype: torch.dtype, mixed: bool, tmp_path: Path
 ) -> None:
     batch = batch_of(tmp_path, [80, 60, 40], mixed)
-    exact, exact_grads, plain = step(as_if_trained().to(DEVICE), batch, DEVICE)
-    model = as_if_trained().to(DEVICE)
-    with recorded() as log:
-        found, grads, output = step(model, batch, DEVICE, dtype=dtype)
+    kept: list[Tensor] = []
+    sample = upsampler.sample_by_spacing
+
+    def keep_the_same(*arguments: Tensor) -> Tensor:
+        # Rounding decides between children that are as good as each other.
+        kept.append(sample(*arguments))
+        return kept[0]
+
+    of_float32, model = as_if_trained().to(DEVICE), as_if_trained().to(DEVICE)
+    with mock.patch.object(upsampler, "sample_by_spacing", keep_the_same):
+        exact, exact_grads, plain = step(of_float32, batch, DEVICE)
+        with recorded() as log:
+            found, grads, output = step(model, batch, DEVICE, dtype=dtype)
+    assert len(kept) == 2
     assert waits_of(log) <= set(WAITS) and not log.blocking_copies
     torch.testing.assert_close(found, exact, rtol=0.03, atol=0.03)
     for name in ("pos", "candidates", "log_shares", "log_quotas", "gaps"):
@@ -168,8 +179,9 @@ def test_steps_in_16_bits_are_near_those_of_float32(
     assert off.quantile(0.9) < 0.02 * plain.gaps.cpu().mean()
     ahead = torch.cat([grad.cpu().flatten() for grad in grads])
     wanted = torch.cat([grad.cpu().flatten() for grad in exact_grads])
-    # Rounding decides between equally good children.
-    assert torch.nn.functional.cosine_similarity(ahead, wanted, dim=0) > 0.95
+    # In float32 with weights rounded to bfloat16 it is 0.995: most of what is lost is lost there.
+    limit = 0.985 if dtype == torch.bfloat16 else 0.993
+    assert torch.nn.functional.cosine_similarity(ahead, wanted, dim=0) > limit
 
 
 @pytest.mark.parametrize(

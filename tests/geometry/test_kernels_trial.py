@@ -147,6 +147,24 @@ def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: st
             expect_right_answers(DEVICE)
 
 
+@needs_device
+@pytest.mark.usefixtures("small_trial")
+def test_a_kernel_that_puts_a_copy_before_the_point_itself_is_found_out() -> None:
+    from pointup.geometry.kernels import knn as module
+
+    kernel = module.knn_kernel
+
+    class Careless:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *given, **options: kernel[grid](*given, **options | {"OWN_FIRST": False})
+
+    with (
+        mock.patch.object(module, "knn_kernel", Careless()),
+        pytest.warns(UserWarning, match="kernel knn gives wrong answers"),
+    ):
+        assert not kernels.is_available(HERE)
+
+
 def without_compiler(**environment: str) -> BaseException:
     """The error of Triton when it compiles its launcher in such an environment."""
     from triton.runtime import build

@@ -17,7 +17,9 @@ pytestmark = [
 
 
 def device() -> torch.device:
-    return torch.device(torch.accelerator.current_accelerator(), 0)
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    return torch.device(accelerator.type, 0)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

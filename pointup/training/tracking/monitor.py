@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -161,10 +161,15 @@ class Monitor:
 
         If no cloud was measured, only pictures are recorded.
         """
-        rows, shares = result.rows, result.shares
+        if result.shares:
+            self._validation(step, result.rows, result.shares)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
-        if self.metrics is None or self.bar is None or not shares:
+
+    def _validation(
+        self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
+    ) -> None:
+        if self.metrics is None or self.bar is None:
             return
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
