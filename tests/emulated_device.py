@@ -421,7 +421,7 @@ def _autocast(operation: Any, policy: str) -> Callable[..., Any]:
                 args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
             elif policy == "float32":
                 args, kwargs = tree_map(lambda value: _cast(value, torch.float32), (args, kwargs))
-            elif policy == "float32 unless told" and kwargs.get("dtype") is None:
+            elif policy == "float32 unless reported" and kwargs.get("dtype") is None:
                 if _eligible(args[0]):
                     kwargs["dtype"] = torch.float32
             elif policy == "widest":
@@ -454,7 +454,7 @@ def _register() -> list[torch.library.Library]:
     for macro, policy in (
         ("LOWER_PRECISION_FP", "lower"),
         ("FP32", "float32"),
-        ("FP32_SET_OPT_DTYPE", "float32 unless told"),
+        ("FP32_SET_OPT_DTYPE", "float32 unless reported"),
         ("PROMOTE", "widest"),
     ):
         body = re.search(rf"#define AT_FORALL_{macro}\(_\)(.*?)\n\s*\n", text, re.DOTALL)

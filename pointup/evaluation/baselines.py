@@ -1,8 +1,8 @@
 """No-network baselines for surveys: random midpoints, jitter, plane.
 
 The midpoint baseline is thinned by farthest-point sampling, so that its points are evenly spaced;
-the returns of another survey are not. These three baselines are not thinned, and are harder to beat
-on surveys. Each makes new points; the measured points are kept.
+the returns of another survey are not. These three baselines are not thinned, and are harder to
+surpass on surveys. Each makes new points; the measured points are kept.
 """
 
 from __future__ import annotations

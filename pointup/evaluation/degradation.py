@@ -17,7 +17,7 @@ than this number of percentage points."""
 SCORE_POINTS = 1.0
 """A score is much worse if it is lower than the source's by more percentage points than this."""
 FARTHER_BY = 2.0
-"""A figure of new points only is much worse if it exceeds this factor times the midpoints'."""
+"""A figure of new points only is much worse if it exceeds this multiple of the midpoint baseline."""
 
 
 def worse_than_source(
@@ -31,7 +31,7 @@ def worse_than_source(
     Much worse is a distance larger by more than 10 %; a share of points in percent (lower is
     better) larger by more than half and more than 0.1 percentage points; a score (higher is better)
     lower by more than one percentage point. A figure that the source does not have is much worse if
-    it is more than twice the midpoints'. The list is empty if `rows` has no source.
+    it is more than twice the midpoint baseline's. The list is empty if `rows` has no source.
     """
     if source not in rows:
         return []
@@ -49,7 +49,7 @@ def worse_than_source(
                 if _much_worse(metric, value, before):
                     found.append(_described(metric, value, before))
             elif beside is not None and metric.better == "lower" and value > FARTHER_BY * beside:
-                found.append(_described(metric, value, beside, "the midpoints' "))
+                found.append(_described(metric, value, beside, "the midpoint baseline's "))
         if found:
             sentences.append(f"{method}, much worse than the source: " + "; ".join(found))
         else:
@@ -84,7 +84,7 @@ def beside_baselines(
     baselines: Sequence[str] = BESIDE,
 ) -> list[str]:
     """A line for each of `methods` in `rows`: its Chamfer distance as a share of the best
-    baseline's and of the midpoints', computed from the means in `rows`."""
+    baseline's and of the midpoint baseline's, computed from the means in `rows`."""
     known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
     if not known:
         return []
@@ -97,6 +97,6 @@ def beside_baselines(
         line = f"Chamfer of the {method}: {chamfer / known[best]:.1%} of the best baseline's "
         line += f"({best.replace('_', ' ')})"
         if best != "midpoints" and "midpoints" in known:
-            line += f", {chamfer / known['midpoints']:.1%} of the midpoints'"
+            line += f", {chamfer / known['midpoints']:.1%} of the midpoint baseline's"
         lines.append(line)
     return lines

@@ -266,8 +266,10 @@ class Upsampler(
                 child_g = encode_positions(described, linear, x_NRC.dtype)
                 x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
                 x_normed_NRC = self.pull_norm(x_NRC)
-                pulls = offset_along(self.pull(x_normed_NRC), child_g)
-                to_points, to_planes = pulls.masked_fill(local.missing.unsqueeze(1), 0.0).float()
+                offset_weights = offset_along(self.pull(x_normed_NRC), child_g)
+                to_points, to_planes = offset_weights.masked_fill(
+                    local.missing.unsqueeze(1), 0.0
+                ).float()
                 moved = (
                     mean_offset(to_points, local.relative, from_parent)
                     + mean_offset_to_planes(

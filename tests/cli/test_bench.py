@@ -77,9 +77,9 @@ def test_brute_force_finds_what_the_package_finds() -> None:
     pos, target = sheet(150, 0, 0.05).requires_grad_(), sheet(400, 1)
     ours = chamfer_distance(pos, one_cloud(pos), target, one_cloud(target)).sum()
     for recompute in (False, True):
-        plain = reference_chamfer_distance(pos, target, recompute)
-        torch.testing.assert_close(ours, plain)
-        (gradient,) = torch.autograd.grad(plain, pos)
+        expected = reference_chamfer_distance(pos, target, recompute)
+        torch.testing.assert_close(ours, expected)
+        (gradient,) = torch.autograd.grad(expected, pos)
         torch.testing.assert_close(torch.autograd.grad(ours, pos, retain_graph=True)[0], gradient)
     squared, index = knn(target, one_cloud(target), 7)
     plain_squared, plain_index = reference_knn(target, 7)

@@ -129,9 +129,11 @@ def test_workers_ignore_signals_and_leave_nothing_after_an_exit_an_exception_or_
         text=True,
         timeout=120,
     )
-    told = [line.split() for line in ended.stdout.splitlines()]
-    assert {word[0]: int(word[1]) for word in told if word[0] in expected} == expected, ended.stderr
-    workers = [pid for words in told if words[0] == "workers" for pid in words[1:]]
+    reported = [line.split() for line in ended.stdout.splitlines()]
+    assert {word[0]: int(word[1]) for word in reported if word[0] in expected} == expected, (
+        ended.stderr
+    )
+    workers = [pid for words in reported if words[0] == "workers" for pid in words[1:]]
     assert len(workers) == 6 and not any(Path(f"/proc/{pid}").exists() for pid in workers)
     assert "the step failed" in ended.stderr
     assert shared_memory_of(set(map(int, workers))) == set()

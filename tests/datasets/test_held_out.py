@@ -234,9 +234,9 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     capsys.readouterr()
     folders = [str(tmp_path / name) for name in names]
     assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
-    told = capsys.readouterr().err
-    assert f"training pairs that touch validation pairs of {folders[1]}" in told
-    assert folders[2] not in told
+    reported = capsys.readouterr().err
+    assert f"training pairs that touch validation pairs of {folders[1]}" in reported
+    assert folders[2] not in reported
 
     def points(split: str, numbers: str) -> list[np.ndarray]:
         rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]

@@ -23,7 +23,10 @@ SOURCE = {"hausdorff": 1.0, "below": 0.2, "f": 60.0, "density": 10.0}
         ({"hausdorff": 1.94}, "Hausdorff 1.940 m, not 1.000 m (+94%)"),
         ({"below": 0.8}, "below ground 0.8000 %, not 0.2000 % (+0.6 points)"),
         ({"f": 58.5}, "F-score 58.50 %, not 60.00 % (-1.5 points)"),
-        ({"farthest": 41.3}, "farthest new point 41.30 m, not the midpoints' 2.20 m (18.8 times)"),
+        (
+            {"farthest": 41.3},
+            "farthest new point 41.30 m, not the midpoint baseline's 2.20 m (18.8 times)",
+        ),
     ],
 )
 def test_what_is_much_worse_is_named_with_both_figures(
@@ -80,6 +83,7 @@ def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints() -> None
         )
     }
     assert beside_baselines(rows, ["model"]) == [
-        "Chamfer of the model: 90.0% of the best baseline's (jitter), 75.0% of the midpoints'"
+        "Chamfer of the model: 90.0% of the best baseline's (jitter), "
+        "75.0% of the midpoint baseline's"
     ]
     assert beside_baselines({"model": {"chamfer": 1.0}}, ["model"]) == []

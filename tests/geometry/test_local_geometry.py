@@ -97,10 +97,10 @@ def largest_angle(normals: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_normals_under_autocast_are_those_of_float32(dtype: torch.dtype) -> None:
     points, normal = tilted_plane()
-    plain = geometry_of(points)
+    exact = geometry_of(points)
     with torch.autocast("cpu", dtype):
         cast = geometry_of(points)
-    assert largest_angle(cast.normal, plain.normal) < 0.01
+    assert largest_angle(cast.normal, exact.normal) < 0.01
     assert largest_angle(cast.normal, normal) < 0.1
 
 
@@ -122,7 +122,7 @@ def test_described_positions_do_not_depend_on_autocast(dtype: torch.dtype) -> No
             describe_neighbors_of_children(geometry, 0.5 * to_slot, to_slot, normal),
         ]
 
-    plain = seen()
+    exact = seen()
     with torch.autocast("cpu", dtype):
-        for value, expected in zip(seen(), plain, strict=True):
+        for value, expected in zip(seen(), exact, strict=True):
             assert value.dtype == expected.dtype and torch.equal(value, expected)

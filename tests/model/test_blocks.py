@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model.blocks import Block, in_blocks
@@ -110,3 +112,29 @@ def test_only_slots_with_a_gradient_are_recomputed() -> None:
     assert table.grad is not None
     expected = 2.0 * torch.bincount(index[has_gradient], minlength=9)
     torch.testing.assert_close(table.grad, expected[:, None].expand(9, 3))
+
+
+class SumsOfRows(TorchDispatchMode):
+    """Notes the dtype of everything that rows are added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.index_add_.default:
+            self.dtypes.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_gradient_of_a_table_in_16_bits_is_summed_in_float32() -> None:
+    # The CPU does so even where it adds to 16 bits, so that no value tells.
+    table = torch.randn(5, 3, dtype=torch.bfloat16, requires_grad=True)
+    index = torch.randint(5, (4, 2))
+    with SumsOfRows() as sums:
+        joined = in_blocks(lambda block, rows: rows.sum(1), 4, 4, gathered=[(table, index)])
+        joined.float().sum().backward()
+    assert sums.dtypes == [torch.float32]
+    assert table.grad is not None and table.grad.dtype == torch.bfloat16

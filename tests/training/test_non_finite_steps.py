@@ -16,29 +16,29 @@ PartialState(cpu=True)
 ALONE: Any = SimpleNamespace(is_main_process=True, scaler=None)
 
 
-def bad_step(bad_steps: NonFiniteSteps, step: int, *clouds: str) -> bool:
-    return bad_steps.may_step(step, math.nan, 1.0, 0.003, lambda: list(clouds))
+def non_finite_step(non_finite: NonFiniteSteps, step: int, *clouds: str) -> bool:
+    return non_finite.may_step(step, math.nan, 1.0, 0.003, lambda: list(clouds))
 
 
 def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
-    bad_steps = NonFiniteSteps(ALONE)
+    non_finite = NonFiniteSteps(ALONE)
     for step in range(MAX_NON_FINITE_STEPS - 1):
-        assert not bad_step(bad_steps, step, "a")
-    assert bad_steps.may_step(MAX_NON_FINITE_STEPS, 1.0, 1.0, 0.003, list)
-    assert not bad_steps.may_step(11, 1.0, math.inf, 0.003, lambda: ["b"])
+        assert not non_finite_step(non_finite, step, "a")
+    assert non_finite.may_step(MAX_NON_FINITE_STEPS, 1.0, 1.0, 0.003, list)
+    assert not non_finite.may_step(11, 1.0, math.inf, 0.003, lambda: ["b"])
     for step in range(MAX_NON_FINITE_STEPS - 2):
-        assert not bad_step(bad_steps, 12 + step, "a")
+        assert not non_finite_step(non_finite, 12 + step, "a")
     with pytest.raises(TrainingError, match=r"the last one step 40 at learning rate 0\.003"):
-        bad_step(bad_steps, 40, "a")
+        non_finite_step(non_finite, 40, "a")
 
 
 def test_a_cloud_common_to_all_non_finite_steps_is_distinguished_from_divergence() -> None:
     message = {}
     for others in (["culprit"], []):
-        bad_steps = NonFiniteSteps(ALONE)
+        non_finite = NonFiniteSteps(ALONE)
         with pytest.raises(TrainingError) as ended:
             for step in range(MAX_NON_FINITE_STEPS):
-                bad_step(bad_steps, step, f"cloud_{step}", *others)
+                non_finite_step(non_finite, step, f"cloud_{step}", *others)
         message[len(others)] = str(ended.value)
     assert "all of them from culprit: check these clouds" in message[1]
     assert "other clouds each time: training has diverged; lower --learning-rate" in message[0]

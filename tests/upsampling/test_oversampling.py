@@ -117,12 +117,12 @@ def test_oversampling_fills_holes_of_thin_shapes() -> None:
 def test_oversampling_is_that_of_the_model_unless_an_option_overrides_it() -> None:
     points = sheet(200)
     torch.manual_seed(0)
-    drafting = Upsampler(feature_dim=8, heads=2, child_heads=2, oversampling=3.0).eval()
+    oversampling_model = Upsampler(feature_dim=8, heads=2, child_heads=2, oversampling=3.0).eval()
     torch.manual_seed(0)
     plain = Upsampler(feature_dim=8, heads=2, child_heads=2).eval()
-    made = upsample(points, 2.0, model=drafting)
+    made = upsample(points, 2.0, model=oversampling_model)
     assert np.array_equal(made, upsample(points, 2.0, model=plain, oversampling=3.0))
-    without = upsample(points, 2.0, model=drafting, oversampling=1.0)
+    without = upsample(points, 2.0, model=oversampling_model, oversampling=1.0)
     assert np.array_equal(without, upsample(points, 2.0, model=plain))
     assert not np.array_equal(made, without)
 

@@ -311,8 +311,8 @@ def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
     assert len(made) == 4 * len(points)
     assert 3.6 * num_left < left < 3.95 * num_left
 
-    def unevenness(cloud: np.ndarray) -> float:
+    def spread(cloud: np.ndarray) -> float:
         counts = np.histogram2d(cloud[:, 0], cloud[:, 1], bins=[[0.05, 0.25, 0.45], 10])[0]
         return float(counts.std() / counts.mean())
 
-    assert unevenness(made) < 0.95 * unevenness(points)
+    assert spread(made) < 0.95 * spread(points)

@@ -154,7 +154,7 @@ def try_knn(device: torch.device) -> bool:
         if not (is_close(squared, expected) and is_close(chosen, expected)) or is_repeated.any():
             return False
         # Among copies of a point, the point itself comes first.
-        if one is pos and not torch.equal(index[:, 0], torch.arange(len(pos))):
+        if queries is pos and not torch.equal(index[:, 0], torch.arange(len(pos))):
             return False
     return True
 
