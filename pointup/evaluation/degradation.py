@@ -17,7 +17,7 @@ than this number of percentage points."""
 SCORE_POINTS = 1.0
 """A score is much worse if it is lower than the source's by more percentage points than this."""
 FARTHER_BY = 2.0
-"""A figure of new points only is much worse if it exceeds this multiple of the midpoint baseline."""
+"""A figure of new points is much worse if it exceeds this multiple of the midpoint baseline."""
 
 
 def worse_than_source(
