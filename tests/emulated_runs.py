@@ -102,7 +102,9 @@ def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
         assert [line["loss"] for line in steps] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize("where", [torch.device("gpu"), DEVICE], ids=str)
+@pytest.mark.parametrize(
+    "where", [torch.device("gpu"), pytest.param(DEVICE, marks=pytest.mark.slow)], ids=str
+)
 def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
     where: torch.device, tmp_path: Path
 ) -> None:
@@ -139,6 +141,7 @@ def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_budget_is_the_largest_that_the_memory_of_the_device_holds(
     pair_directory: Path, tmp_path: Path, make: Callable[..., Any], caplog: Any
 ) -> None:
@@ -212,6 +215,7 @@ def test_every_section_of_the_bench_runs(section: Any) -> None:
         }
 
 
+@pytest.mark.slow
 def test_what_is_for_the_day_a_gpu_is_at_hand_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

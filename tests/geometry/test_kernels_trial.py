@@ -160,7 +160,7 @@ def test_a_kernel_that_puts_a_copy_before_the_point_itself_is_found_out() -> Non
 
     with (
         mock.patch.object(module, "knn_kernel", Careless()),
-        pytest.warns(UserWarning, match="kernel knn gives wrong answers"),
+        pytest.warns(UserWarning, match="kernel knn gives wrong results"),
     ):
         assert not kernels.is_available(HERE)
 

@@ -33,6 +33,7 @@ from pointup.training.config import TrainConfig
 Launch = Callable[..., Run]
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_reported_with_the_stacks_of_the_others(
     pair_directory: Path, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ def saved_state(run: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("crop", [False, True])
+@pytest.mark.parametrize("crop", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
     pair_directory: Path,
     tmp_path: Path,
