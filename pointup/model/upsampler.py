@@ -69,9 +69,8 @@ class Upsampler(
     follow the ratio. The model is equivariant to translation and scale. The output of a cloud does
     not depend on the others. Coordinates are float32: centre a cloud (in float64) before casting.
 
-    Keyword arguments are those of `ModelConfig`. With the attribute `recompute` the backward pass
-    computes intermediate values again instead of keeping them: more time, less memory, the same
-    gradients. None decides by the number of children, see `children_kept`.
+    Keyword arguments are those of `ModelConfig`. With `recompute` the backward pass computes
+    intermediate values again: more time, less memory, the same gradients. None: `children_kept`.
     """
 
     def __init__(self, **options: Any) -> None:
