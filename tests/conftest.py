@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,25 +163,7 @@ def launch() -> Callable[..., Run]:
             "--num_processes", num_processes, "--main_process_port", free_port(),
             "--mixed_precision", mixed_precision, script, *arguments,
         ]  # fmt: skip
-        words = [str(word) for word in command]
-        process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "ACCELERATE_DEBUG_MODE": "true", **environment},
-        )  # fmt: skip
-        pids: set[int] = set()
-        deadline = time.monotonic() + timeout
-        while True:
-            pids |= pids_of(process.pid)
-            try:
-                stdout, stderr = process.communicate(timeout=0.2)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline:
-                    process.kill()
-                    raise
-        ended = Run(words, process.returncode, stdout, stderr)
-        ended.pids = frozenset(pids)
-        return ended
+        return run_and_watch(command, timeout, ACCELERATE_DEBUG_MODE="true", **environment)
 
     return run
 
@@ -263,6 +245,32 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def run_and_watch(command: Sequence[object], timeout: float, **environment: str) -> Run:
+    """Run a command to its end; `pids` of the result are those of all processes that were seen."""
+    words = [str(word) for word in command]
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    pids: set[int] = set()
+    deadline = time.monotonic() + timeout
+    while True:
+        pids |= pids_of(process.pid)
+        try:
+            stdout, stderr = process.communicate(timeout=0.2)
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                process.kill()
+                raise
+    ended = Run(words, process.returncode, stdout, stderr)
+    ended.pids = frozenset(pids)
+    return ended
 
 
 def pids_of(pid: int) -> set[int]:

@@ -22,13 +22,11 @@ def run_forked(
     modules: str, *words: object, num_processes: int = 2, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `num_processes` processes; the status is 0 only if that of each process is 0."""
-    return subprocess.run(
-        [sys.executable, __file__, str(num_processes), modules, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        env={**os.environ, **environment},
-    )
+    # The script itself imports no tests.
+    from conftest import run_and_watch
+
+    command = [sys.executable, __file__, num_processes, modules, *words]
+    return run_and_watch(command, SECONDS, **environment)
 
 
 def main() -> int:

@@ -40,7 +40,7 @@ class Config:
 def listing(files: dict[str, Path]) -> str:
     """Names by kind, each with the first line of its comment."""
     width = max(map(len, files), default=0)
-    lines = {"presets": [], "configurations": []}  # type: dict[str, list[str]]
+    lines: dict[str, list[str]] = {"presets": [], "configurations": []}
     for name, path in files.items():
         kind = "presets" if path.parent.name == PRESETS else "configurations"
         first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")

@@ -87,6 +87,8 @@ def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path)
     words = quick_check(pair_directory, tmp_path, num_workers=2)
     ended = run_forked("train", *words, ACCELERATE_MIXED_PRECISION="bf16")
     assert_works(ended, tmp_path, 2)
+    assert len(ended.pids) >= 2 * (1 + 2), "processes that were not seen"
+    assert shared_memory_of(ended.pids) == set()
 
 
 @pytest.mark.slow
