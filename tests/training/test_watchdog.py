@@ -52,6 +52,7 @@ def test_a_store_that_stops_answering_blocks_no_process(
     ended: list[tuple[int, str]] = []
     monkeypatch.setattr(watchdog, "connect_store", lambda: store)
     monkeypatch.setattr(watchdog, "SECONDS_FOR_STACKS", 0.5)
+    monkeypatch.setattr(watchdog, "STORE_SECONDS", 0.5)
     monkeypatch.setattr(watchdog.os, "_exit", lambda status: None)
     accelerator: Any = SimpleNamespace(
         process_index=1, num_processes=2, wait_for_everyone=lambda: None
@@ -73,3 +74,22 @@ def test_a_store_that_stops_answering_blocks_no_process(
     first = text.splitlines()[0]
     assert first.startswith("train.py: error: the training hangs: process 0 stopped; check host0,")
     assert "Stacks of process 1" in text
+
+
+class SlowStore(VanishingStore):
+    """Answers each call after 1.5 seconds, as on a machine with far too many processes."""
+
+    def answer(self) -> None:
+        time.sleep(1.5)
+
+
+def test_no_thread_is_left_in_a_call_to_the_store_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "connect_store", lambda: SlowStore(0))
+    accelerator: Any = SimpleNamespace(
+        process_index=1, num_processes=2, wait_for_everyone=lambda: None
+    )
+    with Watchdog(accelerator, hang_timeout=60.0):
+        time.sleep(1.1)  # The thread now waits for the store.
+    assert not {"heartbeats", "watchdog"} & {thread.name for thread in threading.enumerate()}

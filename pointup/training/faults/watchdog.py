@@ -22,7 +22,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from pointup.training.distributed.preemption import end_at_once, start_thread
-from pointup.training.distributed.process_group import connect_store
+from pointup.training.distributed.process_group import STORE_SECONDS, connect_store
 
 logger = logging.getLogger("pointup")
 
@@ -83,6 +83,7 @@ class Watchdog:
         self.answered = -math.inf
         """Time of the store's last answer."""
         self.closed = threading.Event()
+        self.threads: list[threading.Thread] = []
         self.log_file: IO[str] = next(
             (
                 handler.stream
@@ -97,8 +98,8 @@ class Watchdog:
         if self.store is not None:
             self.store.set(self.key("heartbeat"), json.dumps(asdict(self.heartbeat())))
             self.accelerator.wait_for_everyone()
-            start_thread("heartbeats", self.exchange)
-        self.thread = start_thread("watchdog", self.watch)
+            self.threads.append(start_thread("heartbeats", self.exchange))
+        self.threads.append(start_thread("watchdog", self.watch))
         return self
 
     def __exit__(
@@ -108,7 +109,10 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         self.closed.set()
-        self.thread.join(1.0)
+        # A thread that the interpreter's end interrupts in a call to the store aborts the process.
+        deadline = time.monotonic() + STORE_SECONDS
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         faulthandler.cancel_dump_traceback_later()
 
     def enter_phase(self, phase: str) -> None:
