@@ -1,4 +1,4 @@
-"""Planning of `pointup upsample`: what the user is told about files on top of each other."""
+"""Planning of `pointup upsample`: the notes on files on top of each other."""
 
 from __future__ import annotations
 
