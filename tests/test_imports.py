@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -136,3 +137,11 @@ def test_upsampling_imports_nothing_of_training_and_training_no_matplotlib() -> 
         "assert 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws() -> None:
+    pictures = runpy.run_path(str(ROOT / "docs" / "pictures.py"))
+    drawn = pictures["rooms_picture"]()
+    assert (ROOT / "docs" / "rooms.svg").read_text() == drawn
+    boxes = [name for name in ORDER if name != "shipped"]
+    assert all(f">{name}/<" in drawn or f"{name}.py" in drawn for name in boxes)

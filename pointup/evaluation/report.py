@@ -134,23 +134,28 @@ def write_text(path: Path, text: str) -> None:
         raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
-def _titled(table: Table) -> list[str]:
-    """The aligned lines of a table, with its title in the upper left cell."""
+def aligned(lines: Sequence[Sequence[str]], sides: Sequence[str], gap: str = "   ") -> list[str]:
+    """Lines of cells as text, each column aligned to its side: "<" or ">"."""
     # By hand: tabulate and rich have no head of two lines beside decimals by column and a gap that
     # follows the width.
-    cells = table.cells()
-    cells[0][0] = table.title
-    if table.metrics_down:
-        cells = [*_stacked(cells[0]), *cells[1:]]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    sides = _sides(table, len(widths))
-    gap = "   " if sum(widths) + 3 * (len(widths) - 1) <= WIDTH else "  "
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         gap.join(
             f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True)
         ).rstrip()
-        for line in cells
+        for line in lines
     ]
+
+
+def _titled(table: Table) -> list[str]:
+    """The aligned lines of a table, with its title in the upper left cell."""
+    cells = table.cells()
+    cells[0][0] = table.title
+    if table.metrics_down:
+        cells = [*_stacked(cells[0]), *cells[1:]]
+    sides = _sides(table, len(cells[0]))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return aligned(cells, sides, "   " if sum(widths) + 3 * (len(widths) - 1) <= WIDTH else "  ")
 
 
 def _stacked(names: Sequence[str]) -> list[list[str]]:

@@ -49,9 +49,9 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
     """Group adjacent files into surveys.
 
     `kinds` holds a name of each file's format. Files of one survey have the same format, attributes
-    and coordinate system. If files lie on top of each other, each folder is grouped separately, so
-    that several folders can hold surveys of the same place. A file that lies on top of another file
-    of its own folder is a survey alone.
+    and coordinate system. If files of different folders lie on top of each other, each folder is
+    grouped separately, so that several folders can hold surveys of the same place. A file that lies
+    on top of another file of its own folder is a survey alone.
     """
     labels = [_label(extents, key) for key in (lambda e: e.crs, lambda e: e.attributes)]
     label = np.column_stack([_label(kinds, str), *labels])
@@ -63,9 +63,9 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
             unlike, difference = (i, j), ("coordinate system" if differs[1] else "attributes")
     adjacent = [(i, j) for i, j in adjacent if (label[i] == label[j]).all()]
     stacked = [(i, j) for i, j in stacked if (label[i] == label[j]).all()]
-    num_stacked = len(stacked)
-    if stacked:
-        folder = [extent.path.parent for extent in extents]
+    folder = [extent.path.parent for extent in extents]
+    by_folder = any(folder[i] != folder[j] for i, j in stacked)
+    if by_folder:
         adjacent, stacked = (
             [(i, j) for i, j in pairs if folder[i] == folder[j]] for pairs in (adjacent, stacked)
         )
@@ -75,7 +75,6 @@ def find_surveys(extents: Sequence[FileExtent], kinds: Sequence[str]) -> Surveys
     graph = coo_array((np.ones(len(rows)), (rows, columns)), shape=(len(extents), len(extents)))
     num_groups, group = connected_components(graph, directed=False)
     groups = [np.flatnonzero(group == number).tolist() for number in range(num_groups)]
-    by_folder = len(stacked) < num_stacked
     return Surveys(sorted(groups), sorted(alone), by_folder, unlike, difference)
 
 

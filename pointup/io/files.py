@@ -72,24 +72,11 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
         from pointup.io.las import read_las
 
         return read_las(path, attributes)
-    if suffix == ".ply":
-        cloud = read_ply(path)
-    elif suffix == ".pcd":
-        cloud = read_pcd(path)
-    elif suffix == ".e57":
-        cloud = read_e57(path)
-    elif suffix == ".pts":
-        cloud = read_pts(path)
-    elif suffix == ".bin":
-        cloud = read_sweep(path)
-    elif suffix == ".obj":
-        cloud = _read_obj_vertices(path)
-    elif suffix == ".npy":
-        cloud = read_npy(path)
-    elif suffix == ".npz":
-        cloud = read_npz(path)
-    else:
-        cloud = read_text(path)
+    readers = {
+        ".ply": read_ply, ".pcd": read_pcd, ".e57": read_e57, ".pts": read_pts,
+        ".bin": read_sweep, ".obj": _read_obj_vertices, ".npy": read_npy, ".npz": read_npz,
+    }  # fmt: skip
+    cloud = readers.get(suffix, read_text)(path)
     if not attributes:
         cloud.attributes = {}
     return cloud

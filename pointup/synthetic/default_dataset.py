@@ -32,8 +32,8 @@ from pointup.synthetic.shapes import random_surface
 
 # Increase this number with each change of the samples, so that cached datasets are not reused.
 RECIPE = 2
-NUM_TRAIN = 128
-NUM_VALIDATION = 16
+NUM_TRAIN = 96
+NUM_VALIDATION = 12
 SCENE_SHARE = 0.35
 # Samples outside these bounds are drawn again, such as scenes that are hidden from the scanner or
 # consist of leaves only.

@@ -19,8 +19,11 @@ from pointup.training.schedule import LrScaling
 GradientCheckpointing = Literal["auto", "on", "off"]
 DEFAULT_TOKEN_BUDGET = 20480
 """Used if `--token-budget` is not given, unless a single pair is larger."""
+DEFAULT_STEPS, DEFAULT_EVALUATIONS = 200, 4
 PROCEDURAL_TOKEN_BUDGET = 8192
-"""The same without `--data`: on a CPU, many small steps train more than a few large ones."""
+"""Without `--data`: on a CPU, many small steps train more than a few large ones."""
+PROCEDURAL_STEPS, PROCEDURAL_EVALUATIONS = 120, 2
+"""Without `--data`: a first run should end within minutes on two CPU cores."""
 
 NOT_OPTIONS = frozenset({"slots", "mixed_precision", "cpu_threads", "found_token_budget"})
 """Keys of config.json that are not options of train.py."""
@@ -48,7 +51,8 @@ class TrainConfig:
     train_only: tuple[str, ...] = ()
     """Train only weights whose names start with one of these, such as quota; freeze the others."""
     steps: int | None = None
-    """Length of the run in optimizer steps (200 when neither epochs nor hours are given)."""
+    """Length of the run in optimizer steps (when neither epochs nor hours are given: 200, or 120
+    without --data)."""
     epochs: float | None = None
     """Length of the run in passes over the data."""
     hours: float | None = None
@@ -93,8 +97,8 @@ class TrainConfig:
     log_every: int = 10
     """Steps between lines in metrics.jsonl and points in TensorBoard."""
     eval_every: int | None = None
-    """Steps between evaluations (by default a quarter of the run, or 500 if its length in steps is
-    unknown)."""
+    """Steps between evaluations (by default a quarter of the run, half of it without --data, or 500
+    if its length in steps is unknown)."""
     save_every: int | None = None
     """Steps between checkpoints (the same default as eval_every)."""
     keep_checkpoints: int = 3
@@ -168,6 +172,16 @@ class TrainConfig:
 def default_token_budget(config: TrainConfig) -> int:
     """The token budget if none is given; procedural pairs are small, and so are their steps."""
     return PROCEDURAL_TOKEN_BUDGET if config.data is None else DEFAULT_TOKEN_BUDGET
+
+
+def default_steps(config: TrainConfig) -> int:
+    """The length of a run in steps if none is given."""
+    return PROCEDURAL_STEPS if config.data is None else DEFAULT_STEPS
+
+
+def default_evaluations(config: TrainConfig) -> int:
+    """The number of evaluations and checkpoints of a run if no interval is given."""
+    return PROCEDURAL_EVALUATIONS if config.data is None else DEFAULT_EVALUATIONS
 
 
 def option(field_name: str) -> str:

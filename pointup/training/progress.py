@@ -9,11 +9,10 @@ from typing import Any, get_type_hints
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
-from pointup.training.config import TrainConfig
+from pointup.training.config import TrainConfig, default_evaluations, default_steps
 from pointup.training.distributed.reduction import StepTotals
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
-DEFAULT_STEPS = 200
 STEPS_BETWEEN_EVALUATIONS = 500
 """Used if neither an option nor a known number of steps sets it."""
 
@@ -81,7 +80,7 @@ class Progress:
             passes = sampler.epoch + 1 - sampler.num_left / len(sampler.sizes)
             share = round(passes / config.epochs, 9)
         else:
-            share = self.step / (config.steps or DEFAULT_STEPS)
+            share = self.step / (config.steps or default_steps(config))
         return min(share, 1.0)
 
     def advance(
@@ -133,13 +132,17 @@ class RunSchedule:
 
     @classmethod
     def of(cls, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> RunSchedule:
-        """The schedule that `config` defines; by default four evaluations and four checkpoints."""
+        """The schedule that `config` defines, with defaults for the intervals."""
         total_steps = length_in_steps(config, sampler.num_steps)
-        quarter = math.ceil(total_steps / 4) if total_steps else STEPS_BETWEEN_EVALUATIONS
+        interval = (
+            math.ceil(total_steps / default_evaluations(config))
+            if total_steps
+            else STEPS_BETWEEN_EVALUATIONS
+        )
         return cls(
             total_steps,
-            config.eval_every or quarter,
-            config.save_every or quarter,
+            config.eval_every or interval,
+            config.save_every or interval,
             scaled_learning_rate(
                 config.learning_rate,
                 config.lr_scaling,
@@ -157,4 +160,4 @@ def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
     """Length of a run in optimizer steps; approximate if set in epochs, None if set in hours."""
     if config.epochs is not None:
         return max(1, math.ceil(config.epochs * steps_per_epoch))
-    return None if config.hours is not None else (config.steps or DEFAULT_STEPS)
+    return None if config.hours is not None else (config.steps or default_steps(config))

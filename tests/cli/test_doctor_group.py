@@ -47,15 +47,17 @@ def test_a_single_process_launches_two_processes_itself() -> None:
     assert "2 processes over gloo" in done.stdout and "ok    all-reduce" in done.stdout
 
 
-WITH_ANOTHER_TORCH = """
+DOCTOR = """
 import os, sys
 from pointup.cli import main as cli
-from pointup.cli.doctor import process_group as doctor_group
-real = doctor_group.version
+from pointup.cli.doctor import process_group
+real_version = process_group.version
 if os.environ["RANK"] == "1":
-    doctor_group.version = lambda name: "1.0" if name == "torch" else real(name)
+    process_group.{}
 sys.exit(cli.main(["doctor"]))
 """
+WITH_ANOTHER_TORCH = 'version = lambda name: "1.0" if name == "torch" else real_version(name)'
+WITH_AN_EXIT = "compute_finding = lambda device: os._exit(0)"
 
 
 @pytest.mark.slow
@@ -63,7 +65,7 @@ def test_a_launched_group_is_checked_as_a_whole_and_what_differs_is_named(
     tmp_path: Path, launch: Callable[..., Run]
 ) -> None:
     script = tmp_path / "differing.py"
-    script.write_text(WITH_ANOTHER_TORCH)
+    script.write_text(DOCTOR.format(WITH_ANOTHER_TORCH))
     done = launch(script=script, num_processes=2, timeout=600)
     assert done.returncode == 1
     assert done.stdout.count("environment") == 1
@@ -72,24 +74,12 @@ def test_a_launched_group_is_checked_as_a_whole_and_what_differs_is_named(
     assert f"fail  consistency        {named}" in done.stdout
 
 
-ONE_GOES = """
-import os, sys
-from pointup.cli import main as cli
-from pointup.cli.doctor import process_group as doctor_group
-def leave(device):
-    os._exit(0)
-if os.environ["RANK"] == "1":
-    doctor_group.compute_finding = leave
-sys.exit(cli.main(["doctor"]))
-"""
-
-
 @pytest.mark.slow
 def test_a_process_that_ends_is_reported_by_the_others(
     tmp_path: Path, launch: Callable[..., Run]
 ) -> None:
     script = tmp_path / "going.py"
-    script.write_text(ONE_GOES)
+    script.write_text(DOCTOR.format(WITH_AN_EXIT))
     done = launch(script=script, num_processes=2, timeout=600)
     assert done.returncode == 1
     assert "fail  group              a process has ended" in done.stdout

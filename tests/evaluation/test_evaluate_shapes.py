@@ -1,4 +1,4 @@
-"""Figures of shapes, by hand and by brute force; shapes drawn from meshes and read from folders."""
+"""Figures of shapes, by hand and by brute force."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.errors import ConfigError, DataError, FileError
+from pointup.errors import DataError
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
-from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+from pointup.evaluation.shape_sets import DrawnShapes
 from pointup.evaluation.shapes import (
+    Protocol,
     Shape,
     evaluate_shape,
     measure_shape,
@@ -56,29 +57,25 @@ def nearest_by_brute_force(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np
     return distance.min(axis=1), distance.min(axis=0)
 
 
-def test_figures_of_two_point_clouds_are_those_computed_by_hand() -> None:
+@pytest.mark.parametrize(("protocol", "share"), [("pu-gcn", 1.0), ("half", 0.5)])
+def test_figures_of_two_point_clouds_are_those_computed_by_hand(
+    protocol: Protocol, share: float
+) -> None:
     shape = Shape("pair", TRUTH, surface=PLANE)
-    figures = measure_shape(PREDICTION, shape, "pu-gcn")
+    figures = measure_shape(PREDICTION, shape, protocol)
     # Per-cloud normalisation: the truth becomes (-1, 0) (1, 0), the prediction (-s, -s) (s, s) with
     # s = sqrt(1/2): all squared distances are (1 - s)^2 + s^2 = 2 - sqrt 2.
-    assert figures["cd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
-    assert figures["hd"] == pytest.approx(2e3 * (2 - np.sqrt(2)), rel=1e-6)
+    assert figures["cd"] == pytest.approx(share * 2e3 * (2 - np.sqrt(2)), rel=1e-6)
+    assert figures["hd"] == pytest.approx(share * 2e3 * (2 - np.sqrt(2)), rel=1e-6)
     # In the target's frame: (-1, 0) (1, 0) and (-1, 0) (1, 2), squared distances 0 and 4 both ways.
-    assert figures["cd_target_frame"] == pytest.approx(4000)
+    assert figures["cd_target_frame"] == pytest.approx(share * 4000)
     assert figures["hausdorff"] == pytest.approx(2000)
     # As given, 0 and 2 away from the plane.
     assert figures["p2f"] == pytest.approx(1000)
     assert figures["spacing_cv"] == 0
 
 
-def test_the_half_protocol_is_the_mean_of_both_directions() -> None:
-    shape = Shape("pair", TRUTH, surface=PLANE)
-    figures = measure_shape(PREDICTION, shape, "half")
-    assert figures["cd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
-    assert figures["hd"] == pytest.approx(1e3 * (2 - np.sqrt(2)), rel=1e-6)
-    assert figures["cd_target_frame"] == pytest.approx(2000)
-    assert figures["hausdorff"] == pytest.approx(2000)
-    assert figures["p2f"] == pytest.approx(1000)
+def test_the_convention_of_the_half_protocol_says_so() -> None:
     assert "half" in shape_metrics("half")["cd"].convention
     assert "half" not in shape_metrics("pu-gcn")["cd"].convention
 
@@ -166,30 +163,6 @@ def test_resampled_ground_truth_is_on_the_surface_and_better_than_the_baseline(
         assert rows["resampled"][name] < rows["midpoints"][name]
 
 
-def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path) -> None:
-    write_off(Surface(100 * torus().vertices + 30, torus().faces), tmp_path / "torus.off")
-    shapes = list(DrawnShapes(meshes=tmp_path, num_source=100, ratio=2.5, num_seeds=2))
-    assert [(shape.name, shape.seed) for shape in shapes] == [("torus", 0), ("torus", 1)]
-    clouds = [cloud for shape in shapes for cloud in (shape.source, shape.truth, shape.second)]
-    assert [len(cloud) for cloud in clouds] == [100, 250, 250] * 2
-    assert len(np.unique(np.concatenate(clouds), axis=0)) == 1200
-    # Scaled about the middle of its box, which is the torus's own.
-    assert np.linalg.norm(clouds[1], axis=1).max() == pytest.approx(1, abs=0.02)
-    assert np.abs(clouds[1].mean(axis=0)).max() < 0.05
-
-
-def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
-    write_off(torus(), tmp_path / "torus.off")
-    (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
-    (random,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
-    assert np.array_equal(even.truth, random.truth)
-    assert np.array_equal(even.second, random.second)
-    even_cv, random_cv = (
-        measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, random)
-    )
-    assert even_cv < 0.25 < random_cv
-
-
 def test_16x_is_done_in_two_passes_of_4x() -> None:
     source = torus().sample(60, np.random.default_rng(2))[0]
     centre = source.mean(axis=0)
@@ -233,57 +206,6 @@ def test_means_are_over_the_shapes_that_have_a_figure() -> None:
     assert mean_rows(measured) == {"model": {"cd": 1.5, "p2f": 4.0}, "resampled": {"cd": 5.0}}
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    """Two shapes with truth, inputs, predictions and meshes."""
-    rng = np.random.default_rng(5)
-    for name in ("truth", "inputs", "predictions", "meshes"):
-        (tmp_path / name).mkdir()
-    for name in ("a", "b"):
-        surface = torus()
-        write_off(surface, tmp_path / "meshes" / f"{name}.off")
-        np.savetxt(tmp_path / "truth" / f"{name}.xyz", surface.sample(120, rng)[0])
-        np.savetxt(tmp_path / "inputs" / f"{name}.txt", surface.sample(40, rng)[0])
-        np.save(tmp_path / "predictions" / f"{name}.npy", surface.sample(90, rng)[0])
-    return tmp_path
-
-
-def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
-    shapes = StoredShapes(*(folders / f for f in ("truth", "inputs", "predictions", "meshes")))
-    assert len(shapes) == 2
-    for shape, name in zip(shapes, "ab", strict=True):
-        assert shape.name == name
-        assert shape.source is not None and np.array_equal(
-            shape.source, np.loadtxt(folders / "inputs" / f"{name}.txt")
-        )
-        rows = evaluate_shape(shape, Upsampler().eval())
-        assert list(rows) == ["model", "prediction", "midpoints", "resampled"]
-        assert shape.prediction is not None
-        assert rows["prediction"] == measure_shape(shape.prediction, shape, "pu-gcn")
-        assert len(shape.second if shape.second is not None else []) == 120
-
-
-def test_errors_in_folders_name_the_file(folders: Path) -> None:
-    truth, inputs = folders / "truth", folders / "inputs"
-    with pytest.raises(FileError, match="nowhere: no such folder"):
-        StoredShapes(truth, folders / "nowhere")
-    (inputs / "b.txt").rename(inputs / "c.txt")
-    with pytest.raises(FileError, match="no file named b;"):
-        StoredShapes(truth, inputs)
-    (inputs / "c.txt").rename(inputs / "a.xyz")
-    with pytest.raises(ConfigError, match=r"a\.xyz: there is also a\.txt"):
-        StoredShapes(truth, inputs)
-    with pytest.raises(FileError, match="no files of shapes"):
-        StoredShapes(truth, predictions=folders)
-
-
-def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
-    write_off(Surface(torus().vertices + 2, torus().faces), folders / "meshes" / "b.off")
-    shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
-    with pytest.raises(DataError, match=r"b\.off: the truth is .* away from this mesh"):
-        list(shapes)
-
-
 def test_shapes_that_can_t_be_measured_are_named() -> None:
     point = np.zeros((5, 3))
     with pytest.raises(DataError, match="flat: all points of the truth are in one place"):
@@ -293,11 +215,3 @@ def test_shapes_that_can_t_be_measured_are_named() -> None:
     swapped = replace(Shape("pair", TRUTH), source=point)
     with pytest.raises(DataError, match="pair: the input has 5 points, the truth only 2"):
         evaluate_shape(swapped, None)
-
-
-@pytest.mark.parametrize(
-    "options", [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}]
-)
-def test_drawing_refuses_what_makes_no_sense(options: dict[str, float], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
-        DrawnShapes(meshes=tmp_path, **options)  # type: ignore[arg-type]

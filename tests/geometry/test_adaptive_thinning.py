@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from pointup.geometry import adaptive_thinning as adaptive
 from pointup.geometry.adaptive_thinning import log_pick_distances, sample_by_spacing
@@ -13,20 +14,31 @@ from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.thinning import farthest_point_sample
 
 
+def clouds_with_duplicates(
+    clouds: list[tuple[int, float]], generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clouds of few distinct positions, given by size and share to keep; pos, ptr, and counts."""
+    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
+    counts = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
+    ptr = ptr_from_sizes(sizes)
+    return torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float(), ptr, counts
+
+
+def expect_counts(index: Tensor, ptr: Tensor, counts: Tensor) -> None:
+    """Each cloud keeps its number of points, all of them different."""
+    assert len(index) == int(counts.sum()) == len(index.unique())
+    cloud = torch.searchsorted(ptr, index, right=True) - 1
+    assert torch.equal(torch.bincount(cloud, minlength=len(counts)), counts)
+
+
 @given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
 def test_each_cloud_keeps_the_requested_number_of_distinct_points(
     clouds: list[tuple[int, float]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
-    wanted = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
-    ptr = ptr_from_sizes(sizes)
-    # Few distinct positions, so that there are duplicates.
-    pos = torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float()
-    index = sample_by_spacing(pos, ptr, wanted, torch.randn(len(pos), generator=generator))
-    assert len(index) == int(wanted.sum()) == len(index.unique())
-    cloud = torch.searchsorted(ptr, index, right=True) - 1
-    assert torch.equal(torch.bincount(cloud, minlength=len(sizes)), wanted)
+    pos, ptr, counts = clouds_with_duplicates(clouds, generator)
+    index = sample_by_spacing(pos, ptr, counts, torch.randn(len(pos), generator=generator))
+    expect_counts(index, ptr, counts)
 
 
 def test_equal_spacings_give_the_farthest_points() -> None:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
+from test_adaptive_thinning import clouds_with_duplicates, expect_counts
 from torch import Tensor
 
 from pointup.geometry import adaptive_thinning as adaptive
@@ -75,15 +76,10 @@ def test_each_cloud_keeps_the_requested_number_of_distinct_points(
     clouds: list[tuple[int, float]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
-    wanted = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
-    ptr = ptr_from_sizes(sizes)
-    pos = torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float()
+    pos, ptr, counts = clouds_with_duplicates(clouds, generator)
     spacing = 0.1 + torch.rand(len(pos), generator=generator)
-    index = sample_as_elsewhere(pos, ptr, wanted, spacing.log())
-    assert len(index) == int(wanted.sum()) == len(index.unique())
-    cloud = torch.searchsorted(ptr, index, right=True) - 1
-    assert torch.equal(torch.bincount(cloud, minlength=len(sizes)), wanted)
+    index = sample_as_elsewhere(pos, ptr, counts, spacing.log())
+    expect_counts(index, ptr, counts)
 
 
 def test_no_duplicate_is_kept_before_all_distinct_points_are() -> None:

@@ -27,12 +27,12 @@ from torch import Tensor
 from pointup.geometry import kernels, neighbors, thinning
 from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.geometry.thinning import farthest_point_sample
 from pointup.geometry.validity import assume_valid
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
+OTHER_PARTS = ("_thinning", "_trial", "_limits")
 Sets = tuple[Tensor, Tensor, Tensor, Tensor]
 
 needs_triton = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def test_kernels_fulfil_the_contract_in_the_interpreter() -> None:
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
     if version < (3, 8) and np.__version__ >= "2.4":
         pytest.skip(f"the interpreter of triton {triton.__version__} doesn't support numpy 2.4")
-    files = __file__, Path(__file__).with_name("test_kernels_trial.py")
+    files = [Path(__file__).with_name(f"test_kernels{part}.py") for part in ("", *OTHER_PARTS)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
         capture_output=True,
@@ -243,72 +243,6 @@ def test_distant_queries_find_the_nearest_points() -> None:
     expect_knn(sets, 4, *knn(target, target_ptr, 4, *sets[:2]))
 
 
-@pytest.fixture(params=["in registers", "in tiles"])
-def way_to_thin(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Clouds of all sizes are thinned by tiles, which are small, with some groups full."""
-    if request.param == "in registers" or importlib.util.find_spec("triton") is None:
-        yield
-        return
-    from pointup.geometry.kernels import farthest
-
-    with mock.patch.multiple(farthest, MAX_IN_REGISTERS=0, TILE=8, BLOCK=64):
-        yield
-
-
-def expect_farthest(pos: Tensor, ptr: Tensor, counts: Tensor, index: Tensor) -> None:
-    assert index.dtype == torch.int64 and len(index.unique()) == len(index) == counts.sum()
-    for cloud, picks in enumerate(index.split(counts.tolist())):
-        start, points = int(ptr[cloud]), pos[ptr[cloud] : ptr[cloud + 1]].double()
-        picks = picks - start
-        assert (picks[:1] == 0).all()
-        distance = torch.full_like(points[:, 0], torch.inf)
-        shortfall = distance.new_zeros(len(picks))
-        for step, pick in enumerate(picks):
-            shortfall[step] = distance.amax() * (1 - 1e-5) - distance[pick]
-            distance = torch.minimum(distance, (points - points[pick]).square().sum(1))
-        assert (shortfall[1:] <= 0).all()
-
-
-@needs_device
-@pytest.mark.usefixtures("way_to_thin")
-def test_each_pick_is_the_farthest_from_earlier_picks() -> None:
-    pos, ptr, _, _ = ragged([(3, 0), (0, 0), (90, 0), (1, 0)], offset=100.0)
-    counts = torch.tensor([3, 0, 14, 1], device=DEVICE)
-    index = farthest_point_sample(pos, ptr, counts)
-    expect_farthest(pos, ptr, counts, index)
-
-
-@needs_device
-@pytest.mark.usefixtures("way_to_thin")
-def test_duplicates_follow_in_the_order_of_their_indices() -> None:
-    pos, ptr = torch.zeros(40, 3, device=DEVICE), torch.tensor([0, 40], device=DEVICE)
-    pos[10], pos[20] = 1.0, 2.0
-    index = farthest_point_sample(pos, ptr, torch.tensor([9], device=DEVICE))
-    assert index.tolist() == [0, 20, 10, 1, 2, 3, 4, 5, 6]
-
-
-@needs_device
-@pytest.mark.usefixtures("way_to_thin")
-def test_float64_clouds_are_thinned_down_to_their_last_point() -> None:
-    pos, ptr, _, _ = ragged([(12, 0), (20, 0)])
-    pos = pos.double() + 4_582_000.0
-    counts = torch.tensor([12, 20], device=DEVICE)
-    index = farthest_point_sample(pos, ptr, counts)
-    expect_farthest(pos, ptr, counts, index)
-
-
-@needs_device
-def test_invalid_input_of_thinning_is_refused() -> None:
-    pos, ptr, _, _ = ragged([(3, 0), (2, 0)])
-    with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
-        farthest_point_sample(pos, ptr, torch.tensor([3, 3], device=DEVICE))
-    pos[4] = torch.nan
-    with pytest.raises(ValueError, match="cloud 1"):
-        farthest_point_sample(pos, ptr, torch.tensor([1, 1], device=DEVICE))
-    nothing = farthest_point_sample(pos[:3], ptr[:2], torch.tensor([0], device=DEVICE))
-    assert nothing.tolist() == []
-
-
 @needs_device
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: float) -> None:
@@ -358,12 +292,3 @@ def test_neighbours_in_large_clouds_are_those_of_trees(k: int, by_tiles: bool) -
         expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]], k=ranks)[0] ** 2
         result = squared[query_ptr[i] : query_ptr[i + 1]].cpu().numpy()
         np.testing.assert_allclose(result, expected, rtol=1e-5)
-
-
-@needs_gpu
-@pytest.mark.parametrize("size", [5_000, 60_000])
-def test_farthest_points_of_large_clouds_are_exact(size: int) -> None:
-    pos, ptr, _, _ = ragged([(size, 0), (100, 0), (size // 2, 0)])
-    counts = torch.tensor([500, 100, 300], device=DEVICE)
-    index = farthest_point_sample(pos, ptr, counts)
-    expect_farthest(pos, ptr, counts, index)

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 import trimesh
 from test_files import PARENT, SUFFIXES, make_cloud
+from test_formats import scanned
+from test_pcd import ORGANISED
 
 from pointup.errors import DataError, FileError, PointupError
 from pointup.io.cloud import cast_values
 from pointup.io.files import (
     PointCloud,
+    check_readable,
+    check_writable,
     copy_points,
     open_writer,
     read_mesh,
@@ -94,6 +98,33 @@ BAD_BYTES = {
     "no_points.obj": (b"# nothing\n", "no points in it"),
     "cloud.rcp": (b"VERSION .7", r"unknown extension '\.rcp'; known are \.las \.laz \.ply"),
     "cloud": (b"1 2 3", "unknown file without an extension; known are"),
+    "short.pts": (b"3\n1 2 3\n4 5 6\n", "ends after 2 of 3 points; copy it again"),
+    "long.pts": (b"1\n1 2 3\n4 5 6\n", "has 2 points, more than the 1 of its counts"),
+    "word.pts": (b"2\n1 2 3\n4 five 6\n", "line 3: 'five' is not a number"),
+    "empty.pts": (b"0\n", "no points in it"),
+    "rows.bin": (b"x" * 31, "not a KITTI sweep: 31 bytes are not rows of 4 float32"),
+    "rows.pcd.bin": (b"\0" * 16, "16 bytes are not rows of 5 float32"),
+    "weights.bin": (np.full(8, 1e20, "<f4").tobytes(), "coordinates up to 1e[+]20"),
+    "nan.bin": (np.full(8, np.nan, "<f4").tobytes(), "2 of 2 have NaN"),
+    "no.pcd": (b"nothing", "not a PCD file"),
+    "cut.pcd": (ORGANISED[:-30].encode(), "ends before its 4 points"),
+    "absurd.pcd": (ORGANISED.replace("POINTS 4", "POINTS 9999999999").encode(), "ends before its"),
+    "digits.pcd": (ORGANISED.replace("POINTS 4", "POINTS " + "9" * 99).encode(), "POINTS is '999"),
+    "field.pcd": (ORGANISED.replace("SIZE 4", "SIZE 3").encode(), "unknown field type F of 3"),
+    "axes.pcd": (ORGANISED.replace("x y z", "x y w").encode(), "it must have the fields x, y, z"),
+    "no.e57": (b"nothing", "E57"),
+    "a.off": (b"OFF", "is a mesh, and points are needed: sample its surface .* `pointup prepare"),
+    "a.glb": (b"glTF", "is a mesh, and points are needed"),
+    "count.ply": (
+        b"ply\nformat ascii 1.0\nelement vertex " + b"9" * 30 + b"\n",
+        "its header counts 999",
+    ),
+    "many.ply": (
+        b"ply\nformat binary_little_endian 1.0\nelement vertex 999999999999999\n"
+        b"property float x\nproperty float y\nproperty float z\nend_header\n123",
+        "ends after 0 of 999999999999999 points",
+    ),
+    "superscript.ply": (b"ply\nformat ascii 1.0\nelement vertex \xb2\n", "can't read PLY header"),
 }
 
 
@@ -241,3 +272,19 @@ def test_bad_meshes_are_an_error(tmp_path: Path, name: str, data: bytes, message
     (tmp_path / name).write_bytes(data)
     with pytest.raises(FileError, match=rf"{name}: .*{message}"):
         read_mesh(tmp_path / name)
+
+
+def test_paths_that_cannot_be_written_are_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "link.laz").symlink_to(tmp_path / "b.copc.laz")
+    for name, message in (
+        ("a.rcp", r"unknown extension '\.rcp' to write"),
+        ("a.copc.laz", "COPC files can't be written; name it .laz, and convert that"),
+        ("link.laz", "COPC files can't be written"),
+    ):
+        for refuse in (check_writable, lambda path: write_points(path, scanned())):
+            with pytest.raises(FileError, match=message):
+                refuse(tmp_path / name)
+    for name in ("a.laz", "b.pcd", "c.bin"):
+        check_writable(tmp_path / name)
+    with pytest.raises(FileError, match="no such file"):
+        check_readable(tmp_path / "b.pcd")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
 from struct import pack_into, unpack_from
 
 import laspy
 import numpy as np
 import pytest
-from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
 from pointup.errors import DataError, FileError
@@ -123,65 +120,6 @@ def test_a_file_that_has_the_added_dimensions_keeps_their_values(tmp_path: Path)
         open_writer(second, cloud, [ExtraDimension("parent", "float64")])
 
 
-def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
-    path = tmp_path / "a.las"
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.add_extra_dims([laspy.ExtraBytesParams(n, "uint8") for n in ("one", "two")])
-    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
-    records["two"] = [7, 8, 9]
-    both = header.vlrs.extract("ExtraBytesVlr")[0].extra_bytes_structs
-    header.vlrs.extend(
-        VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(s.name, s.data_type))) for s in both
-    )
-    with laspy.open(path, "w", header=header) as writer:
-        writer.write_points(records)
-    assert raw_vlrs(path).keys() == {(b"LASF_Spec", 4)}
-    assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
-
-
-def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "a.las"
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
-    with laspy.open(path, "w", header=header) as writer:
-        writer.write_points(laspy.ScaleAwarePointRecord.zeros(3, header=header))
-    write_points(tmp_path / "b.las", read_points(path))
-    assert raw_vlrs(tmp_path / "b.las") == {(b"LASF_Projection", 2112): WKT.record_data}
-
-
-def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: Path) -> None:
-    original, path = tmp_path / "a.las", tmp_path / "b.las"
-    header = laspy.LasHeader(version="1.2", point_format=0)
-    header.add_extra_dim(laspy.ExtraBytesParams("secret", "5u1"))
-    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
-    records["secret"] = np.arange(15).reshape(3, 5)
-    header.vlrs.extract("ExtraBytesVlr")
-    with laspy.open(original, "w", header=header) as writer:
-        writer.write_points(records)
-    with open_writer(path, read_points(original), ADDED) as writer:
-        copy_points(original, writer)
-    after = laspy.read(path)
-    assert np.array_equal(after["ExtraBytes"], np.arange(15).reshape(3, 5))
-    assert after["parent"].tolist() == [0, 1, 2]
-
-
-def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path) -> None:
-    original, path = tmp_path / "a.las", tmp_path / "b.las"
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", no_data=[-99]))
-    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
-    with laspy.open(original, "w", header=header) as writer:
-        writer.write_points(records)
-    with open_writer(path, read_points(original), ADDED) as writer:
-        copy_points(original, writer)
-    described = ExtraBytesVlr()
-    described.parse_record_data(raw_vlrs(path)[b"LASF_Spec", 4])
-    height = described.extra_bytes_structs[0]
-    assert height.no_data == [-99]
-    assert height.min is None
-    assert height.max is None
-
-
 def test_copc_records_are_removed_and_other_evlrs_are_kept(tmp_path: Path) -> None:
     original, path = tmp_path / "a.laz", tmp_path / "b.laz"
     header = laspy.LasHeader(version="1.4", point_format=6)
@@ -279,106 +217,6 @@ def test_other_clouds_become_las_with_extra_dimensions(tmp_path: Path) -> None:
     assert np.array_equal(after.attributes["normal_2"], cloud.attributes["normal"][:, 2])
     assert np.array_equal(after.attributes["roughness"], cloud.attributes["roughness"])
     assert (after.attributes["classification"] == 2).all()
-
-
-def damage_cut(data: bytearray) -> bytearray:
-    return data[: len(data) * 2 // 3]
-
-
-def damage_one_byte(data: bytearray) -> bytearray:
-    return data[:-1]
-
-
-def damage_header(data: bytearray) -> bytearray:
-    return data[:200]
-
-
-def damage_count_of_records(data: bytearray) -> bytearray:
-    pack_into("<I", data, 100, 2**31)
-    return data
-
-
-def damage_size_of_chunks(data: bytearray) -> bytearray:
-    pack_into("<I", data, data.rindex(b"http://laszip.org") + 32 + 12, 2**31 - 5)
-    return data
-
-
-def damage_count_of_chunks(data: bytearray) -> bytearray:
-    table = unpack_from("<q", data, unpack_from("<I", data, 96)[0])[0]
-    pack_into("<I", data, table + 4, 2**31)
-    return data
-
-
-def damage_size_of_a_layer(data: bytearray, layer: int = 1) -> bytearray:
-    # The sizes follow the offset of the chunk table, the first point and the number of points.
-    start = unpack_from("<I", data, 96)[0]
-    size = laspy.PointFormat(7).size + 2
-    pack_into("<I", data, start + 8 + size + 4 + 4 * layer, 2**32 - 1)
-    return data
-
-
-def damage_number_of_points(data: bytearray) -> bytearray:
-    pack_into("<Q", data, 247, 501)
-    return data
-
-
-DAMAGES = [damage_cut, damage_header, damage_count_of_records, damage_number_of_points]
-DAMAGES_OF_LAZ = [damage_size_of_chunks, damage_count_of_chunks, damage_size_of_a_layer]
-
-
-@pytest.mark.parametrize(
-    ("suffix", "damage"),
-    [(".las", damage) for damage in [*DAMAGES, damage_one_byte]]
-    + [(".laz", damage) for damage in [*DAMAGES, *DAMAGES_OF_LAZ]],
-)
-def test_damaged_files_raise_one_line_with_the_name_and_the_remedy(
-    tmp_path: Path, suffix: str, damage: Callable[[bytearray], bytearray]
-) -> None:
-    path = tmp_path / f"survey{suffix}"
-    make_las(path)
-    path.write_bytes(damage(bytearray(path.read_bytes())))
-    with pytest.raises(FileError) as raised:
-        read_points(path)
-    message = str(raised.value)
-    assert re.fullmatch(rf"{re.escape(str(path))}: not a whole LAS/LAZ file: .*again", message)
-
-
-# Nine layers of coordinates and flags, one of colours, and one for each of two extra bytes.
-@pytest.mark.parametrize("layer", [0, 8, 9, 10, 11])
-def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(
-    tmp_path: Path, layer: int
-) -> None:
-    path = tmp_path / "a.laz"
-    make_las(path)
-    path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), layer))
-    with pytest.raises(FileError, match="chunk 1 of 1 has layers longer than itself"):
-        next(iter_points(path))
-
-
-def test_a_truncated_file_is_reported_before_its_first_points(tmp_path: Path) -> None:
-    path = tmp_path / "a.las"
-    make_las(path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(FileError, match=r"has \d+ of \d+ bytes"):
-        next(iter_points(path, chunk_size=10))
-
-
-def test_a_file_without_points_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.las"
-    with laspy.open(path, "w", header=laspy.LasHeader(version="1.4", point_format=6)):
-        pass
-    with pytest.raises(FileError, match=r"a\.las: no points in it"):
-        read_points(path)
-
-
-def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None:
-    make_las(tmp_path / "a.las", point_format=9)
-    cloud = read_points(tmp_path / "a.las")
-    with pytest.raises(FileError, match=r"waveforms can't be compressed exactly; name it \.las"):
-        write_points(tmp_path / "b.laz", cloud)
-    cloud.header.global_encoding.waveform_data_packets_internal = True  # type: ignore[attr-defined]
-    with pytest.raises(FileError, match="waveforms inside the original can't be carried over"):
-        write_points(tmp_path / "b.las", cloud)
 
 
 @pytest.mark.parametrize("suffix", [".las", ".laz"])

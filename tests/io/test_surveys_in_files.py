@@ -182,6 +182,10 @@ def test_files_on_top_of_each_other_are_separate_surveys() -> None:
     assert groups(*years) == [[0, 1], [2, 3]] and find_surveys(years, "llll").by_folder
     together = [replace(extent, path=Path(f"all/{i}.las")) for i, extent in enumerate(years)]
     assert find_surveys(together, "llll").stacked == [0, 1, 2, 3]
+    # Files on top of each other in one folder leave tiles of other folders joined.
+    others = [extent((i, i + 100), (0, 100), f"{i}/t.las") for i in (200, 300)]
+    found = find_surveys([*together[::2], *others], "llll")
+    assert found.groups == [[0], [1], [2, 3]] and found.stacked == [0, 1] and not found.by_folder
 
 
 def test_adjacent_files_that_differ_are_not_joined_and_the_difference_is_reported() -> None:

@@ -12,16 +12,14 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels' wrappers need triton")
 
-FILES = sorted(Path(__file__).parents[1].glob("emulated_*.py"))
+TESTS = Path(__file__).parents[1]
+FILES = [TESTS / "emulated_training.py", TESTS / "emulated_runs.py"]
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if file.stem != "emulated_device"], ids=lambda file: file.stem
-)
-def test_on_the_emulated_device(file: Path) -> None:
+def test_training_upsampling_and_whole_runs_on_the_emulated_device() -> None:
     """In a separate process: torch registers the emulated device as an accelerator."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", str(file)],
+        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *map(str, FILES)],
         capture_output=True,
         text=True,
         timeout=900,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +12,9 @@ from torch import Tensor
 
 from pointup.errors import ModelError
 from pointup.geometry.local_geometry import plane_normals
-from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
+from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.attention import RelativeAttention
 from pointup.model.calibration import reference_clouds
-from pointup.model.offsets import encode_positions, offset_along
 from pointup.model.upsampler import Upsampler
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
@@ -259,74 +255,6 @@ def test_an_impossible_option_is_refused_by_name(options: dict[str, object], mes
         Upsampler(**options)
 
 
-def test_attention_equals_its_equation() -> None:
-    torch.manual_seed(0)
-    heads, dim, hidden = 2, 3, 4
-    layer = RelativeAttention(6, heads, hidden, concat=True, beta=False, dropout=0.0)
-    x, features = torch.randn(5, 2, 6), torch.randn(5, 6)
-    index = torch.randint(0, 5, (5, 3))
-    missing = torch.zeros(5, 3, dtype=torch.bool)
-    missing[1, 2] = True
-    g = torch.randn(5, 2, 3, hidden)
-    k, v = layer.key_value(features).view(5, 2, heads, dim).unbind(1)
-    q = layer.query(x).view(5, 2, heads, dim)
-    expected = torch.zeros(5, 2, heads, dim)
-    for n in range(5):
-        neighbors = [j for j in range(3) if not missing[n, j]]
-        for m in range(2):
-            for h in range(heads):
-                keys = [k[index[n, j], h] + layer.position_key[h] @ g[n, m, j] for j in neighbors]
-                values = [
-                    v[index[n, j], h] + g[n, m, j] @ layer.position_value[h] for j in neighbors
-                ]
-                weights = (torch.stack(keys) @ q[n, m, h] / dim**0.5).softmax(0)
-                expected[n, m, h] = weights @ torch.stack(values)
-    expected = layer.out(expected.flatten(2))
-    torch.testing.assert_close(layer(x, features, index, missing, g), expected)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_blocks_and_recomputation_do_not_change_results(
-    dropout: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pos, ptr = packed(40, 3)
-    results = []
-    for children_kept, points_per_block in ((10**6, 16), (0, 16)):
-        model = as_if_trained(dropout=dropout).train()
-        monkeypatch.setattr("pointup.model.upsampler.children_kept", lambda _, n=children_kept: n)
-        monkeypatch.setattr(
-            "pointup.model.upsampler.points_per_block", lambda _, n=points_per_block: n
-        )
-        torch.manual_seed(1)
-        output = model(pos, ptr, 2.0)
-        candidates = output.candidates
-        made = (candidates, output.log_shares, output.log_quotas)
-        sum(values.square().sum() for values in made).backward()
-        results.append([candidates.detach(), *(weight.grad for weight in model.parameters())])
-        monkeypatch.undo()
-    torch.testing.assert_close(*results)
-    if not dropout:
-        torch.testing.assert_close(as_if_trained()(pos, ptr, 2.0).candidates, results[0][0])
-
-
-def test_handwritten_derivatives_equal_finite_differences() -> None:
-    torch.manual_seed(0)
-    layer = RelativeAttention(4, 2, 3, concat=True, beta=True, dropout=0.0).double()
-    missing = torch.zeros(3, 2, dtype=torch.bool)
-    missing[1, 1] = True
-    for shape in ((3, 2, 3), (3, 2, 2, 3)):
-        inputs = [torch.randn(3, 2, 4), torch.randn(3, 2, 8), torch.randn(shape)]
-        inputs = [values.double().requires_grad_() for values in inputs]
-        assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
-    directions, positions = torch.randn(3, 2, 8).double(), torch.randn(3, 2, 5, 4).double()
-    inputs = [directions.requires_grad_(), positions.requires_grad_()]
-    assert torch.autograd.gradcheck(offset_along, inputs)
-    linear, described = torch.nn.Linear(3, 4).double(), torch.randn(4, 3, 2, 5).double()
-    assert torch.autograd.gradcheck(
-        lambda d: encode_positions(d, linear, torch.float64), [described.requires_grad_()]
-    )
-
-
 def test_features_of_points_differ_before_training() -> None:
     model = Upsampler()
     inputs: list[Tensor] = []
@@ -335,86 +263,3 @@ def test_features_of_points_differ_before_training() -> None:
         model(*reference_clouds(), 2.0)
     features = torch.cat(inputs)
     assert features.std(0).norm() > features.mean(0).norm()
-
-
-def test_dense_places_stay_dense_where_the_model_predicts_it() -> None:
-    torch.manual_seed(0)
-    left, right = torch.rand(600, 3) * torch.tensor([1, 1, 0]), torch.rand(150, 3)
-    pos = torch.cat([left, right * torch.tensor([1, 1, 0]) + torch.tensor([1, 0, 0])])
-    ptr, model = torch.tensor([0, 750]), Upsampler(slots_per_ratio=6)
-    num_left = []
-    for power in (0.0, 1.0):
-        torch.nn.init.constant_(model.density.bias, power)
-        with torch.no_grad():
-            output = model(pos, ptr, 4.0)
-        num_left.append(int((output.pos[:, 0] < 1).sum()))
-        assert len(output.pos) == 3000
-        torch.testing.assert_close(output.log_shares.exp().sum(), torch.tensor(1.0))
-        # Thinning follows the prediction.
-        assert abs(float(output.log_shares[:600].exp().sum()) - num_left[-1] / 3000) < 0.15
-    assert num_left[0] < 2000 and num_left[1] > 2250
-
-
-def test_quotas_of_a_cloud_sum_to_one_and_train_their_own_weights_only() -> None:
-    model = as_if_trained()
-    pos, ptr = packed(40, 3)
-    quotas = model(pos, ptr, 4.0).log_quotas
-    for cloud in quotas.split([40, 3]):
-        torch.testing.assert_close(cloud.exp().sum(), torch.tensor(1.0))
-    (quotas[:7]).sum().backward()
-    learns = {
-        name
-        for name, weights in model.named_parameters()
-        if weights.grad is not None and weights.grad.any()
-    }
-    assert learns == {name for name, _ in model.named_parameters() if name.startswith("quota")}
-
-
-def test_quotas_depend_on_gaps_and_not_on_the_unit_of_length() -> None:
-    pos = torch.rand(300, 3) * torch.tensor([1, 1, 0])
-    ptr, model = torch.tensor([0, 300]), Upsampler()
-    with torch.no_grad():
-        torch.nn.init.constant_(model.quota_powers, 1.0)
-        quotas, scaled = (model(scale * pos, ptr, 2.0).log_quotas for scale in (1.0, 100.0))
-    torch.testing.assert_close(quotas, scaled, rtol=0, atol=1e-4)
-    distance = (torch.cdist(pos, pos) + 9 * torch.eye(300)).sort(1).values
-    near = torch.minimum(distance[:, :12], 2 * distance[:, 5:6])
-    expected = near.mean(1) * distance[:, :4].mean(1)
-    torch.testing.assert_close(quotas.exp(), expected / expected.sum(), rtol=1e-3, atol=0)
-
-
-def test_runs_of_equal_slots_cover_the_points_in_order() -> None:
-    ptr = torch.tensor([0, 4, 4, 9, 12])
-    assert same_number_of_slots(torch.tensor([8, 8, 3, 8]), ptr) == [
-        (8, slice(0, 4)),
-        (3, slice(4, 9)),
-        (8, slice(9, 12)),
-    ]
-
-
-def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
-    model = as_if_trained()
-    model.save_pretrained(tmp_path / "model")
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
-        "README.md", "config.json", "model.safetensors",
-    ]  # fmt: skip
-    loaded = Upsampler.from_pretrained(tmp_path / "model")
-    assert not loaded.training
-    pos, ptr = packed(50)
-    assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
-
-
-def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither a shipped model .*a model directory"):
-        Upsampler.from_pretrained(tmp_path)
-    as_if_trained().save_pretrained(tmp_path / "model")
-    weights = tmp_path / "model" / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="the weights can't be loaded"):
-        Upsampler.from_pretrained(tmp_path / "model")
-    weights.write_bytes(whole)
-    config = tmp_path / "model" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
-    with pytest.raises(ModelError, match="format 99"):
-        Upsampler.from_pretrained(tmp_path / "model")

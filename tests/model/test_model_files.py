@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
@@ -105,3 +106,31 @@ def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(
     monkeypatch.setattr("pointup.model.hub.hf_hub_download", refuse)
     with pytest.raises(ModelError, match=message):
         Upsampler.from_pretrained(name)
+
+
+def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
+    model = as_if_trained()
+    model.save_pretrained(tmp_path / "model")
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
+        "README.md", "config.json", "model.safetensors",
+    ]  # fmt: skip
+    loaded = Upsampler.from_pretrained(tmp_path / "model")
+    assert not loaded.training
+    pos, ptr = packed(50)
+    assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
+
+
+def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a shipped model .*a model directory"):
+        Upsampler.from_pretrained(tmp_path)
+    as_if_trained().save_pretrained(tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="the weights can't be loaded"):
+        Upsampler.from_pretrained(tmp_path / "model")
+    weights.write_bytes(whole)
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
+    with pytest.raises(ModelError, match="format 99"):
+        Upsampler.from_pretrained(tmp_path / "model")

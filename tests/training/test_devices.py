@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from pointup.datasets.batch import make_loader
-from pointup.errors import ConfigError, TrainingError
+from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import training_loader
 from pointup.training.distributed import accelerator, devices
@@ -26,7 +24,6 @@ from pointup.training.distributed.devices import (
 )
 from pointup.training.evaluation import Evaluation
 from pointup.training.faults import available_memory, token_budget
-from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
 
 GPU = torch.device("cuda", 0)
@@ -223,40 +220,3 @@ def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.de
         training: Any = training_loader(config, dataset, mock.MagicMock(), device)
         evaluation: Any = Evaluation(SimpleNamespace(validation=dataset), group, config, 20).batches
     assert training.pin_memory == evaluation.pin_memory == (device == GPU)
-
-
-class Scaler:
-    """Halves its scale with every non-finite step, like torch's GradScaler."""
-
-    def __init__(self) -> None:
-        self.scale = 65536.0
-
-    def get_scale(self) -> float:
-        return self.scale
-
-
-def judge(scaler: Scaler, steps: NonFiniteSteps, number: int, grad_norm: float) -> bool:
-    may = steps.may_step(number, 1.0, grad_norm, 1e-3, lambda: ["cloud_3"])
-    if not math.isfinite(grad_norm):
-        scaler.scale /= 2
-    return may
-
-
-def test_gradients_that_stay_not_finite_in_fp16_end_the_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    scaler = Scaler()
-    steps = NonFiniteSteps(SimpleNamespace(scaler=scaler, is_main_process=True))  # type: ignore[arg-type]
-    with (
-        caplog.at_level(logging.WARNING, "pointup"),
-        mock.patch("pointup.training.faults.non_finite_steps.gather_object", lambda names: names),
-    ):
-        # Overflows while the scale decreases do not count as non-finite steps.
-        for number in range(15):
-            assert judge(scaler, steps, number, math.inf)
-            assert judge(scaler, steps, number, 1.0)
-        assert not caplog.records and steps.in_a_row == 0
-        with pytest.raises(TrainingError, match=r"10 steps in a row, .* from cloud_3"):
-            for number in range(200):
-                assert judge(scaler, steps, number, math.nan)
-    assert number <= 2 + MAX_NON_FINITE_STEPS

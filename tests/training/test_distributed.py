@@ -41,7 +41,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "loss" in line]
 
 
-# In short: a killed process that is started again, in test_faults.py.
+# In short: a signal to one process of a group, in test_faults_signals.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_train_the_model_that_one_trains(
@@ -83,6 +83,8 @@ def assert_works(ended: Run, run: Path, num_processes: int) -> None:
     assert (logs / f"rank_{num_processes - 1}.log").exists()
 
 
+# In short: the main command with --quick, in .ci/run, and the group in test_faults_signals.py.
+@pytest.mark.slow
 def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path) -> None:
     words = quick_check(pair_directory, tmp_path, num_workers=2)
     ended = run_forked("train", *words, ACCELERATE_MIXED_PRECISION="bf16")

@@ -79,6 +79,7 @@ def test_a_hang_in_python_is_reported_with_its_line(pair_directory: Path, tmp_pa
     assert "time.sleep(600)" in output_of(run)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_started_again_and_the_run_ends_like_the_undisturbed_one(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:

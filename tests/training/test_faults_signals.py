@@ -14,6 +14,7 @@ from conftest import SECONDS_TO_OUTCOME, metrics_of, pids_of, shared_memory_of
 from disturbed import (
     PATIENCE,
     STEPS,
+    arguments,
     assert_ends_like,
     continues,
     has_ended,
@@ -23,6 +24,7 @@ from disturbed import (
     output_of,
     wait_for_step,
 )
+from forked import run_forked
 
 from pointup.training.run_directory.checkpoint import latest_checkpoint
 
@@ -47,9 +49,23 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
     assert_ends_like(run, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+def test_a_signal_to_one_process_of_a_group_saves_and_the_run_continues_bit_for_bit(
+    pair_directory: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    run = tmp_path / "run"
+    words = arguments(pair_directory, run, "--num-workers", 1)
+    ended = run_forked("faulty", *words, FAULT="terminate forward 5 1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert latest_of(run) == "step_5"
+    assert len(ended.pids) >= 2 * (1 + 1), "processes that were not seen"
+    assert shared_memory_of(ended.pids) == set()
+    continues(pair_directory, run)
+    assert_ends_like(run, undisturbed)
+
+
+# In short: a signal to one process of a forked group, above.
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(
     pair_directory: Path, tmp_path: Path, undisturbed: Path, number: signal.Signals
 ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from accelerate import PartialState
 
 from pointup.errors import TrainingError
@@ -49,3 +51,51 @@ def test_only_the_first_of_many_clouds_are_named() -> None:
     assert named([]) == "no cloud in particular"
     assert named(["a", "b"]) == "a, b"
     assert named([str(i) for i in range(10)]) == "0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+class Fp16Run:
+    """A weight, its optimizer, and torch's GradScaler, as Accelerate steps them."""
+
+    def __init__(self) -> None:
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        self.non_finite = NonFiniteSteps(SimpleNamespace(scaler=self.scaler, is_main_process=True))  # type: ignore[arg-type]
+
+    def step(self, number: int, loss: float, gradient: float) -> bool:
+        """Take a step if it may be taken; returns that."""
+        self.scaler.scale(torch.ones(()))
+        self.weight.grad = torch.tensor(gradient) * self.scaler.get_scale()
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = self.weight.grad.abs().item()
+        may_step = self.non_finite.may_step(number, loss, grad_norm, 1e-3, lambda: ["cloud_3"])
+        if may_step:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        return may_step
+
+
+def test_with_fp16_a_non_finite_loss_with_finite_gradients_takes_no_step() -> None:
+    run = Fp16Run()
+    for number, loss in enumerate((math.nan, math.inf)):
+        assert not run.step(number, loss, 1.0)
+        assert run.weight.item() == 0.0
+    assert run.step(2, 0.5, 1.0) and run.weight.item() == -1.0
+
+
+def test_with_fp16_gradients_that_stay_non_finite_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Fp16Run()
+    with caplog.at_level(logging.WARNING, "pointup"):
+        # Overflows while the scale decreases do not count as non-finite steps.
+        for number in range(15):
+            assert run.step(number, 1.0, math.inf)
+            assert run.step(number, 1.0, 1.0)
+        assert not caplog.records and run.non_finite.in_a_row == 0
+        with pytest.raises(TrainingError, match=r"10 steps in a row, .* from cloud_3"):
+            for number in range(200):
+                run.step(number, 1.0, math.nan)
+    # The scale is 2.0 after 15 overflows, and below 1 after two more.
+    assert number == 1 + MAX_NON_FINITE_STEPS
+    assert run.weight.item() == -15.0

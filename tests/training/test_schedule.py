@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
-from pointup.training.progress import Progress, length_in_steps
+from pointup.training.progress import Progress, RunSchedule, length_in_steps
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 
@@ -38,7 +38,8 @@ def test_scaling_grows_with_the_clouds_in_a_step() -> None:
 
 
 def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
-    assert length_in_steps(TrainConfig(), 7) == 200
+    assert length_in_steps(TrainConfig(data="pairs"), 7) == 200
+    assert length_in_steps(TrainConfig(), 7) == 120
     assert length_in_steps(TrainConfig(steps=50), 7) == 50
     assert length_in_steps(TrainConfig(epochs=2.5), 7) == 18
     assert length_in_steps(TrainConfig(hours=3.0), 7) is None
@@ -93,3 +94,17 @@ def test_an_evaluation_equal_to_the_best_is_no_improvement() -> None:
     assert not progress.judge(0.8, patience=2, target=None)
     assert not progress.judge(0.8, patience=2, target=None)
     assert progress.finished
+
+
+def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_quarter() -> None:
+    sampler = TokenBudgetBatchSampler([10] * 40, 40)
+    for config, interval in (
+        (TrainConfig(), 60),
+        (TrainConfig(data="pairs"), 50),
+        (TrainConfig(data="pairs", epochs=2.0), 5),
+        (TrainConfig(hours=1.0), 500),
+    ):
+        schedule = RunSchedule.of(config, sampler)
+        assert schedule.eval_every == schedule.save_every == interval
+    own = RunSchedule.of(TrainConfig(eval_every=7, save_every=9), sampler)
+    assert (own.eval_every, own.save_every) == (7, 9)

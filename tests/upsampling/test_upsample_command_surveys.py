@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import laspy
 import numpy as np
 import pytest
+from forked import run_forked
 from scipy.spatial import cKDTree
 from typed import Result, digest, is_one_line, positions, write_las
 
@@ -135,16 +135,14 @@ def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile
 def test_processes_divide_the_files_of_a_survey(
     tmp_path: Path,
     command: Callable[..., Result],
-    launch: Callable[..., Any],
     model_directory: Path,
 ) -> None:
     write_tiles(survey(), tmp_path / "tiles")
     (tmp_path / "tiles" / "0" / "2.laz").write_bytes(b"no survey")
     assert command(tmp_path / "tiles", "-o", tmp_path / "one", "--ratio", "2").status == 1
-    arguments = [tmp_path / "tiles", "-o", tmp_path / "two", "--ratio", "2"]
-    result = launch(
-        "pointup", "upsample", *arguments, "--model", model_directory, script="-m", num_processes=2
-    )
+    words = (tmp_path / "tiles", "-o", tmp_path / "two", "--ratio", "2", "--model", model_directory)
+    result = run_forked("pointup.cli.main,pointup.cli.upsample.files", "upsample", *words)
+    assert result.returncode == 1
     assert result.stdout.count("survey of 4 files: 2,000 points in, 2,000 new") == 1
     assert result.stdout.count("points in") == 5 and result.stderr.count("pointup: error") == 1
     for file in (tmp_path / "one").rglob("*.laz"):

@@ -71,8 +71,11 @@ class NonFiniteSteps:
                 f"{learning_rate:.3g} from {named(clouds)}, had a non-finite loss or gradient, "
                 f"{remedy}; the last checkpoint is unchanged"
             )
-        # The scaler must process a non-finite step too; otherwise its next step fails.
-        return scaler is not None
+        if scaler is not None:
+            # In place of the optimizer's step, which would take finite gradients of a loss that is
+            # not finite. Without an update the scaler refuses the next step.
+            scaler.update()
+        return False
 
 
 def named(clouds: list[str]) -> str:

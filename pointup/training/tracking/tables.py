@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from pointup.evaluation.cloud_metrics import METRICS, Metric
+from pointup.evaluation.report import aligned
 
 ROW_LABELS = {
     "model": "model",
@@ -41,7 +42,7 @@ def evaluation_table(
     if "model" in rows and "midpoints" in rows:
         changes = [_change(rows["model"].get(n), rows["midpoints"].get(n)) for n in names]
         lines.append(["model against midpoints", *changes])
-    text = _aligned(lines)
+    text = "\n".join(aligned(lines, ["<", *">" * len(names)]))
     if conventions:
         text += "".join(
             "\n" + textwrap.fill(f"{m.title}: {m.convention}", WIDTH, subsequent_indent="    ")
@@ -70,10 +71,3 @@ def _change(value: float | None, reference: float | None) -> str:
     if value is None or not reference:
         return "-"
     return f"{value / reference - 1:+.1%}"
-
-
-def _aligned(lines: list[list[str]]) -> str:
-    """Lines with the first column aligned to the left and the others to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
-    form = f"{{:{first}}}" + "".join(f"{{:>{width + 3}}}" for width in others)
-    return "\n".join(form.format(*line).rstrip() for line in lines)

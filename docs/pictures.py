@@ -1,0 +1,148 @@
+"""Draws the pictures of README and docs with the included models:
+
+    python docs/pictures.py [--survey transect_als.laz] [--meshes FOLDER]
+
+rooms.svg needs no data. transect.png needs an airborne survey, shape_good.png and shape_bad.png a
+folder with the meshes that `SHAPES` names. docs/results.md says where these data come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+
+SHAPES = {"shape_good.png": "boat", "shape_bad.png": "skull"}
+"""Picture, and the end of the name of its mesh. Clouds are the first sampling of
+`pointup evaluate shapes`."""
+
+RATIO = 4
+
+# Label and colour of a row, top and height of its boxes, and the boxes: left, width, title, lines.
+ROOMS = (
+    ("entry points", "#e3f2fd", 20, 74, (
+        (150, 250, "train.py", ("a training run, from top to bottom",)),
+        (420, 560, "cli/", ("one module or folder for each command: prepare, inspect,",
+                            "upsample, train, config, evaluate, doctor, bench")),
+    )),
+    ("activities", "#e8f5e9", 120, 100, (
+        (150, 265, "training/", ("config, objective, schedule, evaluation",
+                                 "run_directory/  distributed/", "faults/  tracking/")),
+        (430, 170, "evaluation/", ("protocols, baselines,", "reports")),
+        (615, 200, "upsampling/", ("clouds of any size:", "store/  single_pass/")),
+        (830, 150, "benchmark/", ("speed and memory",)),
+    )),
+    ("data, network", "#fff8e1", 254, 84, (
+        (150, 250, "datasets/", ("pairs on disk, tiles, splits;",
+                                 "sampler, batches, augmentation")),
+        (415, 180, "model/", ("Upsampler: encoder,", "attention, offsets, hub")),
+        (610, 180, "synthetic/", ("procedural shapes", "and landscapes")),
+        (805, 175, "visualization/", ("pictures",)),
+    )),
+    ("files, losses", "#f3e5f5", 372, 84, (
+        (150, 330, "io/", ("files of points and meshes:", "LAS, PLY, PCD, E57, text, NumPy")),
+        (495, 240, "losses.py", ("one differentiable value", "for each cloud")),
+        (750, 230, "metrics.py", ("one value for each cloud,", "no gradient")),
+    )),
+    ("ground", "#eceff1", 490, 84, (
+        (150, 560, "geometry/", ("packed clouds, neighbours, thinning, midpoints, surfaces;",
+                                 "kernels/ for CUDA")),
+        (725, 255, "errors.py, terminal.py", ("PointupError and its subclasses;",
+                                              "writing to a closed terminal")),
+    )),
+)  # fmt: skip
+SIZE = (1000, 640)
+TITLE = "The rooms of pointup: each imports only from rooms below it"
+CAPTION = (
+    "Imports point down: each room imports only from itself and from rooms below it or, within a "
+    "row, from some beside it."
+)
+
+
+def rooms_picture() -> str:
+    """The rooms of the package as SVG, in rows."""
+    return "\n".join(_rooms_lines()) + "\n"
+
+
+def _rooms_lines() -> Iterator[str]:
+    width, height = SIZE
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" font-family="Helvetica, Arial, sans-serif" role="img" '
+        f'aria-label="{TITLE}">'
+    )
+    yield f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    for label, color, top, rise, boxes in ROOMS:
+        yield f'<text x="20" y="{top + rise / 2 + 4}" font-size="13" fill="#607d8b">{label}</text>'
+        for left, across, title, lines in boxes:
+            centre = f'x="{left + across / 2}" text-anchor="middle"'
+            yield (
+                f'<rect x="{left}" y="{top}" width="{across}" height="{rise}" rx="8" '
+                f'fill="{color}" stroke="#37474f" stroke-width="1.2"/>'
+            )
+            yield (
+                f'<text {centre} y="{top + 24}" font-size="16" font-weight="bold" '
+                f'fill="#1c262b">{title}</text>'
+            )
+            for number, line in enumerate(lines):
+                y = top + 44 + 17 * number
+                yield f'<text {centre} y="{y}" font-size="12.5" fill="#37474f">{line}</text>'
+    yield f'<text x="150" y="612" font-size="13" fill="#607d8b">{CAPTION}</text>'
+    yield '<line x1="128" y1="40" x2="128" y2="560" stroke="#90a4ae" stroke-width="2"/>'
+    yield '<path d="M128 574 l-6 -14 h12 z" fill="#90a4ae"/>'
+    yield "</svg>"
+
+
+def draw_survey(survey: Path, picture: Path) -> None:
+    """`pointup upsample SURVEY --picture`, without keeping the upsampled survey."""
+    from tempfile import TemporaryDirectory
+
+    from pointup.cli.main import main as pointup
+
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "dense.laz"
+        options = ["--ratio", str(RATIO), "--picture", str(picture)]
+        if pointup(["upsample", str(survey), "-o", str(output), *options]):
+            raise SystemExit(f"pictures.py: {survey} was not upsampled")
+
+
+def draw_shapes(meshes: Path, folder: Path) -> None:
+    """Source, prediction, target and error of the shapes, as in the tables of docs/results.md."""
+    from pointup import upsample
+    from pointup.evaluation.shape_sets import DrawnShapes
+    from pointup.visualization import evaluation_picture, save_picture
+
+    drawn = {}
+    for shape in DrawnShapes(meshes=meshes, ratio=RATIO):
+        for picture, name in SHAPES.items():
+            if shape.name.endswith(name):
+                prediction = upsample(shape.source, ratio=RATIO, model="shapes")
+                title = f"{name}, {RATIO}x"
+                drawn[picture] = evaluation_picture(
+                    shape.source, prediction, shape.truth, title=title
+                )
+    if missing := SHAPES.keys() - drawn.keys():
+        raise SystemExit(f"pictures.py: {meshes} has no mesh for {', '.join(sorted(missing))}")
+    for picture, pixels in drawn.items():
+        save_picture(pixels, folder / picture)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--survey", type=Path, help="airborne survey of transect.png")
+    parser.add_argument("--meshes", type=Path, help="folder of the meshes of shape_*.png")
+    parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures")
+    options = parser.parse_args(args)
+    (options.output / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
+    if options.survey:
+        draw_survey(options.survey, options.output / "transect.png")
+    if options.meshes:
+        draw_shapes(options.meshes, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""pointup evaluate lidar: a prediction, a model or a thinned survey against a reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import laspy
+import numpy as np
+import pyproj
+import pytest
+from test_evaluate_command import chamfer_of, evaluate, figures_of
+from test_evaluate_command import model as model
+from test_evaluate_command import surveys as surveys
+
+from pointup import Upsampler, upsample
+from pointup.evaluation.baselines import BASELINES
+from pointup.io.files import read_points
+
+
+def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not evaluate(
+        "lidar", "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz",
+        "--source", surveys / "sparse.xyz", "--json", surveys / "out.json",
+        "--picture", surveys / "density.png",
+    )  # fmt: skip
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) < 100 + 2 * len(str(surveys))
+    content = figures_of(surveys / "out.json")
+    assert list(content["rows"]) == ["prediction", "midpoints", *BASELINES, "source"]
+    prediction, midpoints, *baselines, source = content["rows"].values()
+    for baseline in baselines:
+        assert baseline["num_points"] == pytest.approx(prediction["num_points"], rel=0.05)
+    assert "unit: unknown, no file names a coordinate system" in text
+    best = min(row["chamfer"] for row in (midpoints, *baselines))
+    assert f"Chamfer of the prediction: {prediction['chamfer'] / best:.1%} of the best" in text
+    # The lowest points are raised so much that a remark names them.
+    (remark,) = content["remarks"]
+    assert f"ground height RMSE {prediction['ground_rmse']:.4f} unit, not 0" in remark
+    assert remark in " ".join(text.split())
+    assert prediction["canopy_rmse"] == pytest.approx(0.2)
+    assert prediction["density"] == pytest.approx(4 * source["density"], rel=0.1)
+    assert midpoints["num_points"] == pytest.approx(prediction["num_points"], rel=0.05)
+    # The source is part of the reference, but not all of it.
+    assert source["to_reference"] == 0 < source["from_reference"]
+    shown = {name for row in content["rows"].values() for name in row}
+    for name in shown:
+        assert content["metrics"][name]["convention"] in " ".join(text.split())
+    assert (surveys / "density.png").stat().st_size > 1000
+
+
+def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
+    # Four times as dense on the left.
+    points = points[(points[:, 0] < 10) | (rng.random(4000) < 0.25)]
+    path = surveys / "two_densities.xyz"
+    np.savetxt(path, points, fmt="%.6f")
+    assert not evaluate(
+        "lidar", "--reference", path, "--source", path,
+        "--ratio", 4, "--json", surveys / "out.json",
+    )  # fmt: skip
+    given = figures_of(surveys / "out.json")["rows"]["midpoints"]["chamfer"]
+
+    def chamfer(exponent: float) -> float:
+        made = upsample(points, 4.0, model=Upsampler(density_exponent=exponent))
+        return chamfer_of(made, points, points)
+
+    assert given == pytest.approx(chamfer(0.0), rel=1e-6)
+    assert given != pytest.approx(chamfer(0.7), rel=1e-3)
+
+
+def test_lidar_upsamples_the_source_with_a_model(surveys: Path, model: Path) -> None:
+    for target, ratio in ((["--ratio", 2], 2), ([], 4)):
+        assert not evaluate(
+            "lidar", "--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz",
+            "--model", model, *target, "--json", surveys / "out.json",
+        )  # fmt: skip
+        rows = figures_of(surveys / "out.json")["rows"]
+        assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
+        for row in ("model", "midpoints", *BASELINES):
+            density = ratio * rows["source"]["density"]
+            assert rows[row]["density"] == pytest.approx(density, rel=0.1)
+    assert rows["model"]["to_reference"] != rows["midpoints"]["to_reference"]
+
+
+def test_figures_are_in_feet_where_the_files_are(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("dense", "raised"):
+        points = np.loadtxt(surveys / f"{name}.xyz") / 0.3048
+        np.savetxt(surveys / f"{name}_feet.xyz", points, fmt="%.6f")
+    contents = []
+    for suffix, unit in (("", 1), ("_feet", 0.3048)):
+        assert not evaluate(
+            "lidar", "--reference", surveys / f"dense{suffix}.xyz", "--prediction",
+            surveys / f"raised{suffix}.xyz", "--metres-per-unit", unit,
+            "--json", surveys / "out.json",
+        )  # fmt: skip
+        contents.append(figures_of(surveys / "out.json"))
+    metres, feet = (content["rows"]["prediction"] for content in contents)
+    assert [content["unit"] for content in contents] == ["m", "ft"]
+    assert contents[1]["metrics"]["chamfer"]["unit"] == "ft"
+    assert feet["chamfer"] * 0.3048 == pytest.approx(metres["chamfer"], rel=1e-4)
+    assert feet["density"] == pytest.approx(0.3048**2 * metres["density"], rel=1e-2)
+    assert feet["f_score_0.5"] == pytest.approx(metres["f_score_0.5"], abs=0.2)
+    assert "F-score at 0.5 m (1.64 ft)" in capsys.readouterr().out
+
+
+def test_a_thinned_survey_is_measured_against_its_other_points(
+    surveys: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def figures(seed: int) -> dict[str, Any]:
+        path = surveys / "out.json"
+        assert not evaluate(
+            "lidar", "--thin", surveys / "dense.xyz", "--ratio", 3, "--model", model,
+            "--seed", seed, "--json", path,
+        )  # fmt: skip
+        return figures_of(path)
+
+    content = figures(0)
+    assert "against the points left out of the source of" in capsys.readouterr().out
+    rows = content["rows"]
+    assert list(rows) == ["model", "midpoints", *BASELINES, "source"]
+    # A fourth of the points is the source, the others are the reference, and none is in both.
+    reference = content["reference_figures"]["num_points"]
+    assert reference == pytest.approx(3 * rows["source"]["num_points"], rel=0.05)
+    assert rows["source"]["to_reference"] > 0.05
+    assert rows["model"]["num_points"] == pytest.approx(reference, rel=0.05)
+    assert figures(0)["rows"] == rows
+    assert figures(1)["rows"]["jitter"] != rows["jitter"]
+
+
+def write_las(path: Path, points: np.ndarray, classes: np.ndarray, epsg: int | None) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.scales, header.offsets = np.full(3, 0.001), np.floor(points.min(axis=0))
+    if epsg:
+        header.add_crs(pyproj.CRS.from_epsg(epsg))
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = points.T
+    las.classification = classes
+    las.write(path)
+
+
+def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = np.loadtxt(surveys / "dense.xyz")
+    classes = np.where(points[:, 2] < 101, 2, 5)
+    noisy = np.concatenate([points, [[points[0, 0], points[0, 1], 900.0]]])
+    # NAD83 / Oregon GIC Lambert, in feet.
+    write_las(surveys / "dense.las", noisy, np.append(classes, 18), 2994)
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 2994)
+    given = ["--reference", surveys / "dense.las", "--source", surveys / "sparse.las"]
+    assert not evaluate("lidar", *given, "--json", surveys / "out.json")
+    content, text = figures_of(surveys / "out.json"), capsys.readouterr().out
+    assert content["unit"] == "ft" and "unit: ft" in text
+    assert "1 points left out: noise" in text
+    assert content["ground"] == "the reference's points of classes 2 and 9, triangulated"
+    assert content["rows"]["source"]["hausdorff"] < 10
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 32618)
+    assert evaluate("lidar", *given) == 1
+    assert "sparse.las: is in m, " in capsys.readouterr().err
+    write_las(surveys / "sparse.las", points[::4], classes[::4], 4326)
+    assert evaluate("lidar", *given) == 1
+    assert "its coordinates are in degrees" in capsys.readouterr().err
+
+
+def test_a_survey_is_measured_as_pointup_upsample_writes_it(surveys: Path, model: Path) -> None:
+    points = np.loadtxt(surveys / "dense.xyz")
+    classes = np.where(points[:, 2] < 101, 2, 5)
+    write_las(surveys / "dense.las", points, classes, None)
+    write_las(surveys / "sparse.las", points[::4], classes[::4], None)
+    assert not evaluate(
+        "lidar", "--reference", surveys / "dense.las", "--source", surveys / "sparse.las",
+        "--ratio", "3", "--model", model, "--json", surveys / "out.json",
+    )  # fmt: skip
+    found = figures_of(surveys / "out.json")["rows"]["model"]["chamfer"]
+    # By default, surveys have heights.
+    by_default = upsample(read_points(surveys / "sparse.las"), 3.0, model=model).positions
+    without = upsample(points[::4], 3.0, model=model)
+    source, reference = (read_points(surveys / f"{n}.las").positions for n in ("sparse", "dense"))
+    figures = [chamfer_of(made, source, reference) for made in (by_default, without)]
+    assert found == pytest.approx(figures[0], rel=1e-6)
+    assert found != pytest.approx(figures[1], rel=1e-4)

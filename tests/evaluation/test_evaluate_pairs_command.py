@@ -1,0 +1,145 @@
+"""pointup evaluate pairs: the figures of validation, of surveys, and of what is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_evaluate_command import evaluate, figures_of
+from test_evaluate_command import model as model
+
+from pointup import Upsampler, upsample
+from pointup.evaluation.baselines import BASELINES
+
+
+def test_pairs_have_the_figures_that_training_validates_on(
+    pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerate import Accelerator
+
+    from pointup.evaluation.cloud_metrics import mean_rows
+    from pointup.training.config import TrainConfig
+    from pointup.training.datasets import open_training_data
+    from pointup.training.evaluation import Evaluation
+
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
+    assert "validation pairs of" in capsys.readouterr().out
+    content = figures_of(path)
+    upsampler = Upsampler.from_pretrained(model).eval()
+    config = TrainConfig(data=str(pair_directory), model=upsampler.config, num_pictures=0)
+    accelerator = Accelerator(cpu=True)
+    data = open_training_data(config, accelerator)
+    evaluation = Evaluation(data, accelerator, config, token_budget=1000)
+    records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
+    means = mean_rows([r["rows"] for r in records])
+    assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "resampled"]
+    for row, figures in means.items():
+        found = {name: content["means"][row][name] for name in figures}
+        assert found == pytest.approx(figures, rel=1e-5)
+    rows = [r["rows"] for r in records]
+    shares = [one["model"]["chamfer"] / one["midpoints"]["chamfer"] for one in rows]
+    assert content["mean_chamfer_share_of_midpoints"] == pytest.approx(np.mean(shares), rel=1e-5)
+    assert len(content["pairs"]) == 6
+
+
+def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
+    pair_directory: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
+    text, content = capsys.readouterr().out, figures_of(path)
+    head = text.index("mean of 6 pairs")
+    columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "resampled"]
+    (printed,) = [line for line in text[head:].splitlines() if line.startswith("Chamfer  ")]
+    values = dict(zip(columns, map(float, printed.split()[1:8]), strict=True))
+    baselines = {name: values[name] for name in columns[1:5]}
+    best = min(baselines, key=lambda name: baselines[name])
+    (headline,) = [
+        line for line in text[:head].splitlines() if line.startswith("Chamfer of the model:")
+    ]
+    share = float(headline.split(":")[1].split("%")[0])
+    assert share == pytest.approx(100 * values["model"] / values[best], abs=0.2)
+    assert f"({best})" in headline
+    for name, value in values.items():
+        row = content["means"][name.replace(" ", "_")]
+        assert value == pytest.approx(row["chamfer"], rel=1e-3)
+        each = [pair["rows"][name.replace(" ", "_")]["chamfer"] for pair in content["pairs"]]
+        assert row["chamfer"] == pytest.approx(np.mean(each))
+
+
+def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    sheets = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(3)]
+    for sheet in sheets:
+        for points in (sheet.source, sheet.target, sheet.resample):
+            points *= 5
+    sheets[2].vertical = False
+    write_pairs(sheets[:1], sheets, tmp_path / "pairs", info={"recipe": 1})
+    path = tmp_path / "out.json"
+    assert not evaluate("pairs", tmp_path / "pairs", "--json", path)
+    content = figures_of(path)
+    assert content["unit"] == content["metrics"]["chamfer"]["unit"] == "m"
+    for sheet, pair in zip(sheets, content["pairs"], strict=True):
+        figures = pair["rows"]["resampled"]
+        assert ("beyond_0.5" in figures) == ("f_score_0.25" in figures) == sheet.vertical
+        if not sheet.vertical:
+            continue
+        distance = np.linalg.norm(sheet.resample[:, None] - sheet.target[None], axis=2)
+        forward, backward = distance.min(axis=1), distance.min(axis=0)
+        precision, recall = (forward <= 0.25).mean(), (backward <= 0.25).mean()
+        f_score = 200 * precision * recall / (precision + recall)
+        assert figures["f_score_0.25"] == pytest.approx(f_score)
+        assert figures["beyond_0.5"] == pytest.approx(100 * (forward > 0.5).mean())
+        assert figures["to_reference"] + figures["from_reference"] == pytest.approx(
+            figures["chamfer"], rel=1e-5
+        )
+
+
+def test_pairs_are_measured_as_pointup_upsample_writes_them(model: Path, tmp_path: Path) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_dataset import open_pairs, read_pair
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    made = [wavy_pair(f"sheet_{i}", 200, 3, rng) for i in range(2)]
+    for pair in made:
+        pair.source[:, 2] = rng.random(len(pair.source))
+    # Z is up in one of them.
+    made[1].vertical = False
+    write_pairs(made[:1], made, tmp_path / "pairs", info={"recipe": 1})
+    path = tmp_path / "out.json"
+    assert not evaluate(
+        "pairs", tmp_path / "pairs", "--model", model, "--as-written", "--ratio", 3, "--json", path
+    )
+    for number, found in enumerate(figures_of(path)["pairs"]):
+        pair = read_pair(open_pairs(tmp_path / "pairs", "validation"), number)
+        assert found["name"] == pair.name and pair.vertical == (number == 0)
+        expected = []
+        for above_ground in (pair.vertical, not pair.vertical):
+            cloud = upsample(
+                pair.source.astype(np.float64), 3.0, model=model, above_ground=above_ground
+            )
+            distance = np.linalg.norm(cloud[:, None] - pair.target[None], axis=2)
+            expected.append(distance.min(axis=0).mean() + distance.min(axis=1).mean())
+        assert found["rows"]["model"]["chamfer"] == pytest.approx(expected[0], rel=1e-5)
+        assert expected[1] != pytest.approx(expected[0], rel=1e-4)
+
+
+def test_pairs_don_t_depend_on_the_token_budget(
+    pair_directory: Path, model: Path, tmp_path: Path
+) -> None:
+    means = []
+    for budget in (1, 24576):
+        path = tmp_path / f"{budget}.json"
+        assert not evaluate(
+            "pairs", pair_directory, "--model", model, "--token-budget", budget, "--json", path
+        )
+        means.append(figures_of(path)["means"]["model"])
+    assert means[0] == pytest.approx(means[1], rel=1e-4)

@@ -1,0 +1,101 @@
+"""Shapes drawn from meshes, and shapes read from folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_evaluate_shapes import torus, write_off
+
+from pointup.errors import ConfigError, DataError, FileError
+from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+from pointup.evaluation.shapes import (
+    evaluate_shape,
+    measure_shape,
+)
+from pointup.geometry.surfaces import Surface
+from pointup.model.upsampler import Upsampler
+
+
+def test_drawn_shapes_are_of_the_protocol_s_sizes_and_independent(tmp_path: Path) -> None:
+    write_off(Surface(100 * torus().vertices + 30, torus().faces), tmp_path / "torus.off")
+    shapes = list(DrawnShapes(meshes=tmp_path, num_source=100, ratio=2.5, num_seeds=2))
+    assert [(shape.name, shape.seed) for shape in shapes] == [("torus", 0), ("torus", 1)]
+    clouds = [cloud for shape in shapes for cloud in (shape.source, shape.truth, shape.second)]
+    assert [len(cloud) for cloud in clouds] == [100, 250, 250] * 2
+    assert len(np.unique(np.concatenate(clouds), axis=0)) == 1200
+    # Scaled about the middle of its box, which is the torus's own.
+    assert np.linalg.norm(clouds[1], axis=1).max() == pytest.approx(1, abs=0.02)
+    assert np.abs(clouds[1].mean(axis=0)).max() < 0.05
+
+
+def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (even,) = DrawnShapes(meshes=tmp_path, num_source=200)
+    (random,) = DrawnShapes(meshes=tmp_path, num_source=200, pattern="random")
+    assert np.array_equal(even.truth, random.truth)
+    assert np.array_equal(even.second, random.second)
+    even_cv, random_cv = (
+        measure_shape(shape.source, shape, "pu-gcn")["spacing_cv"] for shape in (even, random)
+    )
+    assert even_cv < 0.25 < random_cv
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    """Two shapes with truth, inputs, predictions and meshes."""
+    rng = np.random.default_rng(5)
+    for name in ("truth", "inputs", "predictions", "meshes"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        surface = torus()
+        write_off(surface, tmp_path / "meshes" / f"{name}.off")
+        np.savetxt(tmp_path / "truth" / f"{name}.xyz", surface.sample(120, rng)[0])
+        np.savetxt(tmp_path / "inputs" / f"{name}.txt", surface.sample(40, rng)[0])
+        np.save(tmp_path / "predictions" / f"{name}.npy", surface.sample(90, rng)[0])
+    return tmp_path
+
+
+def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
+    shapes = StoredShapes(*(folders / f for f in ("truth", "inputs", "predictions", "meshes")))
+    assert len(shapes) == 2
+    for shape, name in zip(shapes, "ab", strict=True):
+        assert shape.name == name
+        assert shape.source is not None and np.array_equal(
+            shape.source, np.loadtxt(folders / "inputs" / f"{name}.txt")
+        )
+        rows = evaluate_shape(shape, Upsampler().eval())
+        assert list(rows) == ["model", "prediction", "midpoints", "resampled"]
+        assert shape.prediction is not None
+        assert rows["prediction"] == measure_shape(shape.prediction, shape, "pu-gcn")
+        assert len(shape.second if shape.second is not None else []) == 120
+
+
+def test_errors_in_folders_name_the_file(folders: Path) -> None:
+    truth, inputs = folders / "truth", folders / "inputs"
+    with pytest.raises(FileError, match="nowhere: no such folder"):
+        StoredShapes(truth, folders / "nowhere")
+    (inputs / "b.txt").rename(inputs / "c.txt")
+    with pytest.raises(FileError, match="no file named b;"):
+        StoredShapes(truth, inputs)
+    (inputs / "c.txt").rename(inputs / "a.xyz")
+    with pytest.raises(ConfigError, match=r"a\.xyz: there is also a\.txt"):
+        StoredShapes(truth, inputs)
+    with pytest.raises(FileError, match="no files of shapes"):
+        StoredShapes(truth, predictions=folders)
+
+
+def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
+    write_off(Surface(torus().vertices + 2, torus().faces), folders / "meshes" / "b.off")
+    shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
+    with pytest.raises(DataError, match=r"b\.off: the truth is .* away from this mesh"):
+        list(shapes)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}]
+)
+def test_drawing_refuses_what_makes_no_sense(options: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        DrawnShapes(meshes=tmp_path, **options)  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""LAS extra bytes: several records, missing descriptions, no-data values and statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
+from laspy.vlrs.vlr import VLR
+from test_las import ADDED, WKT, raw_vlrs
+
+from pointup.io.files import (
+    copy_points,
+    open_writer,
+    read_points,
+    write_points,
+)
+
+
+def test_several_extra_bytes_records_are_read_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.add_extra_dims([laspy.ExtraBytesParams(n, "uint8") for n in ("one", "two")])
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    records["two"] = [7, 8, 9]
+    both = header.vlrs.extract("ExtraBytesVlr")[0].extra_bytes_structs
+    header.vlrs.extend(
+        VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(s.name, s.data_type))) for s in both
+    )
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(records)
+    assert raw_vlrs(path).keys() == {(b"LASF_Spec", 4)}
+    assert read_points(path).attributes["two"].tolist() == [7, 8, 9]
+
+
+def test_a_description_of_missing_extra_bytes_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.vlrs.extend([VLR("LASF_Spec", 4, "", bytes(ExtraBytesStruct(b"height", 4))), WKT])
+    with laspy.open(path, "w", header=header) as writer:
+        writer.write_points(laspy.ScaleAwarePointRecord.zeros(3, header=header))
+    write_points(tmp_path / "b.las", read_points(path))
+    assert raw_vlrs(tmp_path / "b.las") == {(b"LASF_Projection", 2112): WKT.record_data}
+
+
+def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.las", tmp_path / "b.las"
+    header = laspy.LasHeader(version="1.2", point_format=0)
+    header.add_extra_dim(laspy.ExtraBytesParams("secret", "5u1"))
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    records["secret"] = np.arange(15).reshape(3, 5)
+    header.vlrs.extract("ExtraBytesVlr")
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(records)
+    with open_writer(path, read_points(original), ADDED) as writer:
+        copy_points(original, writer)
+    after = laspy.read(path)
+    assert np.array_equal(after["ExtraBytes"], np.arange(15).reshape(3, 5))
+    assert after["parent"].tolist() == [0, 1, 2]
+
+
+def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.las", tmp_path / "b.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", no_data=[-99]))
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(records)
+    with open_writer(path, read_points(original), ADDED) as writer:
+        copy_points(original, writer)
+    described = ExtraBytesVlr()
+    described.parse_record_data(raw_vlrs(path)[b"LASF_Spec", 4])
+    height = described.extra_bytes_structs[0]
+    assert height.no_data == [-99]
+    assert height.min is None
+    assert height.max is None
