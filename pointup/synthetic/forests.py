@@ -43,7 +43,7 @@ def random_stand(rng: np.random.Generator, conifers: float, leaf_on: bool) -> St
     return Stand(
         height=log_uniform(rng, 8, 38),
         evenness=rng.uniform(0.3, 0.85),
-        cover=rng.uniform(0.4, 2.2),
+        cover=rng.uniform(0.4, 2.6),
         understory=log_uniform(rng, 0.1, 2.0),
         conifers=conifers,
         foliage=1.0 if leaf_on else rng.uniform(0.1, 0.22),

@@ -23,7 +23,8 @@ class Scanner:
         footprint: diameter of the beam on the ground.
         separation: smallest distance along the beam between two returns of a pulse.
         max_returns: largest number of returns of a pulse.
-        sensitivity: smallest share of a pulse that makes a return.
+        sensitivity: smallest share of a pulse that makes a return; the median over pulses.
+        sensitivity_spread: standard deviation of its logarithm: leaves reflect unequally.
         range_noise, aim_noise: standard deviation along and across the beam.
         strip_noise: standard deviation of the height of a flight line.
     """
@@ -38,6 +39,7 @@ class Scanner:
     separation: float
     max_returns: int
     sensitivity: float
+    sensitivity_spread: float
     range_noise: float
     aim_noise: float
     strip_noise: float
@@ -74,9 +76,10 @@ def airborne(rng: np.random.Generator, density: float) -> Scanner:
         slant=rng.choice([0, 0.1, 0.3]) * rng.normal(),
         jitter=rng.uniform(0.03, 0.15),
         footprint=rng.uniform(0.2, 0.5),
-        separation=rng.uniform(0.7, 2.0),
+        separation=rng.uniform(1.0, 2.5),
         max_returns=5,
-        sensitivity=rng.uniform(0.25, 0.45),
+        sensitivity=rng.uniform(0.24, 0.42),
+        sensitivity_spread=0.45,
         range_noise=rng.uniform(0.01, 0.03),
         aim_noise=rng.uniform(0.01, 0.04),
         strip_noise=0.02,
@@ -95,9 +98,10 @@ def drone(rng: np.random.Generator, density: float) -> Scanner:
         slant=0.0,
         jitter=rng.uniform(0.2, 0.4),
         footprint=rng.uniform(0.12, 0.25),
-        separation=rng.uniform(0.4, 1.2),
+        separation=rng.uniform(0.5, 1.5),
         max_returns=int(rng.integers(2, 5)),
-        sensitivity=rng.uniform(0.35, 0.6),
+        sensitivity=rng.uniform(0.3, 0.6),
+        sensitivity_spread=0.45,
         range_noise=rng.uniform(0.002, 0.006),
         aim_noise=0.003,
         strip_noise=0.0,
@@ -175,7 +179,7 @@ def _fly(
     wanted = density
     for attempt in range(3 if count_returns else 1):
         places = _pulses(low, high, scanner, density, rng)
-        hits, number, num_returns = image.returns(places, scanner)
+        hits, number, num_returns = image.returns(places, scanner, rng)
         points = image.hit[hits]
         inside = (np.abs((points @ axes.T)[:, :2]) <= width / 2).all(axis=1)
         num_points = np.count_nonzero(inside)
@@ -299,7 +303,7 @@ class _Image:
         return np.flatnonzero((depth == least[ray]) & (depth < self.hit[ray, 2]))
 
     def returns(
-        self, places: np.ndarray, scanner: Scanner
+        self, places: np.ndarray, scanner: Scanner, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Rays (N,) of the returns of pulses at positions (P, 2), their numbers, those per pulse.
 
@@ -320,6 +324,8 @@ class _Image:
         depth = self.hit[rays, 2]
         found, numbers, pulses = [], [], []
         waiting = np.zeros(len(rays))
+        spread = scanner.sensitivity_spread * rng.standard_normal(len(rays))
+        enough = np.minimum(scanner.sensitivity * np.exp(spread), 1.0)
         num_returns, pulse = np.zeros(len(rays), dtype=np.int64), np.arange(len(rays))
         while len(pulse):
             nearest = depth.min(axis=1)
@@ -327,7 +333,7 @@ class _Image:
             rays, depth, pulse, nearest = rays[alive], depth[alive], pulse[alive], nearest[alive]
             members = depth < nearest[:, None] + 0.3
             waiting[pulse] += members.mean(axis=1)
-            strong = waiting[pulse] >= scanner.sensitivity
+            strong = waiting[pulse] >= enough[pulse]
             waiting[pulse[strong]] = 0
             num_returns[pulse[strong]] += 1
             found.append(rays[strong, members.argmax(axis=1)[strong]])

@@ -12,7 +12,7 @@ from pointup.synthetic.landscapes import KINDS, random_scene, scan
 from pointup.synthetic.randomness import log_uniform
 
 # Increase this number with each change of the pairs.
-RECIPE = 1
+RECIPE = 2
 # Keeps these scenes apart from those of the default dataset with the same seed.
 SERIES = 5_001
 MIN_POINTS = 32
@@ -73,4 +73,8 @@ def survey_pair(
         vertical=True,
         surface=f"{name}.npz" if validation else "",
     )
-    return pair, scene.surface() if validation else None
+    if not validation:
+        return pair, None
+    surface = scene.surface()
+    # Single precision is a micrometre here, and halves the file.
+    return pair, Surface(surface.vertices.astype(np.float32).astype(np.float64), surface.faces)

@@ -26,6 +26,7 @@ EXACT = Scanner(
     separation=0.8,
     max_returns=5,
     sensitivity=0.1,
+    sensitivity_spread=0.0,
     range_noise=0.0,
     aim_noise=0.0,
     strip_noise=0.0,
