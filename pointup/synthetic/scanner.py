@@ -171,7 +171,7 @@ def _fly(
 
     solid, rough = (_seen(part, axes, low, high) for part in (solid, rough))
     # Several rays share each pulse.
-    pixel = min(0.1, 0.4 * density**-0.5, scanner.footprint / 3 or 0.1)
+    pixel = min(0.1, 0.5 * density**-0.5, scanner.footprint / 2.5 or 0.1)
     image = _Image(low, high, pixel, rng)
     image.splat(rough, rng)
     image.rasterize(solid)
