@@ -56,12 +56,13 @@ def broadleaf(
     lean = np.array([*rng.normal(size=2) * 0.03 * height, 0])
     half = np.array([width / 2, width / 2, (height - crown_low) / 2])
     middle = np.array([0, 0, crown_low + half[2]]) + lean
-    num_clumps = rng.integers(20, 60)
+    # Leaves are in flat sprays at the ends of branches, of about a metre in large trees too.
+    spray = min(0.28 * half.mean(), log_uniform(rng, 0.4, 1.1))
+    flatness = rng.uniform(0.2, 0.6)
+    num_clumps = int(np.clip(rng.uniform(0.08, 0.3) * np.prod(half / spray) / flatness, 12, 200))
     inside = rng.normal(size=(num_clumps, 3))
-    inside *= rng.uniform(0.25, 0.95, (num_clumps, 1)) / np.linalg.norm(
-        inside, axis=1, keepdims=True
-    )
-    clump_size = half.mean() * rng.uniform(0.12, 0.32, (num_clumps, 1)) * [1, 1, 0.6]
+    inside *= rng.random((num_clumps, 1)) ** 0.4 / np.linalg.norm(inside, axis=1, keepdims=True)
+    clump_size = spray * rng.uniform(0.6, 1.4, (num_clumps, 1)) * [1, 1, flatness]
     centres = middle + inside * (half - 0.5 * clump_size)
     thick = height * rng.uniform(0.006, 0.012)
     top = middle + np.array([0, 0, 0.4 * half[2]])
@@ -71,7 +72,7 @@ def broadleaf(
     leaf = rng.uniform(0.22, 0.34)
     # Leaf area index (leaf area per ground area) of 3 to 7, in facets of about 0.2 leaf^2.
     num_leaves = int(foliage * rng.uniform(3, 7) * np.pi * half[0] ** 2 / (0.2 * leaf**2))
-    num_scattered = int(rng.uniform(0.3, 0.8) * num_leaves)
+    num_scattered = int(rng.uniform(0.02, 0.3) * num_leaves)
     facets = [
         leaves(rng, centres, clump_size, num_leaves - num_scattered, leaf),
         leaves(rng, middle[None], half[None], num_scattered, leaf),

@@ -55,12 +55,14 @@ class Returns:
             zero on facets of leaves, grass and wires, which are not planar at this scale.
         number: (N,) int64, 1 for the first return of a pulse.
         num_returns: (N,) int64, the number of returns of the pulse.
+        line: (N,) int64, the index of the flight line.
     """
 
     points: np.ndarray
     normals: np.ndarray
     number: np.ndarray
     num_returns: np.ndarray
+    line: np.ndarray
 
 
 def airborne(rng: np.random.Generator, density: float) -> Scanner:
@@ -78,7 +80,7 @@ def airborne(rng: np.random.Generator, density: float) -> Scanner:
         footprint=rng.uniform(0.2, 0.5),
         separation=rng.uniform(1.0, 2.5),
         max_returns=5,
-        sensitivity=rng.uniform(0.24, 0.42),
+        sensitivity=rng.uniform(0.18, 0.36),
         sensitivity_spread=0.45,
         range_noise=rng.uniform(0.01, 0.03),
         aim_noise=rng.uniform(0.01, 0.04),
@@ -100,7 +102,7 @@ def drone(rng: np.random.Generator, density: float) -> Scanner:
         footprint=rng.uniform(0.12, 0.25),
         separation=rng.uniform(0.5, 1.5),
         max_returns=int(rng.integers(2, 5)),
-        sensitivity=rng.uniform(0.3, 0.6),
+        sensitivity=rng.uniform(0.25, 0.5),
         sensitivity_spread=0.45,
         range_noise=rng.uniform(0.002, 0.006),
         aim_noise=0.003,
@@ -141,6 +143,7 @@ def scan(
             )
         )
     columns = [np.concatenate(arrays) for arrays in zip(*strips, strict=True)]
+    columns.append(np.repeat(np.arange(num_lines), [len(points) for points, *_ in strips]))
     inside = (np.abs(columns[0][:, :2]) <= width / 2).all(axis=1)
     return Returns(*(column[inside] for column in columns))
 
@@ -156,7 +159,7 @@ def _fly(
     rng: np.random.Generator,
     count_returns: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Simulate one flight line; returns the columns of `Returns`.
+    """Simulate one flight line; returns the columns of `Returns` except the line.
 
     The axes are along the flight, across the beam, along the beam.
     """

@@ -12,7 +12,7 @@ from pointup.synthetic.landscapes import KINDS, random_scene, scan
 from pointup.synthetic.randomness import log_uniform
 
 # Increase this number with each change of the pairs.
-RECIPE = 3
+RECIPE = 4
 # Keeps these scenes apart from those of the default dataset with the same seed.
 SERIES = 5_001
 MIN_POINTS = 32
