@@ -85,17 +85,17 @@ def test_the_height_of_a_stand_is_that_of_its_tallest_trees() -> None:
     assert 0.6 * STAND.height < above.max() < 1.1 * STAND.height
 
 
-def test_oblique_beams_reach_the_ground_no_more_often_at_the_edge() -> None:
-    oblique = replace(STRAIGHT, headings=np.zeros(1), tilts=np.array([0.45]))
-    stand = replace(STAND, cover=2.2, height=16.0)
-    at_edge, inside = [], []
-    for seed in range(4):
-        points, above = heights(stand_scene(np.random.default_rng(seed), 10.0, stand), oblique)
-        # The beams come from y < 0.
-        low, entering = above < 0.5, points[:, 1] < -1
-        at_edge.append(np.mean(low[entering]))
-        inside.append(np.mean(low[~entering]))
-    assert np.mean(at_edge) < 2 * np.mean(inside) + 0.02
+def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch) -> None:
+    oblique = replace(STRAIGHT, headings=np.zeros(1), tilts=np.array([0.5]), density=10.0)
+    stand = replace(STAND, cover=2.2, height=30.0)
+
+    def share() -> float:
+        scenes = [stand_scene(np.random.default_rng(seed), 8.0, stand) for seed in range(2)]
+        return float(np.mean([np.mean(heights(scene, oblique)[1] < 0.5) for scene in scenes]))
+
+    with_surroundings = share()
+    monkeypatch.setattr("pointup.synthetic.landscapes.STEEPEST", -1.0)
+    assert share() > 2 * with_surroundings
 
 
 @pytest.mark.parametrize("kind", FORESTS)
