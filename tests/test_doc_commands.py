@@ -31,6 +31,8 @@ STARTS = ("pointup ", "accelerate launch ")
 # Fewer pairs and steps than the page says.
 SHORTER = {
     "--num-pairs 500": "--num-pairs 12",
+    "--num-pairs 400": "--num-pairs 4",
+    "--num-pairs 135": "--num-pairs 5",
     "--num-source 2048": "--num-source 256",
 }
 SHORT_RUN = " --steps 2 --eval-every 2 --num-pictures 0 --num-workers 0"

@@ -156,6 +156,7 @@ class SurveyReference:
             gaps = [np.mean(self._is_gap(grid)[both]) for grid in (high, self._high)]
             figures |= {
                 "canopy_rmse": _rmse(high[both] - self._high[both]),
+                "canopy_bias": float(np.mean(high[both] - self._high[both])),
                 "ground_rmse": _rmse(_lowest_around(low)[both] - self._low[both]),
                 "gap_fraction_error": 100 * float(abs(gaps[0] - gaps[1])),
             }

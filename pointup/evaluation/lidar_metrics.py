@@ -131,6 +131,12 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
             unit,
             "difference of the highest points of each of those cells",
         ),
+        "canopy_bias": Metric(
+            "canopy height bias",
+            unit,
+            "mean of that difference; positive if the prediction is higher",
+            better="",
+        ),
         "gap_fraction_error": Metric(
             "gap fraction, error",
             "%",

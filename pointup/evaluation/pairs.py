@@ -16,6 +16,7 @@ from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
+from pointup.evaluation.true_surface import measure_to_surface, surface_metrics
 from pointup.geometry.midpoints import midpoint_upsample, output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
@@ -137,6 +138,26 @@ def measure_as_surveys(
     return measured
 
 
+def measure_to_surfaces(
+    batch: Batch,
+    clouds: Clouds,
+    surfaces: Sequence[Surface | None],
+    vertical: Sequence[bool],
+    unit: LengthUnit,
+) -> list[dict[str, Figures]]:
+    """For every pair, the figures of `measure_to_surface` for each of the clouds; {} without one.
+
+    The distances of a pair that is not `vertical` are not compared with lengths on the ground.
+    """
+    split = {row: _split(*cloud) for row, cloud in clouds.items()}
+    measured: list[dict[str, Figures]] = [{} for _ in surfaces]
+    for pair, surface in enumerate(surfaces):
+        if surface is not None:
+            of_pair = {row: cloud[pair] for row, cloud in split.items()}
+            measured[pair] = measure_to_surface(of_pair, surface, unit if vertical[pair] else None)
+    return measured
+
+
 def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
     """The metrics of `measure_as_surveys`, in the order to print."""
     scale = Scale(unit, thresholds=THRESHOLDS)
@@ -146,12 +167,12 @@ def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 
 def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """`METRICS`, with lengths in `unit`, followed by `survey_metrics`."""
+    """`METRICS`, with lengths in `unit`, then `survey_metrics`, then `surface_metrics`."""
     known = {
         name: replace(metric, unit=unit.name) if metric.unit == "data unit" else metric
         for name, metric in METRICS.items()
     }
-    return {**known, **survey_metrics(unit)}
+    return {**known, **survey_metrics(unit), **surface_metrics(unit)}
 
 
 def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:

@@ -87,3 +87,23 @@ def test_a_method_is_compared_with_the_best_baseline_and_the_midpoints() -> None
         "75.0% of the midpoint baseline's"
     ]
     assert beside_baselines({"model": {"chamfer": 1.0}}, ["model"]) == []
+
+
+@pytest.mark.parametrize(("chamfer", "share"), [(0.8, "50%"), (0.6, "100%"), (1.2, "-50%")])
+def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(
+    chamfer: float, share: str
+) -> None:
+    rows = {
+        name: {"chamfer": value}
+        for name, value in (("model", chamfer), ("plane", 1.0), ("jitter", 2.0), ("resampled", 0.6))
+    }
+    _, line = beside_baselines(rows, ["model"])
+    assert line == (
+        f"the model closes {share} of the gap between the best baseline and the resampled ground "
+        "truth"
+    )
+
+
+def test_without_a_gap_none_is_closed() -> None:
+    rows = {"model": {"chamfer": 0.9}, "plane": {"chamfer": 1.0}, "resampled": {"chamfer": 1.1}}
+    assert len(beside_baselines(rows, ["model"])) == 1

@@ -66,6 +66,7 @@ def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() ->
             "gap_fraction_error": 0,
             "height_overlap": 100,
             "canopy_rmse": 0.3,
+            "canopy_bias": 0.3,
             "ground_rmse": 0.3,
             "to_reference_0_2": 0.3,
             "from_reference_0_2": 0.3,
@@ -171,6 +172,7 @@ def test_figures_of_random_surveys_far_from_the_origin_are_those_of_brute_force(
             if len(tops[0]) and len(tops[1]):
                 difference.append(tops[0].max() - tops[1].max())
     assert figures["canopy_rmse"] == pytest.approx(np.sqrt(np.mean(np.square(difference))))
+    assert figures["canopy_bias"] == pytest.approx(np.mean(difference))
 
 
 @given(st.integers(0, 2**32 - 1))

@@ -51,6 +51,24 @@ def test_lidar_prints_prediction_baseline_and_source_against_the_reference(
     assert (surveys / "density.png").stat().st_size > 1000
 
 
+def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = np.loadtxt(surveys / "dense.xyz")
+    np.savetxt(surveys / "second.xyz", dense + np.array([0, 0, 0.02]))
+    assert not evaluate(
+        "lidar", "--reference", surveys / "dense.xyz", "--prediction", surveys / "raised.xyz",
+        "--source", surveys / "sparse.xyz", "--second", surveys / "second.xyz",
+        "--json", surveys / "out.json",
+    )  # fmt: skip
+    rows = figures_of(surveys / "out.json")["rows"]
+    assert list(rows)[-1] == "resampled"
+    assert rows["resampled"]["canopy_bias"] == pytest.approx(0.02)
+    best = min(rows[name]["chamfer"] for name in ("midpoints", *BASELINES))
+    gap = (best - rows["prediction"]["chamfer"]) / (best - rows["resampled"]["chamfer"])
+    assert f"the prediction closes {gap:.0%} of the gap" in capsys.readouterr().out
+
+
 def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)

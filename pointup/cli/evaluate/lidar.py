@@ -47,6 +47,9 @@ class Lidar:
     """Upsampled survey to evaluate."""
     source: File = None
     """Sparse survey, before upsampling."""
+    second: File = None
+    """Second survey of the area, by the same kind of sensor as the reference. It is measured like a
+    prediction, as the "resampled" ground truth: what another survey of that kind reaches."""
     thin: File = None
     """Survey to split, instead of --source and --reference: one in ratio + 1 of its points is the
     source, and the others are the reference."""
@@ -133,6 +136,10 @@ class Lidar:
             num_points = max(len(next(iter(surveys.values()))), len(source.positions))
             surveys |= baseline_clouds(source.positions, num_points, self.seed)
             surveys["source"] = source.positions
+        if self.second is not None:
+            second = read_survey(self.second)
+            surveys["resampled"] = second.positions
+            read.append(second)
         ground = find_ground(reference.positions, extent, reference.classification, unit)
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
@@ -189,6 +196,7 @@ class Lidar:
             "reference": self.reference and str(self.reference),
             "prediction": self.prediction and str(self.prediction),
             "source": self.source and str(self.source),
+            "second": self.second and str(self.second),
             "thin": self.thin and str(self.thin),
             "pattern": self.pattern if self.thin else None,
             "seed": self.seed,

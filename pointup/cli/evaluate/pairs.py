@@ -109,13 +109,19 @@ class Pairs:
                 clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
                 found = zip(
                     indices,
-                    rows_of.measure_clouds(batch, clouds, surfaces),
+                    rows_of.measure_clouds(batch, clouds),
                     rows_of.measure_as_surveys(batch, clouds, vertical, unit),
+                    rows_of.measure_to_surfaces(batch, clouds, surfaces, vertical, unit),
                     strict=True,
                 )
-                for index, rows, more in found:
+                for index, rows, *more in found:
                     measured[index] = {
-                        row: {**values, **more.get(row, {})} for row, values in rows.items()
+                        row: {
+                            name: value
+                            for part in (rows, *more)
+                            for name, value in part.get(row, {}).items()
+                        }
+                        for row in rows
                     }
                 progress.update(len(keys))
         in_order = [measured[index] for index in range(len(pairs))]

@@ -1,0 +1,86 @@
+"""`pointup prepare scenes`: what it writes, and which options it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pointup.cli.main import main
+from pointup.cli.prepare.scenes import ALL_KINDS
+from pointup.datasets.pair_dataset import open_pairs
+from pointup.geometry.surfaces import Surface
+from pointup.io.length_unit import METRE, dataset_unit
+from pointup.synthetic.landscapes import KINDS, SHARES
+
+SMALL = ["--tile", "5", "--target-density", "40", "--num-workers", "1"]
+
+
+def run(*arguments: object) -> int:
+    return main(["prepare", "scenes", *(str(argument) for argument in arguments)])
+
+
+def test_kinds_of_the_command_are_those_of_the_landscapes() -> None:
+    assert ALL_KINDS == KINDS
+    assert sum(SHARES) == pytest.approx(1)
+    assert len(SHARES) == len(KINDS)
+
+
+def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path: Path) -> None:
+    options = ["--num-pairs", 4, "--validation", 0.5, "--kinds", "field", "shrubs"]
+    assert run(*options, *SMALL, "-o", tmp_path / "out") == 0
+    for split in ("train", "validation"):
+        rows = list(open_pairs(tmp_path / "out", split))
+        assert [str(row["name"]) for row in rows] == [
+            f"field_{split}_00000",
+            f"shrubs_{split}_00001",
+        ]
+        for row in rows:
+            assert len(row["target"]) / 25 == pytest.approx(40, rel=0.1)
+            assert 0.9 * 6 <= len(row["source"]) / 25 <= 1.1 * 22
+            assert len(row["target_normals"]) == len(row["target"])
+            assert bool(row["resample"]) == bool(row["surface"]) == (split == "validation")
+            if row["surface"]:
+                surface = Surface.load(tmp_path / "out" / "surfaces" / row["surface"])
+                assert np.median(surface.distance(np.array(row["resample"]))) < 0.02
+    assert dataset_unit(tmp_path / "out") == METRE
+    info = json.loads((tmp_path / "out" / "pointup.json").read_text())
+    assert info["source_density"] == "6:22"
+    assert info["kinds"] == ["field", "shrubs"]
+
+
+@pytest.mark.slow
+def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("pointup.datasets.workers.SECONDS_ALONE", 0.0)
+    options = ["--num-pairs", 3, "--validation", 0, "--kinds", "field", *SMALL]
+    assert run(*options, "-o", tmp_path / "one") == 0
+    assert run(*options, "--num-workers", 2, "-o", tmp_path / "two") == 0
+    one, two = (
+        open_pairs(tmp_path / name, "train").with_format("arrow")[:] for name in ("one", "two")
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--source-density", "22:6"],
+        ["--source-density", "many"],
+        ["--source-density", "1:2:3"],
+        ["--source-density", "nan"],
+        ["--target-density", "0"],
+        ["--tile", "1"],
+        ["--ratio", "0.5"],
+        ["--num-pairs", "0"],
+        ["--kinds"],
+    ],
+)
+def test_options_that_make_no_scene_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    assert run(*options, "-o", tmp_path / "out") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert options[0] in line
+    assert not (tmp_path / "out").exists()

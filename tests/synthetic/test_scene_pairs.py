@@ -1,0 +1,86 @@
+"""Pairs of simulated surveys: densities, independence, determinism, distance to the surface."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial import cKDTree
+
+from pointup.synthetic.landscapes import KINDS
+from pointup.synthetic.scene_pairs import SurveyPlan, survey_pair
+
+SMALL = SurveyPlan(width=6.0, source_density=(8.0, 12.0), target_density=60.0)
+WINTER = SurveyPlan(width=6.0, kinds=("forest-leaf-off",), target_density=100.0)
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_densities_are_those_asked_for_whatever_the_kind(number: int) -> None:
+    pair, _ = survey_pair(SMALL, seed=1, validation=False, number=number)
+    assert pair.name.startswith(KINDS[number])
+    assert 0.9 * 8 <= len(pair.source) / 36 <= 1.1 * 12
+    assert len(pair.target) / 36 == pytest.approx(60, rel=0.1)
+
+
+def test_a_ratio_is_one_of_those_asked_for() -> None:
+    plan = SurveyPlan(width=6.0, source_density=(15.0, 15.0), ratios=(2.0, 8.0), kinds=("field",))
+    found = set()
+    for number in range(6):
+        pair, _ = survey_pair(plan, 3, False, number)
+        ratio = len(pair.target) / len(pair.source)
+        nearest = min(plan.ratios, key=lambda asked: abs(asked - ratio))
+        assert ratio == pytest.approx(nearest, rel=0.2)
+        found.add(nearest)
+    assert found == set(plan.ratios)
+
+
+def test_points_lie_within_their_noise_of_the_surface() -> None:
+    for kind in ("forest-leaf-on", "garden"):
+        plan = SurveyPlan(width=6.0, kinds=(kind,), target_density=100.0)
+        pair, surface = survey_pair(plan, 2, True, 0)
+        assert surface is not None
+        assert pair.resample is not None
+        # At most 6 mm of noise from a drone; at most 4 cm, and 2 cm per strip, from an aeroplane.
+        for points, noise in ((pair.target, 0.03), (pair.resample, 0.03), (pair.source, 0.15)):
+            assert np.quantile(surface.distance(points), 0.995) < noise
+
+
+def test_surveys_of_a_scene_are_independent() -> None:
+    pair, _ = survey_pair(WINTER, 2, True, 0)
+    assert pair.resample is not None
+    assert len(pair.resample) == pytest.approx(len(pair.target), rel=0.1)
+    assert cKDTree(pair.target).query(pair.resample)[0].min() > 0
+    assert cKDTree(pair.target).query(pair.source)[0].min() > 0
+
+
+def test_a_pair_depends_on_seed_split_and_number() -> None:
+    calls = [(0, False, 0), (0, True, 0), (1, False, 0), (0, False, 1)]
+    sources = [survey_pair(WINTER, *call)[0].source.tobytes() for call in [*calls, calls[0]]]
+    assert sources[0] == sources[-1]
+    assert len(set(sources)) == len(calls)
+
+
+def test_scenes_of_validation_are_not_those_of_training_of_any_seed(monkeypatch) -> None:
+    drawn = []
+
+    def generator(key: list[int]) -> np.random.Generator:
+        drawn.append(tuple(int(part) for part in key))
+        return original(key)
+
+    original = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", generator)
+    plan = SurveyPlan(width=6.0, kinds=("field",), target_density=20.0)
+    for seed, validation in ((0, False), (7, False), (0, True), (7, True)):
+        survey_pair(plan, seed, validation, 0)
+    in_training, in_validation = ({key for key in drawn if key[2] == split} for split in (0, 1))
+    assert in_training
+    assert in_validation
+    # Whether a scene is for validation is part of the key, so that no seed can make them equal.
+    assert not in_training & in_validation
+
+
+def test_normals_are_zero_on_leaves_and_of_length_one_elsewhere() -> None:
+    pair, _ = survey_pair(WINTER, 4, False, 0)
+    assert pair.target_normals is not None
+    length = np.linalg.norm(pair.target_normals, axis=1)
+    assert (np.isclose(length, 1, atol=1e-5) | (length == 0)).all()
+    assert 0.02 < (length == 0).mean() < 0.98
