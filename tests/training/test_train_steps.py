@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import collate
-from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.errors import TrainingError
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
@@ -22,7 +22,7 @@ from pointup.training.run_directory import checkpoint
 
 
 def batch_of(directory: Path, *indices: int) -> Batch:
-    dataset = PairDataset(open_pairs(directory, "train"))
+    dataset = PairDataset(open_samples(directory, "train"))
     return collate([dataset[(0, index)] for index in indices])
 
 
