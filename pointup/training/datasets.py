@@ -16,6 +16,7 @@ from pointup.datasets.batch import make_loader
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.datasets.samples import usable_samples
+from pointup.datasets.sizes import checksum_of_sizes
 from pointup.datasets.table_store import open_samples
 from pointup.errors import TrainingError
 from pointup.synthetic.default_dataset import default_dataset
@@ -44,7 +45,7 @@ class TrainingData:
             split: {
                 "samples": len(dataset),
                 "names": dataset.names.checksum(),
-                "sizes": zlib.crc32(dataset.full_sizes.tobytes()),
+                "sizes": checksum_of_sizes(dataset.full_sizes),
                 "contents": zlib.crc32(dataset.samples.array("checksum").tobytes()),
             }
             for split, dataset in (("train", self.train), ("validation", self.validation))
