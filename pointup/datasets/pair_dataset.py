@@ -40,8 +40,8 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
     `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
     large clouds are in spatial order, which makes neighbour searches faster. `seconds` holds the
-    durations of reading and augmenting. A sample that can't be read has no points and has `fault`,
-    the reason; `collate` leaves it out.
+    durations of reading, augmenting and ordering. A sample that can't be read has no points and
+    has `fault`, the reason; `collate` leaves it out.
 
     With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
     point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
@@ -97,6 +97,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
                 clouds = crop_pair(clouds, self.max_tokens, rng)
             if self.augment:
                 clouds = augment_pair(clouds, vertical, rng)
+        is_augmented = time.perf_counter()
         clouds = in_spatial_order(clouds)
         tensors = {name: torch.from_numpy(points) for name, points in clouds.items()}
         return Data(
@@ -104,6 +105,10 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             name=name,
             index=index,
             vertical=vertical,
-            seconds={"reading": is_read - began, "augmenting": time.perf_counter() - is_read},
+            seconds={
+                "reading": is_read - began,
+                "augmenting": is_augmented - is_read,
+                "ordering": time.perf_counter() - is_augmented,
+            },
             **tensors,
         )
