@@ -7,6 +7,7 @@ takes the next one. A delay of each read simulates a network file system.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ def measure(effort: Effort) -> Iterator[Row]:
     target = sheet(round(RATIO * NUM_SOURCE), 1).numpy()
     pairs = (Pair(f"sheet {number}", source, target) for number in range(NUM_PAIRS))
     seconds = 0.5 if effort.quick else SECONDS
+    # More workers than cores is what is measured.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     with TemporaryDirectory(prefix="pointup_") as directory:
         write_pairs(pairs, [], Path(directory) / "pairs", {})
         samples = open_samples(Path(directory) / "pairs", "train")
@@ -92,7 +95,7 @@ def consume(batches: Iterable[Batch], rate: float, seconds: float, skipped: int)
         spent.update(batch.seconds)
         time.sleep(size / rate)
     took = time.perf_counter() - start
-    total = sum(spent.values())
+    total = sum(spent.values()) or 1.0
     shares = {stage: spent[stage] / total for stage in STAGES}
     return {"wait": waited / took, "delivered": tokens / took, **shares}
 
