@@ -42,7 +42,7 @@ from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.out_of_memory import in_pieces, num_tokens
 from pointup.training.faults.token_budget import lower_budget_if_needed, settle_token_budget
 from pointup.training.faults.watchdog import Watchdog
-from pointup.training.fingerprint import fingerprint_of
+from pointup.training.fingerprint import Fingerprint
 from pointup.training.initialization import initial_model
 from pointup.training.next_commands import commands_after_training
 from pointup.training.objective import losses_of_model
@@ -122,10 +122,9 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     token_budget = settle_token_budget(
         config, data.train, accelerator, work, reduction.drop_gradients, data.validation
     )
-    data.validation.max_tokens = token_budget if config.crop else None
     sampler = training_sampler(config, data.train, token_budget, accelerator)
 
-    fingerprint = fingerprint_of(data.name, data.train, data.validation)
+    fingerprint = Fingerprint(data)
     progress, checkpoint = continue_run(
         config.output_dir, weights, optimizer, accelerator.scaler, sampler, fingerprint
     )
@@ -197,8 +196,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     """
     config, accelerator, reduction = run.config, run.accelerator, run.reduction
     progress, sampler, watchdog = run.progress, run.sampler, run.watchdog
-    share_done = progress.share_done(config, sampler)
-    learning_rate = run.schedule.learning_rate(progress.step, share_done)
+    learning_rate = run.schedule.learning_rate(progress.step, progress.share_done(config, sampler))
     set_learning_rate(run.optimizer, learning_rate)
 
     step_began = time.monotonic()
@@ -215,6 +213,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     watchdog.enter_phase("reduction")
     totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
 
+    run.data.unreadable.report(progress.step, totals.num_unreadable, reduction.faults)
     grad_norm = accelerator.clip_grad_norm_(run.weights.parameters(), config.clip_norm).item()
     is_sound = run.non_finite.may_step(
         progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
@@ -235,6 +234,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
             grad_norm=grad_norm,
             step_seconds=time.monotonic() - step_began,
             fill=totals.num_tokens / (sampler.token_budget * sampler.slots),
+            unreadable=progress.unreadable,
         )
     run.monitor.progress(progress.step, run.schedule.total_steps, totals, share_done)
     return totals.stop

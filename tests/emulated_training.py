@@ -20,7 +20,7 @@ from torch_geometric.data import Batch
 
 from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.datasets.batch import collate, move
-from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.geometry.packed import on_host, to_device
 from pointup.geometry.validity import assume_valid
 from pointup.model import upsampler
@@ -67,7 +67,7 @@ def batch_of(directory: Path, sizes: list[int], mixed: bool = True, normals: boo
     if not path.exists():
         pairs = list(pairs_of(sizes, mixed, normals))
         write_pairs(pairs, pairs[:1], path, info={})
-    dataset = PairDataset(open_pairs(path, "train"))
+    dataset = PairDataset(open_samples(path, "train"))
     return collate([dataset[number] for number in range(len(sizes))])
 
 

@@ -17,11 +17,17 @@ SMALLEST = 100
 
 
 def random_sizes(kind: str, num_samples: int, rng: np.random.Generator) -> np.ndarray:
-    """Sizes (n,) of clouds: lognormal, with a Pareto tail, or bimodal, nine small per large one."""
+    """Sizes (n,) of clouds: lognormal, with a Pareto tail, or nine small clouds per large one.
+
+    Those are "bimodal", or "two sizes": 2,000 to 2,500 and 40,000 to 40,500.
+    """
     if kind == "lognormal":
         sizes = np.exp(rng.normal(8.0, 1.0, num_samples))
     elif kind == "Pareto":
         sizes = 500.0 * (1.0 + rng.pareto(1.2, num_samples))
+    elif kind == "two sizes":
+        small, large = rng.integers([[2000], [40_000]], [[2501], [40_501]], (2, num_samples))
+        sizes = np.where(rng.random(num_samples) < 0.9, small, large)
     else:
         small, large = rng.normal([[2000.0], [40_000.0]], [[300.0], [5000.0]], (2, num_samples))
         sizes = np.where(rng.random(num_samples) < 0.9, small, large)

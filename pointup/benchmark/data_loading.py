@@ -12,7 +12,7 @@ from pointup.benchmark.clouds import RATIO, sheet
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Effort
 from pointup.datasets.batch import collate, make_loader
-from pointup.datasets.pair_dataset import Pair, PairDataset, open_pairs, write_pairs
+from pointup.datasets.pair_dataset import Pair, PairDataset, open_samples, write_pairs
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 
 QUICK_PAIRS = 100
@@ -28,8 +28,8 @@ def measure(effort: Effort) -> Iterator[Row]:
     pairs = (Pair(f"sheet {number}", source, target) for number in range(num_pairs))
     with TemporaryDirectory(prefix="pointup_") as directory:
         write_pairs(pairs, [], Path(directory) / "pairs", {})
-        table = open_pairs(Path(directory) / "pairs", "train")
-        plain, augmented = PairDataset(table), PairDataset(table, augment=True)
+        samples = open_samples(Path(directory) / "pairs", "train")
+        plain, augmented = PairDataset(samples), PairDataset(samples, augment=True)
         sampler = TokenBudgetBatchSampler(plain.sizes, BUDGET)
         loader = make_loader(augmented, sampler, 1, 60.0)
         loaders: dict[str, Callable[[], Iterable[Any]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pointup.benchmark import batch_planning as planning
 from pointup.benchmark import data_loading as reading
+from pointup.benchmark import data_path
 from pointup.benchmark import neighbor_search as searches
 from pointup.benchmark import reference_training as reference
 from pointup.benchmark import scaling as processes
@@ -13,6 +14,7 @@ from pointup.benchmark import upsampling as upsampled
 ALL = (
     planning.SECTION,
     reading.SECTION,
+    data_path.SECTION,
     searches.SECTION,
     steps.SECTION,
     reference.SECTION,

@@ -11,7 +11,7 @@ import tyro
 
 from pointup.errors import ConfigError, FileError
 
-SECTIONS = ("sampler", "reading", "knn", "step", "reference", "upsampling", "scaling")
+SECTIONS = ("sampler", "reading", "data-path", "knn", "step", "reference", "upsampling", "scaling")
 QUICK_SECONDS = 7.0
 SECONDS = 300.0
 

@@ -13,11 +13,11 @@ import tyro
 from pointup.errors import DataError
 
 if TYPE_CHECKING:
-    import datasets
     import numpy as np
 
     from pointup.datasets.checks import BadSample
     from pointup.datasets.held_out import HeldOut
+    from pointup.datasets.samples import Samples
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
@@ -39,13 +39,16 @@ class Inspect:
     """Write a picture of the histograms to this file."""
     min_points: int = 2
     """A sample is bad if its source or target has fewer points than this."""
+    deep: bool = False
+    """Read all points and compare them with their checksums, to find damage since they were
+    written. Otherwise the sample table is read, and the points of 64 samples."""
     strict: bool = False
     """Exit with status 1 if any sample is bad."""
     json: bool = False
     """Print all results as JSON."""
 
     def run(self) -> int:
-        splits = inspect_dataset(self.dataset, self.min_points)
+        splits = inspect_dataset(self.dataset, self.min_points, self.deep)
         held_out = _held_out(self.dataset) if len(splits) > 1 else None
         if self.json:
             content = {"dataset": self.dataset, **_as_json(self.dataset, splits)}
@@ -77,19 +80,24 @@ class Split:
     bad: list[BadSample]
 
 
-def inspect_dataset(path_or_hub_id: str | Path, min_points: int = 2) -> list[Split]:
-    """Read all samples of the train split and, if there is one, of the validation split."""
-    from pointup.datasets.pair_dataset import open_pairs
+def inspect_dataset(
+    path_or_hub_id: str | Path, min_points: int = 2, deep: bool = False
+) -> list[Split]:
+    """Statistics of the train split and, if there is one, of the validation split.
 
-    opened = {"train": open_pairs(path_or_hub_id, "train")}
+    They come from the sample tables. With `deep`, all points are read and compared with their
+    checksums.
+    """
+    from pointup.datasets.pair_dataset import open_samples
+
+    opened = {"train": open_samples(path_or_hub_id, "train")}
     try:
-        opened["validation"] = open_pairs(path_or_hub_id, "validation")
+        opened["validation"] = open_samples(path_or_hub_id, "validation")
     except DataError as error:
         # A dataset of one sample has no validation split. Other errors are raised by the train
         # split.
         print(f"pointup: warning: {error}", file=sys.stderr)
-    folder = Path(path_or_hub_id)
-    return [_inspect_split(name, dataset, min_points, folder) for name, dataset in opened.items()]
+    return [_inspect_split(name, samples, min_points, deep) for name, samples in opened.items()]
 
 
 def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
@@ -113,65 +121,62 @@ def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> 
 
 def _held_out(path_or_hub_id: str) -> HeldOut:
     from pointup.datasets.held_out import measure_held_out
-    from pointup.datasets.pair_dataset import open_pairs
+    from pointup.datasets.pair_dataset import open_samples
 
-    train, validation = (open_pairs(path_or_hub_id, split) for split in ("train", "validation"))
+    train, validation = (open_samples(path_or_hub_id, split) for split in ("train", "validation"))
     return measure_held_out(train, validation, _read_info(path_or_hub_id))
 
 
-def _inspect_split(name: str, dataset: datasets.Dataset, min_points: int, folder: Path) -> Split:
+def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> Split:
     import numpy as np
 
-    from pointup.datasets.checks import find_bad_samples
-
-    bad = find_bad_samples(dataset, min_points, folder)
-    table = dataset.with_format("arrow")
-    num_source, num_target = (np.asarray(table[f"num_{c}"][:]) for c in ("source", "target"))
+    bad = samples.bad_samples(min_points)
+    if deep:
+        known = {sample.index for sample in bad}
+        bad += [sample for sample in _damaged(samples) if sample.index not in known]
+        bad.sort(key=lambda sample: sample.index)
+    num_source, num_target = (samples.array(f"num_{c}") for c in ("source", "target"))
     columns: dict[str, np.ndarray] = {
         "source points": num_source,
         "target points": num_target,
         "tokens": num_source + num_target,
         "ratio": num_target / np.where(num_source, num_source, np.nan),
-        "longest side": _longest_sides(dataset),
+        "longest side": samples.array("source_extent"),
     }
-    usable = np.setdiff1d(np.arange(len(dataset)), [sample.index for sample in bad])
+    usable = np.setdiff1d(np.arange(len(samples)), [sample.index for sample in bad])
     steps = np.linspace(0, len(usable) - 1, min(NUM_MEASURED, len(usable))).round().astype(int)
-    measured, shared = _measure(dataset, usable[steps])
-    return Split(name, len(dataset), columns | measured, shared, bad)
+    measured, shared = _measure(samples, usable[steps])
+    return Split(name, len(samples), columns | measured, shared, bad)
 
 
-def _longest_sides(dataset: datasets.Dataset) -> np.ndarray:
-    import numpy as np
+def _damaged(samples: Samples) -> list[BadSample]:
     from tqdm import tqdm
 
-    from pointup.datasets.columns import unpack_points
+    from pointup.datasets.samples import SAMPLES_PER_CALL, damaged_samples
 
-    sides = [np.empty(0)]
-    batches = dataset.with_format("arrow").iter(batch_size=256)
-    for table in tqdm(batches, total=-(-len(dataset) // 256), delay=2, leave=False, disable=None):
-        points, ptr = unpack_points(table["source"].combine_chunks())
-        filled = np.flatnonzero(np.diff(ptr))
-        side = np.full(len(table), np.nan)
-        if len(filled):
-            with np.errstate(invalid="ignore"):
-                high = np.maximum.reduceat(points, ptr[filled], axis=0)
-                side[filled] = (high - np.minimum.reduceat(points, ptr[filled], axis=0)).max(axis=1)
-        sides.append(side)
-    return np.concatenate(sides)
+    with tqdm(total=len(samples), unit=" samples", delay=2, leave=False, disable=None) as bar:
+        bad = []
+        for found in damaged_samples(samples):
+            bad += found
+            bar.update(min(SAMPLES_PER_CALL, len(samples) - bar.n))
+    return bad
 
 
-def _measure(dataset: datasets.Dataset, rows: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
+def _measure(samples: Samples, rows: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
     import numpy as np
     from scipy.spatial import cKDTree
 
-    from pointup.datasets.columns import unpack_points
+    from pointup.datasets.sample_table import UnreadableSample
 
-    table = dataset.with_format("arrow")
-    spacings = np.empty((len(rows), 3))
+    spacings = np.full((len(rows), 3), np.nan)
     num_points = num_shared = 0
     for i, row in enumerate(rows):
-        sample = table[int(row)]
-        source, target = (unpack_points(sample[c].chunk(0))[0] for c in ("source", "target"))
+        try:
+            clouds = samples.points(int(row))
+        except UnreadableSample as error:
+            print(f"pointup: warning: {samples.names[int(row)]}: {error}", file=sys.stderr)
+            continue
+        source, target = clouds["source"], clouds["target"]
         source_tree, target_tree = cKDTree(source), cKDTree(target)
         # The nearest of a cloud's own points is the point itself.
         distances = (

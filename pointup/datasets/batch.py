@@ -35,9 +35,12 @@ def collate(samples: Sequence[Data]) -> Batch:
     `target_normals` (M, 3), and `resample` (K, 3) with `resample_ptr`, if any sample has them. A
     sample without them gets zero normals and no points of `resample`, so that a cloud is treated
     the same in every batch. An empty list gives an empty batch. `seconds` maps each stage of the
-    data loading to its duration.
+    data loading to its duration. Samples that can't be read are left out: `faults` has (index,
+    name, reason) of each.
     """
     began = time.perf_counter()
+    faults = [(s.index, s.name, s.fault) for s in samples if "fault" in s]
+    samples = [sample for sample in samples if "fault" not in sample]
     pos, ptr = _pack([sample.pos for sample in samples])
     target, target_ptr = _pack([sample.target for sample in samples])
     # `Batch.from_data_list` is not used: it would add offsets to attributes whose names contain
@@ -67,6 +70,7 @@ def collate(samples: Sequence[Data]) -> Batch:
             [sample.resample if "resample" in sample else empty for sample in samples]
         )
     seconds = sum((Counter(sample.get("seconds", {})) for sample in samples), Counter())
+    batch.faults = faults
     batch.seconds = {**seconds, "packing": time.perf_counter() - began}
     return batch
 

@@ -43,36 +43,75 @@ def find_bad_samples(
     the directory of the dataset, is given, the surface file of each sample must exist in
     `folder/surfaces` and be undamaged.
     """
-    bad: dict[int, BadSample] = {}
+    bad: list[BadSample] = []
     start = 0
     for table in dataset.with_format("arrow").iter(batch_size=256):
-        names = table["name"].to_pylist()
-        reasons = [""] * len(names)
-        num_target = np.zeros(len(names), np.int64)
-        for column in POINT_COLUMNS:
-            if column not in table.column_names:
-                continue
-            values, ptr, unreadable = _unpack_each(table[column].combine_chunks())
-            found = list(unreadable)
-            if column in ("source", "target"):
-                counted = table[f"num_{column}"].to_numpy()
-                found += _bad_clouds(values, ptr, counted, column, min_points)
-            else:
-                found += _not_finite(values, ptr, column)
-            if column == "target":
-                num_target = np.diff(ptr)
-            if column == "target_normals":
-                found += _wrong_counts(np.diff(ptr), num_target)
-            for i, reason in found:
-                reasons[i] = reasons[i] or reason
+        reasons = check_samples(table, min_points).reasons
         if folder is not None and "surface" in table.column_names:
             for i, file in enumerate(table["surface"].to_pylist()):
-                reasons[i] = reasons[i] or (_bad_surface(Path(folder), file) if file else "")
-        for i, reason in enumerate(reasons):
-            if reason:
-                bad[start + i] = BadSample(start + i, names[i], reason)
-        start += len(names)
-    return list(bad.values())
+                reasons[i] = reasons[i] or (bad_surface(Path(folder), file) if file else "")
+        bad += [
+            BadSample(start + i, table["name"][i].as_py(), reason)
+            for i, reason in enumerate(reasons)
+            if reason
+        ]
+        start += len(table)
+    return bad
+
+
+@dataclass(frozen=True)
+class CheckedSamples:
+    """What a check of n samples found.
+
+    Attributes:
+        reasons: why each sample can't be used; "" if it can.
+        low, high: (n, 3) float64, bounding boxes of source and target together; NaN if a cloud is
+            empty or has a point that isn't finite.
+        source_extent: (n,) float64, the longest side of the bounding box of the source.
+    """
+
+    reasons: list[str]
+    low: np.ndarray
+    high: np.ndarray
+    source_extent: np.ndarray
+
+
+def check_samples(table: pa.Table, min_points: int) -> CheckedSamples:
+    """Check the point columns of samples; `find_bad_samples` says what is bad.
+
+    Without the columns `num_source` and `num_target`, the numbers of points aren't compared.
+    """
+    number = len(table)
+    reasons = [""] * number
+    boxes: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    num_target = np.zeros(number, np.int64)
+    for column in POINT_COLUMNS:
+        if column not in table.column_names:
+            continue
+        values, ptr, unreadable = _unpack_each(table[column].combine_chunks())
+        sizes = np.diff(ptr)
+        found = list(unreadable)
+        if column in ("source", "target"):
+            has_numbers = f"num_{column}" in table.column_names
+            stated = table[f"num_{column}"].to_numpy() if has_numbers else sizes
+            boxes[column] = _bounds(values, ptr)
+            found += _bad_clouds(values, ptr, boxes[column], stated, column, min_points)
+        else:
+            found += _not_finite(values, ptr, column)
+        if column == "target":
+            num_target = sizes
+        if column == "target_normals":
+            found += _wrong_counts(sizes, num_target)
+        for i, reason in found:
+            reasons[i] = reasons[i] or reason
+    low = np.minimum(boxes["source"][0], boxes["target"][0])
+    high = np.maximum(boxes["source"][1], boxes["target"][1])
+    is_finite = np.isfinite(low + high)
+    with np.errstate(invalid="ignore"):
+        source_extent = (boxes["source"][1] - boxes["source"][0]).max(axis=1)
+    return CheckedSamples(
+        reasons, np.where(is_finite, low, np.nan), np.where(is_finite, high, np.nan), source_extent
+    )
 
 
 Reasons = list[tuple[int, str]]
@@ -108,7 +147,7 @@ def _wrong_counts(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
     return [(i, f"{num_normals[i]} normals for {num_target[i]} points") for i in wrong]
 
 
-def _bad_surface(folder: Path, file: str) -> str:
+def bad_surface(folder: Path, file: str) -> str:
     """The reason why the surface file of a sample can't be used; "" if it can."""
     try:
         path = surface_path(folder, file)
@@ -120,25 +159,33 @@ def _bad_surface(folder: Path, file: str) -> str:
     return "" if is_zipfile(path) else f"surface {path} is damaged"
 
 
-def _bad_clouds(
-    values: np.ndarray, ptr: np.ndarray, counted: np.ndarray, column: str, min_points: int
-) -> Reasons:
-    sizes = np.diff(ptr)
-    filled = np.flatnonzero(sizes)
-    # Minimum and maximum propagate NaN and infinity, so one pass finds every bad coordinate.
-    low = np.zeros((len(sizes), 3))
-    high = np.zeros((len(sizes), 3))
+def _bounds(values: np.ndarray, ptr: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bounding boxes (n, 3) to (n, 3) float64 of clouds; NaN and infinity propagate."""
+    filled = np.flatnonzero(np.diff(ptr))
+    low, high = (np.full((len(ptr) - 1, 3), np.nan) for _ in range(2))
     if len(filled):
         low[filled] = np.minimum.reduceat(values, ptr[filled], axis=0)
         high[filled] = np.maximum.reduceat(values, ptr[filled], axis=0)
+    return low, high
+
+
+def _bad_clouds(
+    values: np.ndarray,
+    ptr: np.ndarray,
+    bounds: tuple[np.ndarray, np.ndarray],
+    stated: np.ndarray,
+    column: str,
+    min_points: int,
+) -> Reasons:
+    sizes = np.diff(ptr)
     with np.errstate(invalid="ignore"):
-        extent = (high - low).max(axis=1)
+        extent = (bounds[1] - bounds[0]).max(axis=1)
     found = []
     for i, size in enumerate(sizes.tolist()):
         if size == 0:
             reason = f"{column} is empty"
-        elif size != counted[i]:
-            reason = f"num_{column} is {counted[i]}, but {column} has {size} points"
+        elif size != stated[i]:
+            reason = f"num_{column} is {stated[i]}, but {column} has {size} points"
         elif not np.isfinite(extent[i]):
             number = int((~np.isfinite(values[ptr[i] : ptr[i + 1]])).any(axis=1).sum())
             reason = f"{column} has {number} points that are not finite"

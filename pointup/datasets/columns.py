@@ -74,11 +74,31 @@ def is_points(feature: object) -> bool:
 def standardize(dataset: Dataset, label: str) -> Dataset:
     """Convert a dataset to pointup's columns and types; other columns are dropped.
 
+    Points are those of `with_float_points`. Missing columns of names, origins and sizes are added.
+    Raises DataError that names the column and the expected type, also if single values of a column
+    are missing.
+    """
+    dataset = _add_missing(with_float_points(dataset, label))
+    for column in dataset.column_names:
+        if dataset.features[column] != FEATURES[column]:
+            try:
+                dataset = dataset.cast_column(column, FEATURES[column])
+            except (pa.ArrowInvalid, TypeError, ValueError) as error:
+                raise DataError(
+                    f"{label}: column {column!r} is {dataset.features[column]}; "
+                    f"expected {FEATURES[column]}"
+                ) from error
+    return dataset
+
+
+def with_float_points(dataset: Dataset, label: str) -> Dataset:
+    """A dataset with those of pointup's columns that it has, and points as lists of float32.
+
     `source` and `target` are required, as lists or arrays of three floating-point coordinates. If a
     column of points has another type than float32 lists, all are converted once to float32 relative
     to the rounded mean of the source, so that map coordinates keep their digits; `datasets` caches
-    the result. Missing columns of names, origins and sizes are added. Raises DataError that names
-    the column and the expected type, also if single values of a column are missing.
+    the result. Raises DataError that names the column and the expected type, also if single values
+    of a column are missing.
     """
     for column in ("source", "target"):
         if column not in dataset.column_names:
@@ -96,16 +116,6 @@ def standardize(dataset: Dataset, label: str) -> Dataset:
     _refuse_missing(dataset, label)
     if not all(is_points(dataset.features[column]) for column in points):
         dataset = _convert(dataset, points, label)
-    dataset = _add_missing(dataset)
-    for column in dataset.column_names:
-        if dataset.features[column] != FEATURES[column]:
-            try:
-                dataset = dataset.cast_column(column, FEATURES[column])
-            except (pa.ArrowInvalid, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{label}: column {column!r} is {dataset.features[column]}; "
-                    f"expected {FEATURES[column]}"
-                ) from error
     return dataset
 
 
@@ -127,8 +137,10 @@ def _refuse_missing(dataset: Dataset, label: str) -> None:
 
 def _num_without_three(origins: pa.Array) -> int:
     """The number of rows that are not lists of three coordinates, all present."""
-    rows = origins.to_pylist()
-    return sum(not isinstance(row, list) or len(row) != 3 or None in row for row in rows)
+    lengths = origins.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    if origins.null_count or not origins.flatten().null_count:
+        return int((lengths != 3).sum())
+    return sum(row is None or len(row) != 3 or None in row for row in origins.to_pylist())
 
 
 def _holds_triples(kind: pa.DataType) -> bool:

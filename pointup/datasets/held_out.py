@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
-from pointup.datasets.columns import first_points, unpack_points
+from pointup.datasets.samples import Samples
 
-BATCH_SIZE = 256
 ROUNDING = 1e-4
 """Relative tolerance of a gap that should equal the strip, because points are stored as float32."""
 
@@ -68,11 +66,12 @@ class _Rectangles:
         return np.hypot(beside[:, 0], beside[:, 1])
 
 
-def measure_held_out(train: Dataset, validation: Dataset, info: dict[str, Any]) -> HeldOut:
-    """Measure both splits of `open_pairs`; `info` is the content of the dataset's pointup.json.
+def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) -> HeldOut:
+    """Measure both splits of a dataset; `info` is the content of the dataset's pointup.json.
 
-    Points are read one pair at a time. Pairs of surveys have common coordinates. Pairs made with
-    `--separate` have common coordinates with the pairs of the same file only.
+    Only points of pairs that lie near the other split are read. Pairs of surveys have common
+    coordinates. Pairs made with `--separate` have common coordinates with the pairs of the same
+    file only.
     """
     held_out, trained = _rectangles(validation), _rectangles(train)
     num_points = int(held_out.num_points.sum())
@@ -88,12 +87,11 @@ def measure_held_out(train: Dataset, validation: Dataset, info: dict[str, Any]) 
     )
 
 
-def rows_near(train: Dataset, validation: Dataset, distance: float) -> np.ndarray:
+def rows_near(train: Samples, validation: Samples, distance: float) -> np.ndarray:
     """Rows (n,) of `train` with a point nearer than `distance` to a point of `validation`.
 
-    The rows ascend. Distances are horizontal. Both are datasets of `open_pairs` in the same
-    coordinates. A distance of 0 gives the rows whose rectangle overlaps or touches one of
-    `validation`.
+    The rows ascend. Distances are horizontal. Both are in the same coordinates. A distance of 0
+    gives the rows whose rectangle overlaps or touches one of `validation`.
     """
     from scipy.spatial import cKDTree
 
@@ -113,8 +111,8 @@ def rows_near(train: Dataset, validation: Dataset, distance: float) -> np.ndarra
 
 
 def _smallest_gap(
-    train: Dataset,
-    validation: Dataset,
+    train: Samples,
+    validation: Samples,
     trained: _Rectangles,
     held_out: _Rectangles,
     are_separate: bool,
@@ -142,34 +140,14 @@ def _smallest_gap(
     return smallest if np.isfinite(smallest) else None
 
 
-def _points(dataset: Dataset, row: int) -> np.ndarray:
-    """x and y (N, 2) float64 of all finite points of a pair, in the coordinates of its file."""
-    table = dataset.with_format("arrow")[row]
-    clouds = [first_points(table[column])[:, :2] for column in ("source", "target")]
-    points = np.concatenate(clouds).astype(np.float64) + table["origin"][0].as_py()[:2]
-    return points[np.isfinite(points).all(axis=1)]
+def _points(samples: Samples, row: int) -> np.ndarray:
+    """x and y (N, 2) float64 of all points of a pair, in the coordinates of its file."""
+    clouds = samples.points(row)
+    points = np.concatenate([clouds["source"], clouds["target"]])[:, :2].astype(np.float64)
+    return points + samples.value("origin", row)[:2]
 
 
-def _rectangles(dataset: Dataset) -> _Rectangles:
-    low, high, num_points = [np.empty((0, 2))], [np.empty((0, 2))], [np.empty(0, np.int64)]
-    names: list[str] = []
-    for table in dataset.with_format("arrow").iter(batch_size=BATCH_SIZE):
-        lows, highs = np.full((len(table), 2), np.inf), np.full((len(table), 2), -np.inf)
-        sizes = np.zeros(len(table), np.int64)
-        for column in ("source", "target"):
-            points, ptr = unpack_points(table[column].combine_chunks())
-            sizes = sizes + np.diff(ptr)
-            filled = np.flatnonzero(np.diff(ptr))
-            if len(filled):
-                xy = points[:, :2]
-                least = np.fmin.reduceat(xy, ptr[filled], axis=0)
-                most = np.fmax.reduceat(xy, ptr[filled], axis=0)
-                lows[filled] = np.fmin(lows[filled], least)
-                highs[filled] = np.fmax(highs[filled], most)
-        origins = np.array(table["origin"].to_pylist(), np.float64).reshape(-1, 3)[:, :2]
-        is_finite = np.isfinite(lows + highs)
-        low.append(np.where(is_finite, lows + origins, np.nan))
-        high.append(np.where(is_finite, highs + origins, np.nan))
-        num_points.append(sizes)
-        names += table["name"].to_pylist()
-    return _Rectangles(np.concatenate(low), np.concatenate(high), np.concatenate(num_points), names)
+def _rectangles(samples: Samples) -> _Rectangles:
+    origin, low, high = (samples.array(name)[:, :2] for name in ("origin", "low", "high"))
+    num_points = samples.array("num_source").astype(np.int64) + samples.array("num_target")
+    return _Rectangles(origin + low, origin + high, num_points, list(samples.names))

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points
+from pointup.datasets.indexing import index_parts, parts_of
 from pointup.datasets.pair import Pair
+from pointup.datasets.sample_table import write_sample_table
 from pointup.errors import DataError, FileError
 
 if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
 
 BYTES_PER_BATCH = 1 << 25
+BYTES_PER_FILE = 1 << 29
+FOLDER = "samples"
+"""Folder of the sample tables in a dataset."""
 
 
 def write_pairs(
@@ -35,7 +39,8 @@ def write_pairs(
 
     Pairs are consumed one by one, so that the dataset may be larger than memory. `info` describes
     how the pairs were made. It is written to `pointup.json`, together with `contents`, a digest of
-    each split, by which a resumed run recognizes its data. `surfaces` are written to
+    each split, by which a resumed run recognizes its data. What training must know of each sample
+    is written to `samples/SPLIT.arrow` (`pointup.datasets.sample_table`). `surfaces` are written to
     `surfaces/NAME`. Without validation pairs there is no validation split. Everything is written to
     DIRECTORY.tmp, which is renamed at the end. Raises FileError if the directory exists and is not
     empty, DataError for a pair of a wrong shape or if there are no training pairs.
@@ -47,54 +52,82 @@ def write_pairs(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        splits, contents = {}, {}
+        contents = {}
         for split, pairs in (("train", train), ("validation", validation)):
-            path = staging / f"{split}.stream"
-            if digest := _write_stream(pairs, path):
+            if digest := _write_split(pairs, staging, split):
                 contents[split] = digest
-                splits[split] = datasets.Dataset.from_file(str(path), split=split)
-        if "train" not in splits:
+        if "train" not in contents:
             raise DataError(f"{directory}: there are no training pairs to write")
-        with _without_progress_bars():
-            datasets.DatasetDict(splits).save_to_disk(staging)
-        for split in splits:
-            (staging / f"{split}.stream").unlink()
         for name, surface in (surfaces or {}).items():
             (staging / "surfaces").mkdir(exist_ok=True)
             surface.save(staging / "surfaces" / name)
-        info = {**info, "contents": contents}
-        (staging / "pointup.json").write_text(json.dumps(info, indent=2) + "\n")
+        write_description(staging, contents, info)
         staging.rename(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Hide the progress bars of `datasets`: two per split would displace the caller's own bar."""
-    shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
+def write_description(directory: Path, contents: dict[str, str], info: dict[str, Any]) -> None:
+    """Write pointup.json, and the names of the splits for `datasets`."""
+    info = {**info, "contents": contents}
+    (directory / "pointup.json").write_text(json.dumps(info, indent=2) + "\n")
+    (directory / "dataset_dict.json").write_text(json.dumps({"splits": list(contents)}))
 
 
-def _write_stream(pairs: Iterable[Pair], path: Path) -> str:
-    """Write pairs to an Arrow stream and return their digest; "" and no file without pairs."""
-    schema = FEATURES.arrow_schema
-    digest, num_pairs = hashlib.blake2b(digest_size=16), 0
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
-        for group in _groups(pairs):
-            stream.write_batch(pa.record_batch(_columns(group), schema=schema))
-            num_pairs += len(group)
-            for pair in group:
-                _digest_pair(pair, digest)
-    if not num_pairs:
-        path.unlink()
+def _write_split(pairs: Iterable[Pair], directory: Path, split: str) -> str:
+    """Write the pairs of a split and return their digest; "" and no folder without pairs."""
+    digest = hashlib.blake2b(digest_size=16)
+    (directory / split).mkdir()
+    files = _write_files(pairs, directory / split, digest)
+    if not files:
+        (directory / split).rmdir()
         return ""
+    store_split(directory, split, files, digest.hexdigest())
     return digest.hexdigest()
+
+
+def _write_files(pairs: Iterable[Pair], folder: Path, digest: hashlib.blake2b) -> list[Path]:
+    """Write pairs to Arrow stream files of about `BYTES_PER_FILE`, and add them to the digest."""
+    schema = FEATURES.arrow_schema
+    files: list[Path] = []
+    groups = _groups(pairs)
+    group = next(groups, None)
+    while group is not None:
+        files.append(folder / f"data-{len(files):05}.arrow")
+        with pa.OSFile(str(files[-1]), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            while group is not None and file.tell() < BYTES_PER_FILE:
+                stream.write_batch(pa.record_batch(_columns(group), schema=schema))
+                for pair in group:
+                    _digest_pair(pair, digest)
+                group = next(groups, None)
+    return files
+
+
+def store_split(directory: Path, split: str, files: Sequence[Path], digest: str) -> None:
+    """Write the sample table of the files of a split, and their description for `datasets`.
+
+    The description is that of `save_to_disk`. It is written here, because `save_to_disk` would copy
+    all points once more.
+    """
+    folder = directory / split
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": str(file.relative_to(folder))} for file in files],
+        "_fingerprint": digest,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": split,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2) + "\n")
+    datasets.DatasetInfo(features=FEATURES).write_to_directory(str(folder))
+    description = {
+        "fingerprint": digest,
+        "files": [[str(file.relative_to(directory)), file.stat().st_size] for file in files],
+    }
+    (directory / FOLDER).mkdir(exist_ok=True)
+    rows = index_parts(parts_of(files), num_workers=1)
+    write_sample_table(directory / FOLDER / f"{split}.arrow", rows, description)
 
 
 def _digest_pair(pair: Pair, digest: hashlib.blake2b) -> None:

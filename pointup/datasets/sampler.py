@@ -6,15 +6,22 @@ Own code, because PyTorch and Accelerate have no sampler that packs by size, and
 
 from __future__ import annotations
 
-import zlib
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pointup.datasets.packing import Plan, idle_share, plan_epoch
+from pointup.datasets.packing import VERSION, Plan, idle_share, plan_epoch
+from pointup.datasets.plan_ahead import PlanAhead, Request
+from pointup.datasets.sizes import check_budget, checked_sizes, checksum_of_sizes
 from pointup.errors import ConfigError
+
+logger = logging.getLogger("pointup")
+
+PLANNED_AHEAD_FROM = 500_000
+"""Samples from which the next epoch is planned in a process of its own; fewer take no time."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,11 @@ class TokenBudgetBatchSampler:
                 raise ValueError(f"{name} is {value}; it must be at least {least}")
         if not 0 <= process_index < num_processes:
             raise ValueError(f"process_index is {process_index} of {num_processes} processes")
-        self.sizes = _checked_sizes(sizes)
+        self.sizes = checked_sizes(sizes)
         if names is not None and len(names) != len(self.sizes):
             raise ValueError(f"{len(names)} names for {len(self.sizes)} sizes")
         if not crop:
-            _check_budget(self.sizes, token_budget, names)
+            check_budget(self.sizes, token_budget, names)
         self.token_budget = token_budget
         self.num_processes = num_processes
         self.process_index = process_index
@@ -103,6 +110,7 @@ class TokenBudgetBatchSampler:
         # Earlier parts of this epoch, which ran with other slots, budgets or limits.
         self._past: list[list[int | None]] = []
         self._plan: Plan | None = None
+        self._ahead = PlanAhead()
 
     @property
     def slots(self) -> int:
@@ -117,6 +125,8 @@ class TokenBudgetBatchSampler:
     @property
     def plan(self) -> Plan:
         """The batches of the current part of the epoch, without the parts with other settings."""
+        if self._plan is None and not self._past and self.shuffle:
+            self._plan = self._ahead.result(self._request(self.epoch))
         if self._plan is None:
             self._plan = self._replay()
         return self._plan
@@ -142,6 +152,8 @@ class TokenBudgetBatchSampler:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         plan, epoch = self.plan, self.epoch
+        if self.shuffle and len(self.sizes) >= PLANNED_AHEAD_FROM:
+            self._ahead.start(self._request(epoch + 1), self.sizes)
         for step in range(self._step, plan.num_steps):
             for slot in range(self.process_index, self.slots, self.num_processes):
                 yield [(epoch, index) for index in plan.batch(step, slot)]
@@ -171,7 +183,7 @@ class TokenBudgetBatchSampler:
         Raises ConfigError if a sample exceeds the new budget.
         """
         if not self.crop:
-            _check_budget(self.sizes, token_budget, None)
+            check_budget(self.sizes, token_budget, None)
         state = self.state_dict()
         self.token_budget = token_budget
         self.load_state_dict(state)
@@ -186,7 +198,8 @@ class TokenBudgetBatchSampler:
             "seed": self.seed,
             "epoch": self.epoch,
             "segments": [*self._past, *([self._segment()] if self._step else [])],
-            "checksum": zlib.crc32(self.sizes.tobytes()),
+            "planning": VERSION,
+            "checksum": checksum_of_sizes(self.sizes),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -196,7 +209,7 @@ class TokenBudgetBatchSampler:
         the remaining samples are planned again. Raises ConfigError if the sizes differ, ValueError
         for an invalid state.
         """
-        if state["checksum"] != zlib.crc32(self.sizes.tobytes()):
+        if state["checksum"] != checksum_of_sizes(self.sizes):
             raise ConfigError(
                 "the dataset has changed since the checkpoint (other samples or sizes): "
                 "restore it, or start a new run"
@@ -209,6 +222,12 @@ class TokenBudgetBatchSampler:
         self._plan = None
         if self._past and self._past[-1][:3] == self._segment()[:3]:
             self._step = self._past.pop()[3] or 0
+        if state.get("planning", 1) != VERSION and state["segments"]:
+            logger.warning(
+                "the checkpoint is in the middle of an epoch that another version planned: some of "
+                "its samples are seen twice in this epoch, and others not; later epochs are exact"
+            )
+            self._plan = self._replay(has_other_plans=True)
         if self._step > self.plan.num_steps:
             raise ValueError(
                 f"sampler state: step {self.steps_done} of an epoch of {self.num_steps} steps"
@@ -229,11 +248,14 @@ class TokenBudgetBatchSampler:
     def _steps_past(self) -> int:
         return sum(segment[3] or 0 for segment in self._past)
 
-    def _replay(self) -> Plan:
+    def _request(self, epoch: int) -> Request:
+        return Request(self.seed, epoch, self.token_budget, self.slots, self.max_clouds)
+
+    def _replay(self, has_other_plans: bool = False) -> Plan:
+        """Plan the epoch, part by part; parts of other plans are cut to the length of these."""
         samples = np.arange(len(self.sizes))
-        for number, (slots, budget, max_clouds, num_steps) in enumerate(
-            [*self._past, self._segment()]
-        ):
+        for number, segment in enumerate([*self._past, self._segment()]):
+            slots, budget, max_clouds, num_steps = segment
             assert slots and budget and num_steps is not None
             key = [self.seed, self.epoch, number]
             plan = plan_epoch(
@@ -244,6 +266,9 @@ class TokenBudgetBatchSampler:
                 max_clouds,
                 np.random.default_rng(key) if self.shuffle else None,
             )
+            if has_other_plans and num_steps > plan.num_steps:
+                num_steps = segment[3] = plan.num_steps
+                self._step = num_steps if number == len(self._past) else self._step
             if num_steps > plan.num_steps:
                 raise ValueError(
                     f"sampler state: segment {number} ends at step {num_steps} of {plan.num_steps}"
@@ -261,29 +286,3 @@ def _check_position(state: dict[str, Any]) -> None:
         least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
         if not all(type(value) is int and value >= low for value, low in least):
             raise ValueError(f"sampler state: invalid segment {segment}")
-
-
-def _checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:
-    array = np.asarray(sizes)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"sizes must be a list of integers, one per sample; got {array.dtype} {array.shape}"
-        )
-    array = array.astype(np.int64)
-    if array.min() < 0:
-        raise ValueError(f"size of sample {array.argmin()} is {array.min()}")
-    return array
-
-
-def _check_budget(
-    sizes: np.ndarray, token_budget: int, names: Sequence[str] | np.ndarray | None
-) -> None:
-    too_large = int((sizes > token_budget).sum())
-    if too_large:
-        largest = int(sizes.argmax())
-        name = f"sample {largest}" if names is None else names[largest]
-        others = f" ({too_large} samples are too large)" if too_large > 1 else ""
-        raise ConfigError(
-            f"{name} has {sizes[largest]} points, more than the token budget of {token_budget}"
-            f"{others}: raise --token-budget to at least {sizes[largest]}, or give --crop"
-        )

@@ -20,6 +20,7 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
+from pointup.datasets.cache import cache_root
 from pointup.datasets.meshes import draw_source
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
@@ -57,7 +58,7 @@ def default_dataset(
     Several processes may call this at the same time: one creates the dataset, the others wait for
     it. `default_pairs` describes its content. Raises FileError if the cache can't be written.
     """
-    root = _cache_root() if cache_dir is None else Path(cache_dir)
+    root = cache_root() if cache_dir is None else Path(cache_dir)
     directory = root / f"default-{RECIPE}-seed{seed}-{num_train}-{num_validation}"
     if directory.is_dir():
         return directory
@@ -81,13 +82,6 @@ def default_dataset(
                 if not directory.is_dir():
                     raise
     return directory
-
-
-def _cache_root() -> Path:
-    for variable, folder in (("POINTUP_CACHE", ""), ("XDG_CACHE_HOME", "pointup")):
-        if os.environ.get(variable):
-            return Path(os.environ[variable]) / folder
-    return Path.home() / ".cache" / "pointup"
 
 
 def default_pairs(

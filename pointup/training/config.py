@@ -94,6 +94,9 @@ class TrainConfig:
     """Data workers per training process, which read and augment samples."""
     worker_timeout: float = 120.0
     """Seconds without a batch from a data worker after which the run ends with an error."""
+    max_unreadable: float = 0.01
+    """Share of the training samples that may turn out damaged when they are read; such samples are
+    left out of their steps. More end the run."""
     log_every: int = 10
     """Steps between lines in metrics.jsonl and points in TensorBoard."""
     eval_every: int | None = None
@@ -151,7 +154,10 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value != "auto" and not value > 0:
                 raise ConfigError(f"{option(name)} is {value}; it must be greater than 0")
-        for name in ("warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed"):
+        not_negative = (
+            "warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed", "max_unreadable",
+        )  # fmt: skip
+        for name in not_negative:
             if getattr(self, name) < 0:
                 raise ConfigError(f"{option(name)} is {getattr(self, name)}; it can't be negative")
         least = 2 * self.model.k

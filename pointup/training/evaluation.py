@@ -74,6 +74,7 @@ class Evaluation:
     ) -> None:
         self.data, self.accelerator, self.config = data, accelerator, config
         dataset = data.validation
+        dataset.max_tokens = token_budget if config.crop else None
         plan = list(
             TokenBudgetBatchSampler(
                 dataset.full_sizes,
@@ -99,7 +100,7 @@ class Evaluation:
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
         faults = [record for record in gathered if "fault" in record]
         if faults:
-            names = [str(self.data.validation.names[record["index"]]) for record in faults]
+            names = [self.data.validation.names[record["index"]] for record in faults]
             logger.warning(
                 "%d of %d validation samples can't be measured; the first one, %s: %s",
                 len(faults),
@@ -118,6 +119,13 @@ class Evaluation:
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
         """One record per cloud: its metrics, or the reason why it has none."""
+        unreadable = [
+            {"index": index, "fault": reason, "is_model_fault": False}
+            for index, _, reason in batch.get("faults", [])
+        ]
+        return unreadable + self.records_of_read(batch, weights) if batch.num_graphs else unreadable
+
+    def records_of_read(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
         try:
             return self.measured(batch, weights)
         except Exception as error:
@@ -132,7 +140,7 @@ class Evaluation:
             return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
         # One by one: this isolates a bad cloud, and takes less memory.
         singles = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
-        return [record for single in singles for record in self.records_of(single, weights)]
+        return [record for single in singles for record in self.records_of_read(single, weights)]
 
     @torch.no_grad()
     def measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
@@ -175,7 +183,7 @@ class Evaluation:
         return records
 
     def surfaces_of(self, batch: Batch) -> list[Surface | None]:
-        files = [self.data.surfaces[index] for index in batch.index.tolist()]
+        files = [self.data.validation.samples.surface(index) for index in batch.index.tolist()]
         return [self.surface_in(file) if file else None for file in files]
 
     def surface_in(self, file: Path) -> Surface | None:
@@ -194,8 +202,8 @@ class Evaluation:
             if "clouds" not in record:
                 continue
             source, prediction, target = record["clouds"]
-            name = str(self.data.validation.names[record["index"]])
-            vertical = self.data.vertical[record["index"]]
+            name = self.data.validation.names[record["index"]]
+            vertical = self.data.validation.samples.is_vertical(record["index"])
             try:
                 # Imported here, because only the main process needs matplotlib.
                 from pointup.visualization import evaluation_picture

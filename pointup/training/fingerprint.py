@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,60 @@ import numpy as np
 
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import ConfigError
+from pointup.training.datasets import TrainingData
 
 logger = logging.getLogger("pointup")
 
-Fingerprint = dict[str, Any]
 NUM_COMPARED = 32
-"""Samples per split whose points are compared; of the other samples, names and sizes are."""
+"""Samples per split whose points checkpoints of earlier versions compare."""
 
 
-def fingerprint_of(name: str, train: PairDataset, validation: PairDataset) -> Fingerprint:
-    """The fingerprint of a dataset, as JSON values.
+@dataclass(frozen=True)
+class Fingerprint:
+    """The fingerprint of a dataset, from the sample tables: reads no points."""
 
-    `written` holds the digests of all contents that `write_pairs` stores in pointup.json. Datasets
-    from other sources have None there; of them, names, sizes, and the points of a few samples are
-    compared.
-    """
-    return {
-        "written": written_digests(Path(name)),
-        "train": sampled(train),
-        "validation": sampled(validation),
-    }
+    data: TrainingData
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The fingerprint as JSON values, for checkpoints.
+
+        `written` holds the digests of all contents that `write_pairs` stores in pointup.json; None
+        for datasets from other sources. For each split there are checksums of all names, sizes and
+        points.
+        """
+        return {"written": written_digests(Path(self.data.name)), **self.data.checksums}
+
+    def check_same(self, before: Any) -> None:
+        """Raise ConfigError, naming the differences, if a checkpoint was saved with other data.
+
+        `before` is the fingerprint in the checkpoint; without one, the log warns.
+        """
+        if not isinstance(before, dict):
+            logger.warning("the checkpoint has no fingerprint of its data, which is not compared")
+            return
+        now = self.values
+        differing = []
+        for split, dataset in (("train", self.data.train), ("validation", self.data.validation)):
+            earlier, current = before.get(split), dict(now[split])
+            if isinstance(earlier, dict) and "contents" not in earlier:
+                # Earlier versions compared the points of a few samples only.
+                del current["contents"]
+                current["points"] = points_checksum(dataset)
+            differing += [
+                f"the {name} of the {split} pairs"
+                for name in current
+                if not isinstance(earlier, dict) or earlier.get(name) != current[name]
+            ]
+        written = before.get("written")
+        if not differing and isinstance(written, dict) and now["written"] is not None:
+            digests = now["written"].items()
+            differing = [f"the {split} pairs" for split, d in digests if written.get(split) != d]
+        if differing:
+            raise ConfigError(
+                f"the dataset has changed since the checkpoint ({', '.join(differing)}): restore "
+                "it, or start a new run in another --output-dir"
+            )
 
 
 def written_digests(directory: Path) -> dict[str, str] | None:
@@ -44,46 +79,13 @@ def written_digests(directory: Path) -> dict[str, str] | None:
     return digests if isinstance(digests, dict) else None
 
 
-def sampled(dataset: PairDataset) -> dict[str, int]:
-    """Checksums of all names and sizes, and of the stored target points of a few samples.
+def points_checksum(dataset: PairDataset) -> int:
+    """Checksum of the stored target points of a few samples, as in checkpoints without `contents`.
 
     The points are sorted first, because the order in which they are read is not part of the data.
     """
-    # Without augmentation, whose last bits may differ between processor types.
-    stored = copy(dataset)
-    stored.augment, stored.max_tokens = False, None
-    points = 0
+    checksum = 0
     for index in np.linspace(0, len(dataset) - 1, NUM_COMPARED).astype(int).tolist():
-        points = zlib.crc32(np.sort(stored[index].target.numpy(), axis=0).tobytes(), points)
-    return {
-        "samples": len(dataset),
-        "names": zlib.crc32("\n".join(map(str, dataset.names)).encode()),
-        "sizes": zlib.crc32(dataset.full_sizes.tobytes()),
-        "points": points,
-    }
-
-
-def check_same_data(before: Any, now: Fingerprint) -> None:
-    """Raise ConfigError, naming the differences, if a checkpoint was saved with other data.
-
-    A checkpoint without a fingerprint is not compared; the log warns about it.
-    """
-    if not isinstance(before, dict):
-        logger.warning("the checkpoint has no fingerprint of its data, which is not compared")
-        return
-    differing = [
-        f"the {name} of the {split} pairs"
-        for split in ("train", "validation")
-        for name in now[split]
-        if not isinstance(before.get(split), dict) or before[split].get(name) != now[split][name]
-    ]
-    written = before.get("written")
-    if not differing and isinstance(written, dict) and now["written"] is not None:
-        # The digests cover all contents; the sampled points may be equal although others differ.
-        digests = now["written"].items()
-        differing = [f"the {split} pairs" for split, d in digests if written.get(split) != d]
-    if differing:
-        raise ConfigError(
-            f"the dataset has changed since the checkpoint ({', '.join(differing)}): restore it, "
-            "or start a new run in another --output-dir"
-        )
+        target = dataset.samples.points(index)["target"]
+        checksum = zlib.crc32(np.sort(target, axis=0).tobytes(), checksum)
+    return checksum

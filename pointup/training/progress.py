@@ -36,6 +36,8 @@ class Progress:
     finished: bool = False
     skipped: int = 0
     """Steps without an update, for a non-finite loss or gradient."""
+    unreadable: int = 0
+    """Samples that were left out of their step because they couldn't be read."""
     out_of_memory: int = 0
     """Out-of-memory errors since the token budget last changed."""
     budget_at_start: int | None = None
@@ -94,6 +96,7 @@ class Progress:
         self.step += 1
         self.elapsed_seconds = totals.elapsed_seconds
         self.out_of_memory += totals.out_of_memory
+        self.unreadable += totals.num_unreadable
         share_done = self.share_done(config, sampler)
         self.finished = share_done >= 1.0
         self.evaluation_due = self.step % eval_every == 0 or self.finished

@@ -15,7 +15,7 @@ from torch import nn
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
-from pointup.training.fingerprint import Fingerprint, check_same_data
+from pointup.training.fingerprint import Fingerprint
 from pointup.training.progress import Progress
 from pointup.training.run_directory.checkpoint import (
     CheckpointError,
@@ -59,7 +59,7 @@ def continue_run(
     if path is None:
         return Progress(), None
     state = load_checkpoint(path, model, optimizer, scaler)
-    check_same_data(state.pop("data", None), fingerprint)
+    fingerprint.check_same(state.pop("data", None))
     settled = sampler.token_budget
     try:
         sampler_state = state.pop("sampler")
@@ -77,7 +77,7 @@ def state_of_run(
     progress: Progress, sampler: TokenBudgetBatchSampler, fingerprint: Fingerprint
 ) -> dict[str, Any]:
     """The state that a checkpoint stores for `continue_run` beside model, optimizer and scaler."""
-    return {"sampler": sampler.state_dict(), "data": fingerprint, **asdict(progress)}
+    return {"sampler": sampler.state_dict(), "data": fingerprint.values, **asdict(progress)}
 
 
 def load_checkpoint(

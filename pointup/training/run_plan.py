@@ -6,6 +6,9 @@ from pointup.training.faults.token_budget import describe_budget
 from pointup.training.run import Run
 from pointup.training.tracking.tables import plan_table
 
+MAX_NAMED = 20
+"""Excluded samples that are printed; `pointup inspect` lists all."""
+
 
 def plan_of_run(run: Run) -> str:
     """The table at the start of a run, followed by excluded samples and the checkpoint, if any."""
@@ -23,5 +26,7 @@ def plan_of_run(run: Run) -> str:
         "learning rate": f"{run.schedule.peak_learning_rate:.3g}, scaling {config.lr_scaling}",
     }
     continued = [f"Continuing from {run.checkpoint}."] if run.checkpoint else []
-    left_out = [f"Left out: {line}" for line in data.left_out]
+    left_out = [f"Left out: {line}" for line in data.left_out[:MAX_NAMED]]
+    if len(data.left_out) > MAX_NAMED:
+        left_out.append(f"Left out: {len(data.left_out) - MAX_NAMED:,} more samples")
     return "\n".join([plan_table(table), *left_out, *continued])

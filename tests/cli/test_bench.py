@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Batch
 
 from pointup.benchmark import data_loading as reading
+from pointup.benchmark import data_path, timing
 from pointup.benchmark import neighbor_search as searches
 from pointup.benchmark import reference_training as reference
-from pointup.benchmark import timing
 from pointup.benchmark import training_speed as steps
 from pointup.benchmark import upsampling as upsampled
 from pointup.benchmark.clouds import one_cloud, ragged, sheet, training_batch
@@ -136,7 +138,8 @@ def test_small_sizes_of_every_section_give_figures(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(upsampled, "QUICK_SIZES", (200,))
     monkeypatch.setattr(searches, "QUICK_POINTS", 200)
     monkeypatch.setattr(reading, "QUICK_PAIRS", 4)
-    for module in (steps, reference, upsampled, searches, reading):
+    monkeypatch.setattr(data_path, "NUM_PAIRS", 40)
+    for module in (steps, reference, upsampled, searches, reading, data_path):
         section = module.SECTION
         rows = list(section.measure(SMALL))
         assert rows
@@ -145,6 +148,24 @@ def test_small_sizes_of_every_section_give_figures(monkeypatch: pytest.MonkeyPat
             assert {column.name for column in section.columns} <= row.keys(), section.name
             assert all(row[c.name] > 0 for c in section.columns if c.better == "higher"), row
             assert section.line(row)
+
+
+def batches(number: int, num_tokens: int, making: float) -> Iterator[Batch]:
+    for _ in range(number):
+        time.sleep(making)
+        points = torch.zeros((num_tokens // 2, 3))
+        seconds = {"reading": 3 * making, "packing": making}
+        yield Batch(pos=points, target=points, seconds=seconds)
+
+
+def test_a_consumer_waits_for_batches_that_are_made_more_slowly_than_it_consumes() -> None:
+    # 0.02 s to consume a batch of 1,000 tokens, 0.02 s to make it, one after the other.
+    row = data_path.consume(batches(30, 1000, 0.02), rate=50_000, seconds=0.6, skipped=2)
+    assert 0.3 < row["wait"] < 0.7
+    assert row["delivered"] < 26_000
+    assert row["reading"] == pytest.approx(0.75) and row["augmenting"] == 0
+    fast = data_path.consume(batches(30, 1000, 0.0), rate=50_000, seconds=0.4, skipped=2)
+    assert fast["wait"] < 0.2 and fast["delivered"] < 51_000
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ from accelerate.utils import send_to_device
 from conftest import shared_memory_of
 
 from pointup.datasets.batch import collate, make_loader
-from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 
 
 @pytest.fixture
 def samples(pair_directory) -> PairDataset:
-    return PairDataset(open_pairs(pair_directory, "train"), seed=3, augment=True)
+    return PairDataset(open_samples(pair_directory, "train"), seed=3, augment=True)
 
 
 def test_a_batch_concatenates_its_clouds(samples):
@@ -87,7 +87,7 @@ SCRIPT = """
 import os, signal, sys, time
 from multiprocessing import active_children
 from pointup.datasets.batch import make_loader
-from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples
 
 # One process for each ending, of a session of its own: launchers signal whole groups of processes.
 endings = {}
@@ -100,7 +100,7 @@ else:
     for ending, pid in endings.items():
         print(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     os._exit(0)
-samples = PairDataset(open_pairs(sys.argv[1], "train"))
+samples = PairDataset(open_samples(sys.argv[1], "train"))
 batches = iter(make_loader(samples, [[(0, i)] for i in range(40)] * 10, num_workers=2))
 # The workers have just been forked and may not yet have installed their handlers.
 workers = [child.pid for child in active_children()]

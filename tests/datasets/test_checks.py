@@ -86,13 +86,14 @@ def test_training_leaves_bad_samples_out_and_names_them(
     config = options(damaged, damaged.parent / "run")
     data = open_training_data(config, accelerator)
     for part in (data.train, data.validation):
-        assert part.names.tolist() == [f"good {i}" for i in range(6)]
+        assert list(part.names) == [f"good {i}" for i in range(6)]
     assert len(data.left_out) == 12
     for line, (split, name) in zip(
         data.left_out, ((s, n) for s in ("train", "validation") for n in REASONS), strict=True
     ):
         assert line.startswith(f"{split} sample {name}: ")
-    assert all(path is not None and path.is_file() for path in data.surfaces)
+    files = [data.validation.samples.surface(i) for i in range(6)]
+    assert all(path is not None and path.is_file() for path in files)
 
 
 def test_a_missing_point_makes_only_its_own_sample_bad() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pointup.cli.main import main
 from pointup.datasets.held_out import measure_held_out
-from pointup.datasets.pair_dataset import open_pairs
+from pointup.datasets.pair_dataset import open_pairs, open_samples
 from pointup.datasets.surveys import HeldOutTiles, hold_out
 from pointup.datasets.tiles import away_from, split_few
 
@@ -79,7 +79,7 @@ def test_no_training_point_is_nearer_to_a_held_out_point_than_the_strip(
         distance = smallest_distance(validation, train)
         # Points are stored as float32 relative to the origin of their pair.
         assert distance >= (strip or TILE / 2) - 1e-5
-        splits = [open_pairs(folder / "out", split) for split in ("train", "validation")]
+        splits = [open_samples(folder / "out", split) for split in ("train", "validation")]
         measured = measure_held_out(*splits, {"made_by": f"pointup 0 prepare {command}"})
         assert measured.gap == pytest.approx(distance, abs=1e-5)
         assert measured.share_of_points == len(validation) / (len(train) + len(validation))
@@ -214,7 +214,7 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
         np.save(tmp_path / f"{name}.npy", ground(1, 1, 400, ord(name)))
     inputs = [tmp_path / f"{name}.npy" for name in ("a", "b", "c")]
     assert prepare(tmp_path, "thin", *inputs, "--separate") == 0
-    train, validation = (open_pairs(tmp_path / "out", split) for split in ("train", "validation"))
+    train, validation = (open_samples(tmp_path / "out", split) for split in ("train", "validation"))
     info = {"made_by": "pointup 0 prepare thin"}
     assert measure_held_out(train, validation, {**info, "separate": True}).gap is None
     assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)

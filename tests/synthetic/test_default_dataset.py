@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from pointup.datasets.pair_dataset import PairDataset, open_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_pairs, open_samples
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.default_dataset import (
     RECIPE,
@@ -37,7 +37,9 @@ def test_the_default_dataset_has_normals_second_samplings_and_surfaces(cache) ->
     train, validation = (open_pairs(directory, split) for split in ("train", "validation"))
     assert (len(train), len(validation)) == (3, 2)
     assert set(train["surface"]) == {""}
-    for index, (row, sample) in enumerate(zip(validation, PairDataset(validation), strict=True)):
+    for index, (row, sample) in enumerate(
+        zip(validation, PairDataset(open_samples(directory, "validation")), strict=True)
+    ):
         surface = Surface.load(directory / "surfaces" / row["surface"])
         assert len(sample.target_normals) == len(sample.target)
         assert sample.index == index

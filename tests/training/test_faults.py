@@ -28,6 +28,7 @@ from disturbed import (
 from forked import run_forked
 from test_distributed import SMALL
 
+from pointup.datasets.pair_dataset import open_samples, write_pairs
 from pointup.training.config import TrainConfig
 
 Launch = Callable[..., Run]
@@ -178,10 +179,16 @@ def test_a_second_run_in_the_same_directory_is_refused(
 def test_a_process_that_differs_is_named_with_what_differs(
     pair_directory: Path, tmp_path: Path, what: str
 ) -> None:
-    run = tmp_path / "run"
+    run, other = tmp_path / "run", tmp_path / "other"
+    if what == "points":
+        written = [open_samples(pair_directory, split) for split in ("train", "validation")]
+        train, validation = ([part.pair(i) for i in range(len(part))] for part in written)
+        train[20].target[0] += 0.01
+        write_pairs(train, validation, other, {})
     words = arguments(pair_directory, run, "--num-workers", 0)
     with timed(f"other {what}: reported"):
-        ended = run_forked("faulty", *words, FAULT=f"differ {what} 0 1")
+        differing = other if what == "points" else what
+        ended = run_forked("faulty", *words, FAULT=f"differ {differing} 0 1")
     assert ended.returncode == 1
     usual = TrainConfig().learning_rate
     differs = {"options": f"options: learning_rate 0.5, there {usual}", "points": "dataset: "}[what]

@@ -98,8 +98,8 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         assert lines(config)[0].keys() == {
             "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
             "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
-            "peak_memory_bytes", "out_of_memory", "data_reading_seconds", "data_packing_seconds",
-            "limited_by",
+            "peak_memory_bytes", "out_of_memory", "unreadable_clouds", "data_reading_seconds",
+            "data_packing_seconds", "limited_by",
         }  # fmt: skip
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]

@@ -16,7 +16,7 @@ from conftest import wavy_pair
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.datasets.pair_dataset import PairDataset, open_pairs, write_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.errors import TrainingError
 from pointup.training import config as options
 from pointup.training.config import TrainConfig
@@ -35,6 +35,7 @@ from pointup.training.faults.token_budget import (
     largest_that_fits,
     settle_token_budget,
 )
+from pointup.training.unreadable_samples import UnreadableSamples
 
 CPU = torch.device("cpu")
 
@@ -46,7 +47,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> PairDataset:
     pairs = [wavy_pair(f"cloud_{i}", 15 + 5 * (i % 15), 2 + i % 7, rng) for i in range(40)]
     directory = tmp_path_factory.mktemp("data") / "pairs"
     write_pairs(pairs, pairs[:1], directory, info={})
-    return PairDataset(open_pairs(directory, "train"))
+    return PairDataset(open_samples(directory, "train"))
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
 def test_the_plan_reports_a_raised_budget(
     dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = TrainingData("", dataset, dataset, (), (), "", ())
+    data = TrainingData("", dataset, dataset, "", (), UnreadableSamples("", 1, 0.0))
     largest = str(dataset.names[int(dataset.full_sizes.argmax())])
     assert describe_budget(TrainConfig(data="pairs"), data, 20480, 0.5) == "20,480, 50.0% used"
     monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from pointup.cli.doctor.finding import Finding, fail, ok, reason_of, warn
-from pointup.datasets.pair_dataset import find_bad_samples, open_pairs
+from pointup.datasets.table_store import open_samples
 from pointup.errors import DataError
 
 NUM_NAMED = 3
 
 
 def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
-    """Check all samples for a model that needs `min_points` points, and a run with `token_budget`.
+    """Check the sample tables, for a model that needs `min_points` points.
 
-    A `token_budget` of None is a budget that grows to the largest pair.
+    A run with `token_budget` must be able to use the samples. A `token_budget` of None is a budget
+    that grows to the largest pair.
     """
     for split in ("train", "validation"):
         try:
@@ -30,14 +31,12 @@ def split_findings(
     name: str, split: str, min_points: int, token_budget: int | str | None
 ) -> Iterator[Finding]:
     subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
-    table = open_pairs(name, split)
-    bad = find_bad_samples(table, min_points, name)
-    arrow = table.with_format("arrow")
-    num_source, num_target = (np.asarray(arrow[f"num_{c}"][:]) for c in ("source", "target"))
-    tokens = num_source.astype(np.int64) + num_target
-    text = f"{len(table):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
+    samples = open_samples(name, split)
+    bad = samples.bad_samples(min_points)
+    tokens = samples.array("num_source").astype(np.int64) + samples.array("num_target")
+    text = f"{len(samples):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
     reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
-    if len(bad) == len(table):
+    if len(bad) == len(samples):
         yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
     elif bad:
         yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", f"they are left out; {inspect}")
@@ -45,6 +44,6 @@ def split_findings(
         yield ok(subject, text)
     largest = int(tokens.argmax())
     if isinstance(token_budget, int) and tokens[largest] > token_budget:
-        what = f"{table[largest]['name']} has {tokens[largest]:,} points"
+        what = f"{samples.names[largest]} has {tokens[largest]:,} points"
         remedy = "give a larger --token-budget, or auto, or --crop"
         yield warn(subject, f"{what}, more than the token budget of {token_budget:,}", remedy)

@@ -19,7 +19,6 @@ from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pointup.datasets.pair_dataset import BadSample
-    from pointup.geometry.surfaces import Surface
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
 
@@ -62,13 +61,14 @@ class Pairs:
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
-        import numpy as np
         from tqdm import tqdm
 
         from pointup.datasets.batch import collate
-        from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs
+        from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
+        from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
+        from pointup.geometry.surfaces import Surface
         from pointup.io.length_unit import dataset_unit, unit_of
         from pointup.model.config import ModelConfig
         from pointup.training.objective import training_ratio
@@ -76,31 +76,29 @@ class Pairs:
         self._check()
         upsampler = open_model(self.model, self.oversampling)
         device = next(upsampler.parameters()).device if upsampler else "cpu"
-        table = open_pairs(self.dataset, self.split)
         config = upsampler.config if upsampler else ModelConfig()
-        bad = find_bad_samples(table, min_points=config.k, folder=self.dataset)
-        keep = np.setdiff1d(np.arange(len(table)), [sample.index for sample in bad])
-        if not len(keep):
-            raise DataError(
-                f"{self.dataset}: none of the {len(table)} {self.split} pairs can be used; "
-                f"`pointup inspect {self.dataset}` lists why"
-            )
+        samples = open_samples(self.dataset, self.split)
+        samples, bad = usable_samples(samples, config.k, self.split)
         unit = dataset_unit(self.dataset)
         if self.metres_per_unit is not None:
             unit = unit_of(self.metres_per_unit)
-        pairs = PairDataset(table, keep=keep)
-        files = table["surface"][:] if "surface" in table.column_names else [""] * len(table)
-        upright = table["vertical"][:] if "vertical" in table.column_names else [True] * len(table)
+        pairs = PairDataset(samples)
         plan = TokenBudgetBatchSampler(
             pairs.sizes, max(self.token_budget, int(pairs.sizes.max())), shuffle=False
         )
         measured: dict[int, Rows] = {}
         with tqdm(total=len(pairs), unit="pair", leave=False, disable=None) as progress:
             for keys in plan:
-                batch = collate([pairs[key] for key in keys]).to(device)
+                batch = collate([pairs[key] for key in keys])
+                bad += [BadSample(*fault) for fault in batch.faults]
+                progress.update(len(batch.faults))
+                if not batch.num_graphs:
+                    continue
+                batch = batch.to(device)
                 indices = batch.index.tolist()
-                surfaces = [self._surface(files[keep[i]]) for i in indices]
-                vertical = [bool(upright[keep[i]] is not False) for i in indices]
+                files = [samples.surface(i) for i in indices]
+                surfaces = [Surface.load(file) if file else None for file in files]
+                vertical = [samples.is_vertical(i) for i in indices]
                 ratio = training_ratio(batch, self.ratio, self.max_ratio)
                 network = None if self.as_written else upsampler
                 clouds = rows_of.clouds_of_pairs(batch, ratio, network)
@@ -123,9 +121,12 @@ class Pairs:
                         }
                         for row in rows
                     }
-                progress.update(len(keys))
-        in_order = [measured[index] for index in range(len(pairs))]
-        self._report(in_order, [str(name) for name in pairs.names], bad, unit, upsampler)
+                progress.update(batch.num_graphs)
+        in_order = [measured[index] for index in sorted(measured)]
+        names = [pairs.names[index] for index in sorted(measured)]
+        if not names:
+            raise DataError(f"{self.dataset}: no {self.split} pair can be read: {bad[-1].reason}")
+        self._report(in_order, names, bad, unit, upsampler)
         return 0
 
     def _report(
@@ -208,12 +209,6 @@ class Pairs:
                 "--oversampling needs --as-written; the network alone has no second pass"
             )
         self.output.check()
-
-    def _surface(self, file: str) -> Surface | None:
-        from pointup.datasets.pair_dataset import surface_path
-        from pointup.geometry.surfaces import Surface
-
-        return Surface.load(surface_path(self.dataset, file)) if file else None
 
 
 def _order(rows: Rows) -> list[str]:

@@ -44,22 +44,23 @@ class Join:
             return making.write(splits[0], splits[1], info, surfaces)
 
     def _pairs(self, split: str, surfaces: dict[str, Surface]) -> Iterator[Pair]:
-        from pointup.datasets.pair_dataset import open_pairs, read_pair, surface_path
+        from pointup.datasets.pair_dataset import open_samples
         from pointup.geometry.surfaces import Surface
 
         # A dataset given twice is validated on once.
         folders = self.inputs if split == "train" else tuple(dict.fromkeys(self.inputs))
         for number, folder in enumerate(folders):
-            dataset = open_pairs(folder, split)
+            samples = open_samples(folder, split)
             left_out = self._touching(folder) if split == "train" else set()
-            for row in range(len(dataset)):
+            for row in range(len(samples)):
                 if row in left_out:
                     continue
-                pair = read_pair(dataset, row)
+                pair = samples.pair(row)
                 # Names of pairs are unique in each input only.
                 label = f"{number}-{folder.name}"
                 if pair.surface:
-                    stored = surface_path(folder, pair.surface)
+                    stored = samples.surface(row)
+                    assert stored is not None
                     pair.surface = f"{label}_{pair.surface.replace('/', '_')}"
                     if pair.surface not in surfaces:
                         surfaces[pair.surface] = Surface.load(stored)
@@ -69,7 +70,7 @@ class Join:
     def _touching(self, folder: Path) -> set[int]:
         """Training rows of `folder` that touch validation pairs of other inputs, on one survey."""
         from pointup.datasets.held_out import rows_near
-        from pointup.datasets.pair_dataset import open_pairs
+        from pointup.datasets.pair_dataset import open_samples
 
         rows: set[int] = set()
         info, files = _survey_of(folder)
@@ -78,7 +79,7 @@ class Join:
             if other == folder or not files & other_files:
                 continue
             strip = max(info.get("strip", 0.0), other_info.get("strip", 0.0))
-            splits = open_pairs(folder, "train"), open_pairs(other, "validation")
+            splits = open_samples(folder, "train"), open_samples(other, "validation")
             touching = set(rows_near(*splits, strip).tolist()) - rows
             if touching:
                 note(

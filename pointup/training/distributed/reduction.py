@@ -40,6 +40,8 @@ class StepTotals:
     """Out-of-memory errors in this step, on all processes."""
     data_seconds: Mapping[str, float]
     """Time of each stage of making this process's batches, in this process or in its workers."""
+    num_unreadable: int = 0
+    """Samples of the step that couldn't be read, on all processes; they don't count as clouds."""
 
     @property
     def idle_fraction(self) -> float:
@@ -76,9 +78,9 @@ class StepReduction:
         self.sizes = [p.numel() for p in self.parameters]
         self.num_weights = sum(self.sizes)
         # After the gradients: sum of losses, clouds, tokens, stop, elapsed seconds, out-of-memory
-        # errors, and two durations per process.
+        # errors, unreadable samples, and two durations per process.
         self.buffer = torch.zeros(
-            self.num_weights + 6 + 2 * accelerator.num_processes,
+            self.num_weights + 7 + 2 * accelerator.num_processes,
             dtype=widest_float(accelerator.device),
             device=accelerator.device,
         )
@@ -87,6 +89,8 @@ class StepReduction:
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
+        self.faults: list[tuple[int, str, str]] = []
+        """Index, name and reason of each sample of this process that couldn't be read."""
         # Of each micro-batch: names, losses, and the total of the buffer after it.
         self.micro_batches: list[tuple[list[str], Tensor, Tensor]] = []
 
@@ -99,6 +103,7 @@ class StepReduction:
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds = Counter()
         self.out_of_memory = 0
+        self.faults = []
 
     def drop_failed(self) -> None:
         """Drop the gradients of a micro-batch that ran out of memory, and count the error."""
@@ -116,6 +121,7 @@ class StepReduction:
         batch = next(batches)
         self.data_wait_seconds += time.monotonic() - began
         self.data_seconds.update(batch.seconds)
+        self.faults += batch.faults
         return batch
 
     @contextmanager
@@ -170,13 +176,13 @@ class StepReduction:
             # The reduction would wait for the device anyway; here the wait counts as work.
             with self.timed_work():
                 torch.accelerator.synchronize()
-        tail = [0.0] * (5 + 2 * num_processes)
-        tail[:5] = (
+        tail = [0.0] * (6 + 2 * num_processes)
+        tail[:6] = (
             self.num_clouds, self.num_tokens, stop, elapsed_seconds if rank == 0 else 0.0,
-            self.out_of_memory,
+            self.out_of_memory, len(self.faults),
         )  # fmt: skip
-        tail[5 + rank] = self.busy_seconds
-        tail[5 + num_processes + rank] = self.data_wait_seconds
+        tail[6 + rank] = self.busy_seconds
+        tail[6 + num_processes + rank] = self.data_wait_seconds
         self.buffer[self.num_weights + 1 :].copy_(
             torch.tensor(tail, dtype=self.buffer.dtype), non_blocking=True
         )
@@ -192,8 +198,9 @@ class StepReduction:
             loss=loss / max(num_clouds, 1),
             stop=totals[2] > 0,
             elapsed_seconds=totals[3],
-            busy_seconds=tuple(totals[5 : 5 + num_processes]),
-            data_wait_seconds=tuple(totals[5 + num_processes :]),
+            busy_seconds=tuple(totals[6 : 6 + num_processes]),
+            data_wait_seconds=tuple(totals[6 + num_processes :]),
             out_of_memory=round(totals[4]),
             data_seconds=self.data_seconds,
+            num_unreadable=round(totals[5]),
         )

@@ -20,7 +20,6 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig, as_dict, flattened
 from pointup.training.datasets import TrainingData
-from pointup.training.fingerprint import sampled
 
 MAY_DIFFER = frozenset(
     {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
@@ -91,7 +90,7 @@ def facts_of_start(config: TrainConfig) -> dict[str, Any]:
 def facts_of_epoch(sampler: TokenBudgetBatchSampler, data: TrainingData) -> dict[str, Any]:
     """Facts that are compared before the first step of an epoch."""
     return {
-        "dataset": {"train": sampled(data.train), "validation": sampled(data.validation)},
+        "dataset": data.checksums,
         "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
         "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
     }

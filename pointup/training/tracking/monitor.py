@@ -47,6 +47,7 @@ TRACKED = {
     "idle_fraction": "speed/idle_fraction",
     "peak_memory_gib": "memory/peak_gib",
     "out_of_memory": "memory/out_of_memory",
+    "unreadable_clouds": "batch/unreadable_clouds",
 }
 """Names in trackers, grouped, of the metrics in metrics.jsonl."""
 
@@ -124,12 +125,14 @@ class Monitor:
         grad_norm: float,
         step_seconds: float,
         fill: float,
+        unreadable: int = 0,
     ) -> None:
         """Record a training step: a line of metrics.jsonl, and points of the curves.
 
         Counts, loss and speed are over all processes. `data_wait_seconds` is the longest wait of
         any process. `totals.data_seconds` is the time of each stage of making the main process's
         batches, in its data workers if it has any. `fill` is the used share of the token budget.
+        `unreadable` counts the samples of the run so far that were left out of their steps.
         """
         if self.metrics is None:
             return
@@ -149,6 +152,7 @@ class Monitor:
             "idle_fraction": totals.idle_fraction,
             "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
             "out_of_memory": totals.out_of_memory,
+            "unreadable_clouds": unreadable,
         }
         self.metrics.write({"step": step, **values, "limited_by": totals.limited_by})
         values["fill"] = fill
