@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "pointup.cli.inspect:Inspect",
     "upsample": "pointup.cli.upsample.command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
+    "view": "pointup.cli.view:View",
     "config": "pointup.cli.config:Config",
     "doctor": "pointup.cli.doctor.command:Doctor",
     "bench": "pointup.cli.bench:Bench",

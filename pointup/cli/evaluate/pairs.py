@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -11,6 +12,7 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
+    View,
     describe_model,
     describe_upsampling,
     open_model,
@@ -18,7 +20,7 @@ from pointup.cli.evaluate.output import (
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.datasets.pair_dataset import BadSample
+    from pointup.datasets.pair_dataset import BadSample, PairDataset
     from pointup.geometry.surfaces import Surface
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
@@ -59,6 +61,9 @@ class Pairs:
     the files that the dataset was made from."""
     seed: int = 0
     """Seed of the random baselines."""
+    view: View = None
+    """Write an HTML file to look at the worst, the median and the best pair, by the Chamfer
+    distance of the model as a share of that of the midpoints."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -120,6 +125,9 @@ class Pairs:
                 progress.update(len(keys))
         in_order = [measured[index] for index in range(len(pairs))]
         self._report(in_order, [str(name) for name in pairs.names], bad, unit, upsampler)
+        if self.view is not None:
+            vertical = [bool(upright[row] is not False) for row in keep]
+            self._write_view(self.view, in_order, pairs, vertical, unit, upsampler)
         return 0
 
     def _report(
@@ -201,7 +209,46 @@ class Pairs:
             raise ConfigError(
                 "--oversampling needs --as-written; the network alone has no second pass"
             )
-        self.output.check()
+        self.output.check(view=self.view)
+
+    def _write_view(
+        self,
+        path: Path,
+        in_order: list[Rows],
+        pairs: PairDataset,
+        vertical: list[bool],
+        unit: LengthUnit,
+        upsampler: Upsampler | None,
+    ) -> None:
+        from pointup.datasets.batch import collate
+        from pointup.evaluation.pair_scenes import scene_of_pair, worst_to_best
+        from pointup.training.objective import training_ratio
+        from pointup.visualization.viewer import write_viewer
+
+        row = "midpoints" if upsampler is None else "model"
+        values = [rows[row]["chamfer"] for rows in in_order]
+        shares = [
+            v / rows["midpoints"]["chamfer"] for v, rows in zip(values, in_order, strict=True)
+        ]
+        scores = values if upsampler is None else shares
+        scenes = []
+        for place, index in worst_to_best(scores).items():
+            batch = collate([pairs[(0, index)]])
+            batch = batch.to(next(upsampler.parameters()).device) if upsampler else batch
+            name = f"{place}: {pairs.names[index]}"
+            share = f", {shares[index]:.1%} of the midpoint baseline's" if upsampler else ""
+            scene = scene_of_pair(
+                batch,
+                training_ratio(batch, self.ratio, self.max_ratio),
+                upsampler,
+                vertical=vertical[index],
+                as_written=self.as_written,
+                unit="" if unit.metres is None else unit.name,
+                name=name,
+                note=f"Chamfer distance {values[index]:.4g} {unit.name}{share}",
+            )
+            scenes.append(scene)
+        write_viewer(path, scenes, f"{self.split} pairs of {self.dataset}")
 
     def _surface(self, file: str) -> Surface | None:
         from pointup.datasets.pair_dataset import surface_path
