@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from pointup.evaluation.cloud_metrics import METRICS, Metric
 
@@ -77,3 +79,15 @@ def _aligned(lines: list[list[str]]) -> str:
     first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
     form = f"{{:{first}}}" + "".join(f"{{:>{width + 3}}}" for width in others)
     return "\n".join(form.format(*line).rstrip() for line in lines)
+
+
+def dataset_card(name: str) -> str:
+    """Markdown about a pair dataset: its README.md if it has one, else what it was made from."""
+    folder = Path(name)
+    if (folder / "README.md").is_file():
+        return (folder / "README.md").read_text(encoding="utf-8")
+    info = {}
+    if (folder / "pointup.json").is_file():
+        info = json.loads((folder / "pointup.json").read_text(encoding="utf-8"))
+    rows = [f"| {key.replace('_', ' ')} | {str(value)[:400]} |" for key, value in info.items()]
+    return "\n".join([f"**{name}**", "", "| | |", "|---|---|", *rows])
