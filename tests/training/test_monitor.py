@@ -105,8 +105,8 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]
     recorded = events(config)
-    assert [event.step for event in recorded.Scalars("1 overview/training loss")] == [10, 20]
-    assert recorded.Scalars("1 overview/tokens per second")[0].value == 8192
+    assert [event.step for event in recorded.Scalars("1 overview/1 training loss")] == [10, 20]
+    assert recorded.Scalars("1 overview/5 tokens per second")[0].value == 8192
     assert recorded.Scalars("4 speed/data packing seconds")[0].value == pytest.approx(0.1)
     assert recorded.Scalars("5 memory/peak in GiB")[0].value > 0
     assert lines(config)[0]["limited_by"] == "training"
@@ -129,7 +129,7 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(
         # The same name in each run, so that TensorBoard draws them in one chart.
         (event,) = EventAccumulator(str(folder)).Reload().Scalars("2 validation/cd")
         assert (event.step, event.value) == (50, pytest.approx(value))
-    (share,) = recorded.Scalars("1 overview/share of the midpoint baseline")
+    (share,) = recorded.Scalars("1 overview/3 share of the midpoint baseline")
     assert share.value == 1.0
 
 
@@ -148,7 +148,7 @@ def test_a_chart_holds_what_its_title_says_and_each_once(
     for category in layout.category:
         for chart in category.chart:
             found = [t for t in tags if any(re.search(p, t) for p in chart.multiline.tag)]
-            assert found == [f"1 overview/{chart.title}"]
+            assert [tag[len("1 overview/1 ") :] for tag in found] == [chart.title]
     assert [chart.title for chart in layout.category[0].chart] == [
         "training loss", "validation Chamfer distance", "share of the midpoint baseline",
         "learning rate", "tokens per second",
@@ -221,10 +221,12 @@ def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: P
                     monitor.validation(step, RESULT)
     expected = [1.0] * 5 + [2.0] * 3 + [3.0] * 4
     recorded = events(config)
-    curve = recorded.Scalars("1 overview/training loss")
+    curve = recorded.Scalars("1 overview/1 training loss")
     assert [event.step for event in curve] == list(range(1, 13))
     assert [event.value for event in curve] == expected
-    assert [event.step for event in recorded.Scalars("1 overview/validation Chamfer distance")] == [
+    assert [
+        event.step for event in recorded.Scalars("1 overview/2 validation Chamfer distance")
+    ] == [
         4,
         8,
         12,
@@ -254,7 +256,7 @@ def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
         config = TrainConfig(output_dir=tmp_path / name)
         with Monitor(accelerator, config) as monitor:
             train(monitor, 1)
-        assert len(events(config).Scalars("1 overview/training loss")) == 1
+        assert len(events(config).Scalars("1 overview/1 training loss")) == 1
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 OVERVIEW = "1 overview"
 TAGS = {
-    "loss": f"{OVERVIEW}/training loss",
-    "learning_rate": f"{OVERVIEW}/learning rate",
-    "tokens_per_second": f"{OVERVIEW}/tokens per second",
-    "share_of_midpoints": f"{OVERVIEW}/share of the midpoint baseline",
-    "chamfer": f"{OVERVIEW}/validation Chamfer distance",
+    "loss": f"{OVERVIEW}/1 training loss",
+    "learning_rate": f"{OVERVIEW}/4 learning rate",
+    "tokens_per_second": f"{OVERVIEW}/5 tokens per second",
+    "share_of_midpoints": f"{OVERVIEW}/3 share of the midpoint baseline",
+    "chamfer": f"{OVERVIEW}/2 validation Chamfer distance",
     "grad_norm": "3 training/gradient norm",
     "epoch": "3 training/epoch",
     "num_clouds": "3 training/clouds per step",
@@ -40,7 +40,7 @@ TAGS = {
     "peak_memory_gib": "5 memory/peak in GiB",
     "out_of_memory": "5 memory/steps out of memory",
 }
-"""Names of curves. TensorBoard sorts groups by name and opens the first ones."""
+"""Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first."""
 REFERENCES = {
     "midpoints": "midpoint baseline",
     "source": "source as it is",
@@ -48,7 +48,6 @@ REFERENCES = {
 }
 """Rows of an evaluation that do not depend on the model, and their names as runs."""
 CHARTS = ("loss", "chamfer", "share_of_midpoints", "learning_rate", "tokens_per_second")
-FIRST_OPTIONS = ("data", "steps", "epochs", "hours", "learning_rate", "token_budget", "ratio")
 MESH_POINTS = 10_000
 
 
@@ -86,7 +85,10 @@ class TensorBoardRun:
     def start(self, values: dict[str, Any]) -> None:
         """Write charts, hyperparameters, and the command with its versions."""
         charts = {
-            TAGS[name].partition("/")[2]: ["Multiline", [f"^{re.escape(TAGS[name])}$"]]
+            TAGS[name].partition("/")[2].lstrip("0123456789 "): [
+                "Multiline",
+                [f"^{re.escape(TAGS[name])}$"],
+            ]
             for name in CHARTS
         }
         self.writer.add_custom_scalars({"overview": charts})
@@ -95,22 +97,21 @@ class TensorBoardRun:
         versions = {"pointup": pointup.__version__, "Python": platform.python_version()}
         versions |= {name: version(name) for name in packages}
         rows = "\n".join(f"| {name} | {number} |" for name, number in versions.items())
-        self.write_text("command", f"```\n{shlex.join(sys.argv)}\n```")
+        command = shlex.join(sys.argv).replace(" --", " \\\n    --")
+        self.write_text("command", f"```\n{command}\n```")
         self.write_text("versions", f"| package | version |\n|---|---|\n{rows}")
 
     def write_hyperparameters(self, values: dict[str, Any]) -> None:
-        """Write hyperparameters into the events of the run itself, the main ones first.
+        """Write hyperparameters into the events of the run itself, with their types.
 
-        The tracker uses SummaryWriter.add_hparams, which adds a run, named by the time, at each
-        start: a run that is continued often would be listed many times, without curves.
+        SummaryWriter.add_hparams would add a run, named by the time, at each start. It would also
+        describe the hyperparameters of the experiment, booleans as numbers; without a description
+        TensorBoard compares the runs itself and lists those that differ first.
         """
         from torch.utils.tensorboard.summary import hparams
 
-        first = [name for name in FIRST_OPTIONS if name in values]
-        ordered = {name: values[name] for name in first} | values
-        metrics = {TAGS["share_of_midpoints"]: 0.0, TAGS["chamfer"]: 0.0, TAGS["loss"]: 0.0}
-        for summary in hparams(ordered, metrics):
-            self.writer._get_file_writer().add_summary(summary)
+        _, start, _ = hparams(values, {})
+        self.writer._get_file_writer().add_summary(start)
         self.writer.flush()
 
     def write_text(self, title: str, markdown: str) -> None:
