@@ -220,6 +220,9 @@ class Monitor:
     def plan(self, text: str, dataset: str) -> None:
         """Print the plan of a run, and keep it with the dataset's description as text."""
         self.print(text)
+        if self.is_main:
+            # For `pointup report`.
+            self._unless_it_fails((self.config.output_dir / "plan.txt").write_text, f"{text}\n")
         if self.tensorboard is not None:
             self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
             self._unless_it_fails(self.tensorboard.write_text, "dataset", dataset_card(dataset))

@@ -27,9 +27,13 @@ def write_viewer(path: str | Path, scenes: Sequence[Scene], title: str = "") -> 
 
     Raises FileError if the file can't be written or is not named .html or .htm.
     """
-    path = Path(path)
+    return write_page(Path(path), viewer_html(scenes, title or scenes[0].name))
+
+
+def write_page(path: Path, html: str) -> int:
+    """Write an HTML file, all or nothing. Returns its size in bytes."""
     check_viewer_path(path)
-    content = viewer_html(scenes, title or scenes[0].name).encode()
+    content = html.encode()
     with os_errors(path, "written"):
         written = resolve_symlink(path)
         part = written.with_name(f".{path.name}.{os.getpid()}.part")

@@ -65,8 +65,11 @@ function afterFrame(moving) {
   if (!moving) saveState();
 }
 
+// Inside another page, such as a report, the viewer has no address of its own.
+const hasAddress = location.protocol !== "about:";
 let saving;
 function saveState() {
+  if (!hasAddress) return;
   clearTimeout(saving);
   saving = setTimeout(() => {
     const { measuring, turning, ...kept } = state;
@@ -116,6 +119,7 @@ function listenToControls() {
   byId("measure").onclick = toggleMeasuring;
   byId("screenshot").onclick = () => saveScreenshot(stage, overlay, legendOf(state, scene, stage));
   byId("link").onclick = copyLink;
+  byId("link").hidden = !hasAddress;
   byId("help").onclick = showKeys;
   byId("toggle").onclick = togglePanel;
 }

@@ -157,6 +157,8 @@ class Stage extends Viewpoint {
     this.fine = fine;
     this.panels = this.layout();
     this.renderer.setRenderTarget(null);
+    // Where the panels leave a gap, the colour of the page; drawn points differ from it by their depth.
+    this.renderer.setClearColor(this.options.dark ? "#12161b" : "#eef0f3");
     this.renderer.clear();
     let fits = true;
     const shown = this.panels.flatMap((panel) => panel.groups.flat());
