@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pointup.errors import ConfigError
 from pointup.evaluation.cloud_metrics import Metric
@@ -246,7 +247,9 @@ def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
             pass
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"logs"}
     content = events(config).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    assert b"learning_rate" in content and b"model.num_layers" in content
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["learning_rate"].number_value == 3e-3 and "model.num_layers" in hparams
+    assert hparams["augment"].WhichOneof("kind") == "bool_value"
 
 
 def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(

@@ -48,6 +48,8 @@ REFERENCES = {
 }
 """Rows of an evaluation that do not depend on the model, and their names as runs."""
 CHARTS = ("loss", "chamfer", "share_of_midpoints", "learning_rate", "tokens_per_second")
+NOT_COMPARED = frozenset({"output_dir", "log_with"})
+"""Options that differ between runs and say nothing about what they learn."""
 MESH_POINTS = 10_000
 
 
@@ -104,14 +106,28 @@ class TensorBoardRun:
     def write_hyperparameters(self, values: dict[str, Any]) -> None:
         """Write hyperparameters into the events of the run itself, with their types.
 
-        SummaryWriter.add_hparams would add a run, named by the time, at each start. It would also
-        describe the hyperparameters of the experiment, booleans as numbers; without a description
-        TensorBoard compares the runs itself and lists those that differ first.
+        SummaryWriter.add_hparams would add a run, named by the time, at each start, and store
+        booleans as numbers. It would also describe the hyperparameters of the experiment; without
+        a description TensorBoard compares the runs itself and lists those that differ first.
         """
-        from torch.utils.tensorboard.summary import hparams
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
-        _, start, _ = hparams(values, {})
-        self.writer._get_file_writer().add_summary(start)
+        info = SessionStartInfo()
+        for name, value in values.items():
+            if name in NOT_COMPARED:
+                continue
+            if isinstance(value, bool):
+                info.hparams[name].bool_value = value
+            elif isinstance(value, (int, float)):
+                info.hparams[name].number_value = value
+            else:
+                info.hparams[name].string_value = str(value)
+        content = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
+        described = metadata.create_summary_metadata(content)
+        value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=described)
+        self.writer._get_file_writer().add_summary(Summary(value=[value]))
         self.writer.flush()
 
     def write_text(self, title: str, markdown: str) -> None:
