@@ -164,7 +164,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
 def training_loop(run: Run, stop_after: int | None) -> None:
     """Train, log, evaluate and save, step by step, until the run ends or a stop is requested."""
     config, progress, sampler = run.config, run.progress, run.sampler
-    run.monitor.print(plan_of_run(run))
+    run.monitor.plan(plan_of_run(run), run.data.name)
     run.watchdog.step = progress.step
     is_stopped = progress.evaluation_due and evaluate_and_save(run, is_stopped=False)
     loader = batches = None

@@ -37,6 +37,10 @@ class Inspect:
         Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
     ] = None
     """Write a picture of the histograms to this file."""
+    view: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")
+    ] = None
+    """Write an HTML file to look at up to six pairs, source beside target."""
     min_points: int = 2
     """A sample is bad if its source or target has fewer points than this."""
     deep: bool = False
@@ -48,6 +52,10 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
+        if self.view:
+            from pointup.visualization.viewer import check_viewer_path
+
+            check_viewer_path(self.view)
         splits = inspect_dataset(self.dataset, self.min_points, self.deep)
         held_out = _held_out(self.dataset) if len(splits) > 1 else None
         if self.json:
@@ -58,6 +66,10 @@ class Inspect:
             print(report(self.dataset, splits, held_out))
         if self.picture:
             _draw(splits, self.picture)
+        if self.view:
+            from pointup.cli.dataset_view import write_dataset_view
+
+            write_dataset_view(self.dataset, [split.name for split in splits], self.view)
         return int(self.strict and any(split.bad for split in splits))
 
 

@@ -23,6 +23,8 @@ COMMANDS = {
     "inspect": "pointup.cli.inspect:Inspect",
     "upsample": "pointup.cli.upsample.command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
+    "view": "pointup.cli.view:View",
+    "report": "pointup.cli.report.command:Report",
     "config": "pointup.cli.config:Config",
     "doctor": "pointup.cli.doctor.command:Doctor",
     "bench": "pointup.cli.bench:Bench",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
+from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
@@ -35,6 +36,17 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class SampleClouds:
+    """Clouds (N, 3) of a sample that is drawn: source, midpoint baseline, prediction, target."""
+
+    source: np.ndarray
+    baseline: np.ndarray
+    prediction: np.ndarray
+    target: np.ndarray
+    vertical: bool
+
+
+@dataclass(frozen=True)
 class EvaluationResult:
     rows: dict[str, dict[str, float]]
     """Metrics by row (model, midpoints, source, resampled), each averaged over the clouds that have
@@ -45,6 +57,8 @@ class EvaluationResult:
     """Pictures of samples by name, on the main process only."""
     is_complete: bool
     """Whether the model's output was measured on every cloud on which the references were."""
+    clouds: dict[str, SampleClouds] = field(default_factory=dict)
+    """Clouds of the same samples as `pictures`."""
 
     @property
     def score(self) -> float:
@@ -110,11 +124,13 @@ class Evaluation:
             )
             logger.debug("can't be measured: %s", ", ".join(names))
         measured = [record["rows"] for record in gathered if "rows" in record]
+        drawn = self.clouds_of(gathered) if self.accelerator.is_main_process else {}
         return EvaluationResult(
             rows=mean_rows(measured),
             shares=[share for share in map(share_of_midpoints, measured) if share is not None],
-            pictures=self.draw(gathered) if self.accelerator.is_main_process else {},
+            pictures=self.draw(drawn),
             is_complete=not any(record["is_model_fault"] for record in faults),
+            clouds=drawn,
         )
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
@@ -175,6 +191,7 @@ class Evaluation:
                     pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
                     for pos, ptr in (
                         (batch.pos, batch.ptr),
+                        midpoint_upsample(batch.pos, batch.ptr, ratio),
                         (output.pos.float(), output.ptr),
                         (batch.target, batch.target_ptr),
                     )
@@ -196,25 +213,37 @@ class Evaluation:
             self.unreadable.add(file)
             return None
 
-    def draw(self, records: list[Record]) -> dict[str, np.ndarray]:
-        pictures = {}
+    def clouds_of(self, records: list[Record]) -> dict[str, SampleClouds]:
+        """The clouds of the samples that are drawn, by name."""
+        samples = {}
         for record in records:
-            if "clouds" not in record:
-                continue
-            source, prediction, target = record["clouds"]
-            name = self.data.validation.names[record["index"]]
-            vertical = self.data.validation.samples.is_vertical(record["index"])
+            if "clouds" in record:
+                index = record["index"]
+                source, baseline, prediction, target = record["clouds"]
+                samples[str(self.data.validation.names[index])] = SampleClouds(
+                    source,
+                    baseline,
+                    prediction,
+                    target,
+                    self.data.validation.samples.is_vertical(index),
+                )
+        return samples
+
+    def draw(self, samples: dict[str, SampleClouds]) -> dict[str, np.ndarray]:
+        pictures = {}
+        for name, sample in samples.items():
             try:
                 # Imported here, because only the main process needs matplotlib.
                 from pointup.visualization import evaluation_picture
 
                 pictures[name] = evaluation_picture(
-                    source,
-                    prediction,
-                    target,
+                    sample.source,
+                    sample.prediction,
+                    sample.target,
                     title=name,
-                    unit="m" if vertical else "",
-                    vertical=vertical,
+                    unit="m" if sample.vertical else "",
+                    vertical=sample.vertical,
+                    baseline=sample.baseline,
                 )
             except Exception as error:
                 logger.warning("no picture of %s: %s", name, error)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+
+import torch
+
 from pointup.training.faults.token_budget import describe_budget
 from pointup.training.run import Run
 from pointup.training.tracking.tables import plan_table
@@ -17,6 +22,8 @@ def plan_of_run(run: Run) -> str:
     table = {
         "data": data.description,
         "device": f"{accelerator.device}, precision {accelerator.mixed_precision}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} processors"
+        + (f", {torch.cuda.get_device_name()}" if accelerator.device.type == "cuda" else ""),
         "weights": f"{run.reduction.num_weights:,}",
         "processes": f"{accelerator.num_processes}, of "
         f"{config.accumulation_steps} micro-batches per step",

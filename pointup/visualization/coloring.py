@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
+from scipy.spatial import cKDTree
 
 from pointup.visualization.rendering import CLAY, Camera, point_spacing, render_points
 
@@ -46,3 +47,26 @@ class Paint:
         colors = self.colors(cloud) if colors is None else colors
         radius = (0.5 if self.vertical else 0.65) * min(point_spacing(cloud), largest)
         return render_points(cloud, colors, camera, radius, lit=not self.vertical)
+
+
+def distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Unsquared distance (N,) from each query to its nearest point; 0 where there are no points."""
+    if len(points) == 0 or len(query) == 0:
+        return np.zeros(len(query))
+    return np.asarray(cKDTree(points).query(query)[0])
+
+
+def error_limit(source: np.ndarray, target: np.ndarray) -> float:
+    """End of the colour scale of errors: the larger of the target's spacing and the 95th percentile
+    of the distance from the source to the target, so that it does not depend on a prediction."""
+    distance = distances(source, target)
+    limit = max(point_spacing(target), float(np.percentile(distance, 95)) if len(distance) else 0.0)
+    return limit or 1.0
+
+
+def error_colors(
+    points: np.ndarray, against: np.ndarray, source: np.ndarray, target: np.ndarray
+) -> np.ndarray:
+    """Colours (N, 3) uint8 of points by their distance to `against`, scaled by `error_limit`."""
+    share = np.clip(distances(points, against) / error_limit(source, target), 0, 1)
+    return np.round(ERRORS(share)[:, :3] * 255).astype(np.uint8)

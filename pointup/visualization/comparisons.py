@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from scipy.spatial import cKDTree
 
-from pointup.visualization.coloring import ERRORS, HEIGHTS, Paint
+from pointup.visualization.coloring import ERRORS, HEIGHTS, Paint, distances, error_limit
 from pointup.visualization.page import FAINT, Page, labelled, number, save_picture
-from pointup.visualization.rendering import fit_camera, point_spacing, view_axes
+from pointup.visualization.rendering import Camera, fit_camera, point_spacing, view_axes
 from pointup.visualization.surveys import survey_picture
 
 
@@ -21,26 +21,29 @@ def evaluation_picture(
     title: str = "",
     unit: str = "",
     vertical: bool = False,
+    baseline: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Four panels with the same camera: source, prediction, target, and error of the prediction.
+    """Panels with the same camera: source, prediction, target, and error of the prediction.
 
     source, prediction, target: (N, 3), (P, 3), (M, 3); each may be empty.
     error: (P,) unsquared distance of each predicted point to the target, computed if not given.
     unit: of the coordinates, such as "m"; it is appended to distances.
     vertical: z is up and height gives the colour; otherwise y is up, and points are lit clay.
+    baseline: (B, 3) output of the midpoint baseline, in one more panel beside the source.
 
-    Camera and colour ranges depend on source and target alone, so that pictures of one sample at
-    different training steps are comparable: the error scale ends at the larger of the target's
-    spacing and the 95th percentile of the source's distance to the target. Points that are not
-    finite are left out and counted in the caption. Chamfer is the unsquared mean distance from
-    prediction (or source) to target plus the mean distance back.
+    The lower row shows a close-up, outlined in the upper row: the nearest part of the target that
+    the source covers badly. Camera, close-up and colour ranges depend on source and target alone,
+    so that pictures of one sample at different training steps are comparable: the error scale ends
+    at the larger of the target's spacing and the 95th percentile of the source's distance to the
+    target. Points that are not finite are left out and counted in the caption. Chamfer is the
+    unsquared mean distance from prediction (or source) to target plus the mean distance back.
     """
     everything = [np.asarray(cloud, dtype=np.float64) for cloud in (source, prediction, target)]
-    finite = [np.isfinite(cloud).all(axis=1) for cloud in everything]
-    source, prediction, target = clouds = [
+    finite = [np.asarray(np.isfinite(cloud).all(axis=1)) for cloud in everything]
+    source, prediction, target = (
         cloud[keep] for cloud, keep in zip(everything, finite, strict=True)
-    ]
-    error = _distances(prediction, target) if error is None else np.asarray(error)[finite[1]]
+    )
+    error = distances(prediction, target) if error is None else np.asarray(error)[finite[1]]
     known = np.concatenate([source, target])
     paint = Paint(known, vertical)
     axes = view_axes(20, 28) if vertical else view_axes(30, 20, up="y")
@@ -48,39 +51,68 @@ def evaluation_picture(
     across, upwards, _ = np.ptp(known @ axes.T, axis=0) if len(known) else (1.0, 1.0, 1.0)
     rows = int(np.clip(size * upwards / max(across, 1e-9), 0.6 * size, size))
     camera = fit_camera(known, axes, size, rows)
-    limit = _error_limit(source, target)
+    close = _close_up(source, target, camera)
+    limit = error_limit(source, target)
     # The ball size is limited for a prediction that diverged.
     largest = 2 * point_spacing(target) or np.inf
 
-    page = Page(4 * size + 5 * gap, rows + foot + 128)
+    panels: list[tuple[str, np.ndarray, np.ndarray, np.ndarray | None]]
+    panels = [("source", source, finite[0], distances(source, target))]
+    if baseline is not None:
+        baseline = np.asarray(baseline, dtype=np.float64)
+        panels.append(("midpoint baseline", baseline, finite[0], distances(baseline, target)))
+    panels += [("prediction", prediction, finite[1], error), ("target", target, finite[2], None)]
+    page = Page((len(panels) + 1) * (size + gap) + gap, rows + close.height + gap + foot + 128)
     page.write(gap, page.height - 38, title, 26, weight="bold")
-    lefts = [gap + panel * (size + gap) for panel in range(4)]
-    names = ("source", "prediction", "target")
-    to_target = (_distances(source, target), error, None)
-    for left, name, cloud, keep, distance in zip(
-        lefts, names, clouds, finite, to_target, strict=False
-    ):
+    lefts = [gap + panel * (size + gap) for panel in range(len(panels) + 1)]
+    upper = foot + close.height + gap
+    for left, (name, cloud, keep, distance) in zip(lefts, panels, strict=False):
         notes = [f"{len(cloud):,} points"]
         if distance is not None and len(cloud) and len(target):
-            chamfer = distance.mean() + _distances(target, cloud).mean()
+            chamfer = distance.mean() + distances(target, cloud).mean()
             notes.append(f"Chamfer {number(chamfer, unit)}")
         if not keep.all():
             notes.append(f"{np.count_nonzero(~keep):,} not finite")
-        page.caption(left, foot + rows + 10, name, ", ".join(notes))
-        page.paste(left, foot, paint.render(cloud, camera, largest))
+        page.caption(left, upper + rows + 10, name, ", ".join(notes))
+        page.paste(left, upper, paint.render(cloud, camera, largest))
+        page.paste(left, foot, paint.render(cloud, close, largest))
+        _outline(page, left, upper, camera, close)
     note = "no points"
     if len(error):
         note = f"mean {number(error.mean(), unit)}, largest {number(error.max(), unit)}"
-    page.caption(lefts[3], foot + rows + 10, "error", note)
+    page.caption(lefts[-1], upper + rows + 10, "error of the prediction", note)
     colors = ERRORS(np.clip(error / limit, 0, 1))[:, :3]
-    page.paste(lefts[3], foot, paint.render(prediction, camera, largest, colors))
+    page.paste(lefts[-1], upper, paint.render(prediction, camera, largest, colors))
+    page.paste(lefts[-1], foot, paint.render(prediction, close, largest, colors))
 
-    page.color_bar(lefts[3], size, ERRORS, (0, limit), labelled("distance to target", unit))
+    page.color_bar(lefts[-1], size, ERRORS, (0, limit), labelled("distance to target", unit))
     if vertical:
         page.color_bar(lefts[0], size, HEIGHTS, paint.heights, labelled("height", unit))
     convention = "Chamfer: mean distance to the target + mean distance from it, unsquared"
     page.write(lefts[1] if vertical else gap, 42, convention, 18, FAINT)
     return page.pixels()
+
+
+def _close_up(source: np.ndarray, target: np.ndarray, camera: Camera) -> Camera:
+    """Camera on the nearest part of the target that is far from the source, four times as large."""
+    rows = max(16, round(0.62 * camera.width))
+    if not len(target):
+        return replace(camera, height=rows)
+    distance = distances(target, source)
+    far = target[distance >= np.percentile(distance, 90)]
+    towards = far @ camera.axes[2]
+    # Not the very nearest one, which may be an outlier.
+    centre = far[np.argsort(towards)[int(0.8 * (len(far) - 1))]]
+    return replace(camera, centre=centre, scale=4 * camera.scale, height=rows)
+
+
+def _outline(page: Page, left: float, bottom: float, camera: Camera, close: Camera) -> None:
+    """Draw the outline of the close-up over a panel, as far as it lies within the panel."""
+    middle = (close.centre - camera.centre) @ camera.axes[:2].T * camera.scale
+    half = np.array([close.width, close.height]) / 2 * camera.scale / close.scale
+    sides = np.array([camera.width, camera.height])
+    low, high = (np.clip(middle + sides / 2 + sign * half, 0, sides) for sign in (-1, 1))
+    page.frame(left + low[0], bottom + low[1], *(high - low))
 
 
 def before_after_picture(
@@ -126,17 +158,3 @@ def _shape_picture(before: np.ndarray, after: np.ndarray, totals: tuple[int, int
         page.heading(left, rows + 28, name, f"{totals[panel]:,} points{shown}")
         page.paste(left, 0, paint.render(cloud, camera))
     return page.pixels()
-
-
-def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Unsquared distance (N,) from each query to its nearest point; 0 where there are no points."""
-    if len(points) == 0 or len(query) == 0:
-        return np.zeros(len(query))
-    return np.asarray(cKDTree(points).query(query)[0])
-
-
-def _error_limit(source: np.ndarray, target: np.ndarray) -> float:
-    """End of the colour scale of errors, see `evaluation_picture`."""
-    distance = _distances(source, target)
-    limit = max(point_spacing(target), float(np.percentile(distance, 95)) if len(distance) else 0.0)
-    return limit or 1.0

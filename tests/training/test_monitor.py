@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import math
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -18,12 +19,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pointup.errors import ConfigError
 from pointup.evaluation.cloud_metrics import Metric
 from pointup.training.config import TrainConfig
 from pointup.training.distributed.reduction import StepTotals
-from pointup.training.evaluation import EvaluationResult
+from pointup.training.evaluation import EvaluationResult, SampleClouds
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.monitor import Monitor
@@ -85,7 +87,7 @@ def lines(config: TrainConfig) -> list[dict]:
 
 
 def events(config: TrainConfig) -> EventAccumulator:
-    accumulator = EventAccumulator(str(config.output_dir / "pointup"), {"images": 0, "scalars": 0})
+    accumulator = EventAccumulator(str(config.output_dir), {"images": 0, "scalars": 0})
     return accumulator.Reload()
 
 
@@ -104,10 +106,10 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]
     recorded = events(config)
-    assert [event.step for event in recorded.Scalars("train/loss")] == [10, 20]
-    assert recorded.Scalars("speed/tokens_per_second")[0].value == 8192
-    assert recorded.Scalars("speed/data_packing_seconds")[0].value == pytest.approx(0.1)
-    assert recorded.Scalars("memory/peak_gib")[0].value > 0
+    assert [event.step for event in recorded.Scalars("1 overview/1 training loss")] == [10, 20]
+    assert recorded.Scalars("1 overview/5 tokens per second")[0].value == 8192
+    assert recorded.Scalars("4 speed/data packing seconds")[0].value == pytest.approx(0.1)
+    assert recorded.Scalars("5 memory/peak in GiB")[0].value > 0
     assert lines(config)[0]["limited_by"] == "training"
 
 
@@ -119,9 +121,80 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(
         monitor.validation(50, RESULT)
     assert lines(config) == [{"step": 50, "share_of_midpoints": 1.0, "validation": ROWS}]
     recorded = events(config)
-    for tag, value in (("validation/cd", 0.231), ("baseline/cd", 0.268), ("resampled/cd", 0.2185)):
-        (event,) = recorded.Scalars(tag)
+    baselines = tmp_path / "baselines"
+    for folder, value in (
+        (tmp_path, 0.231),
+        (baselines / "midpoint baseline", 0.268),
+        (baselines / "resampled ground truth", 0.2185),
+    ):
+        # The same name in each run, so that TensorBoard draws them in one chart.
+        (event,) = EventAccumulator(str(folder)).Reload().Scalars("2 validation/cd")
         assert (event.step, event.value) == (50, pytest.approx(value))
+    (share,) = recorded.Scalars("1 overview/3 share of the midpoint baseline")
+    assert share.value == 1.0
+
+
+def test_a_chart_holds_what_its_title_says_and_each_once(
+    accelerator: Accelerator, tmp_path: Path
+) -> None:
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+        train(monitor, 10)
+        monitor.validation(10, RESULT)
+    recorded = events(TrainConfig(output_dir=tmp_path))
+    (event,) = recorded.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    tags = recorded.Tags()["scalars"]
+    for category in layout.category:
+        for chart in category.chart:
+            found = [t for t in tags if any(re.search(p, t) for p in chart.multiline.tag)]
+            assert [tag[len("1 overview/1 ") :] for tag in found] == [chart.title]
+    assert [chart.title for chart in layout.category[0].chart] == [
+        "training loss", "validation Chamfer distance", "share of the midpoint baseline",
+        "learning rate", "tokens per second",
+    ]  # fmt: skip
+
+
+def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
+    accelerator: Accelerator, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    source, target = rng.random((40, 3)), rng.random((90, 3))
+    sample = SampleClouds(source, target, target + 0.01, target, vertical=True)
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+        for step in (10, 20):
+            clouds = {"bunny": sample}
+            result = EvaluationResult(ROWS, [0.9], {}, is_complete=True, clouds=clouds)
+            monitor.validation(step, result)
+    recorded = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
+    steps = {
+        tag: [event.step for event in recorded.Tensors(f"bunny/{tag}_VERTEX")]
+        for tag in ("source", "prediction", "target")
+    }
+    assert steps == {"source": [10], "prediction": [10, 20], "target": [10]}
+    (event,) = recorded.Tensors("bunny/target_VERTEX")
+    points = np.sort(np.array(event.tensor_proto.float_val).reshape(-1, 3), axis=0)
+    # z of a survey is y of the plugin.
+    expected = np.sort((target - target.mean(axis=0))[:, 2])
+    np.testing.assert_allclose(points[:, 1], expected, atol=1e-6)
+
+
+def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
+    accelerator: Accelerator, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs").mkdir()
+    (tmp_path / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path / "run")) as monitor:
+        monitor.plan("device  cpu", str(tmp_path / "pairs"))
+    recorded = EventAccumulator(str(tmp_path / "run")).Reload()
+    texts = {
+        title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()
+        for title in ("plan", "command", "versions", "dataset")
+    }
+    assert "device  cpu" in texts["plan"] and "pytest" in texts["command"]
+    assert f"| torch | {torch.__version__} |" in texts["versions"]
+    assert "| inputs | ['a.laz'] |" in texts["dataset"]
 
 
 def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(
@@ -149,10 +222,16 @@ def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: P
                     monitor.validation(step, RESULT)
     expected = [1.0] * 5 + [2.0] * 3 + [3.0] * 4
     recorded = events(config)
-    curve = recorded.Scalars("train/loss")
+    curve = recorded.Scalars("1 overview/1 training loss")
     assert [event.step for event in curve] == list(range(1, 13))
     assert [event.value for event in curve] == expected
-    assert [event.step for event in recorded.Scalars("validation/chamfer")] == [4, 8, 12]
+    assert [
+        event.step for event in recorded.Scalars("1 overview/2 validation Chamfer distance")
+    ] == [
+        4,
+        8,
+        12,
+    ]
     steps = [line for line in lines(config) if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert [line["loss"] for line in steps] == expected
@@ -166,10 +245,11 @@ def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
     for step in (0, 3):
         with Monitor(accelerator, config, step):
             pass
-    folder = tmp_path / "pointup"
-    assert all(path.is_file() for path in folder.iterdir())
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"logs"}
     content = events(config).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    assert b"learning_rate" in content and b"model.num_layers" in content
+    hparams = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert hparams["learning_rate"].number_value == 3e-3 and "model.num_layers" in hparams
+    assert hparams["augment"].WhichOneof("kind") == "bool_value"
 
 
 def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
@@ -179,7 +259,7 @@ def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
         config = TrainConfig(output_dir=tmp_path / name)
         with Monitor(accelerator, config) as monitor:
             train(monitor, 1)
-        assert len(events(config).Scalars("train/loss")) == 1
+        assert len(events(config).Scalars("1 overview/1 training loss")) == 1
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -137,7 +137,7 @@ def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
     assert "no picture of" not in message and "a tracker failed" not in message
     assert "train sample bad\\x1b[1m" in console
     assert not {"\x1b", "\r", "\u202e"} & set(message)
-    events = EventAccumulator(str(run / "pointup"), size_guidance={"images": 0})
+    events = EventAccumulator(str(run), size_guidance={"images": 0})
     tags = set(events.Reload().Tags()["images"])
     shown = ["cost $5 or $\\frac$", "\\x1b[2J\\x1b[31mred\\r", "../x\\u202eabc", "$_{$"]
     assert tags == {f"pictures/{name}" for name in shown}

@@ -13,6 +13,7 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
+    View,
     describe_upsampling,
     open_model,
 )
@@ -85,6 +86,8 @@ class Lidar:
         Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
     ] = None
     """Write maps of the point density and a cross-section to this picture file."""
+    view: View = None
+    """Write an HTML file to look at the surveys, coloured by their distance to the reference."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -152,6 +155,14 @@ class Lidar:
             drawn = {name: points for name, points in surveys.items() if name not in BASELINES}
             drawn["reference"] = reference.positions
             save_picture(comparison_picture(drawn, extent, unit), self.picture)
+        if self.view is not None:
+            from pointup.visualization.viewer import compare_with_reference, write_viewer
+
+            first = [name for name in ("source", "prediction", "model") if name in surveys]
+            shown = {name: surveys[name] for name in first or surveys}
+            length = "" if unit.metres is None else unit.name
+            scene = compare_with_reference(shown, reference.positions, length)
+            write_viewer(self.view, [scene], f"lidar against {self._reference_name()}")
         return 0
 
     def _report(
@@ -254,7 +265,7 @@ class Lidar:
             )
         if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
             raise FileError(f"{self.picture}: pictures are written as {' or '.join(PICTURES)}")
-        self.output.check(self.picture)
+        self.output.check(self.picture, view=self.view)
 
     def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
         """What `pointup upsample` makes of a survey."""

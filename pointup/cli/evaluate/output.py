@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
 Model = Annotated[
     str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)")
 ]
@@ -34,8 +35,12 @@ class Output:
     markdown: File = None
     """Write the printed tables to this Markdown file."""
 
-    def check(self, *more: Path | None) -> None:
-        """Raise FileError if the folder of an output file is missing. Call it before the work."""
+    def check(self, *more: Path | None, view: Path | None = None) -> None:
+        """Raise FileError if an output file can't be written. Call it before the work."""
+        if view is not None:
+            from pointup.visualization.viewer import check_viewer_path
+
+            check_viewer_path(view)
         for path in (self.json, self.markdown, *more):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")

@@ -99,6 +99,10 @@ class Upsample:
         Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
     ] = None
     """Write a picture of the cloud before and after upsampling."""
+    view: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")
+    ] = None
+    """Write an HTML file to look at: before and after, side by side or faded, in a browser."""
     force: bool = False
     """Skip the check for an output that is huge or does not fit on the disk."""
 
@@ -122,6 +126,7 @@ class Upsample:
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
+        from pointup.visualization.viewer import check_viewer_path, write_before_after
 
         options = self._options()
         classes, inputs = self._classes_and_inputs()
@@ -129,6 +134,8 @@ class Upsample:
         jobs, complaints = plan_jobs(inputs, self.output, self.model)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
+        if self.view:
+            check_viewer_path(self.view)
         workers = LaunchedWorkerGroup(self.output.parent)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         surveys = self._group(jobs, complaints, workers)
@@ -151,6 +158,13 @@ class Upsample:
                     print(*lines, sep="\n")
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
+        if self.view and workers.is_main and not complaints:
+            written = [job for survey in surveys for job in survey]
+            sources, targets = (
+                [getattr(job, side) for job in written] for side in ("source", "target")
+            )
+            size = write_before_after(sources, targets, self.view)
+            print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
         workers.end()
         following = command_after_upsampling(self.model) if self.model and not complaints else None
         if following and workers.is_main:

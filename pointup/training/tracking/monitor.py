@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
 
 from pointup.errors import ConfigError
 from pointup.terminal import literal
@@ -21,35 +20,21 @@ from pointup.training.evaluation import EvaluationResult
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.progress_bar import ProgressBar
-from pointup.training.tracking.tables import evaluation_table, plan_table
+from pointup.training.tracking.tables import dataset_card, evaluation_table, plan_table
+from pointup.training.tracking.tensorboard import (
+    REFERENCES,
+    TAGS,
+    TensorBoardRun,
+    training_tag,
+    validation_tag,
+)
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
 logger = logging.getLogger("pointup")
 
 PROJECT = "pointup"
-"""Name of the project in trackers, and of the directory of TensorBoard's events."""
-
-SECTIONS = {"model": "validation", "midpoints": "baseline"}
-"""Names of evaluation rows in trackers, if they differ from the row."""
-
-TRACKED = {
-    "loss": "train/loss",
-    "learning_rate": "train/learning_rate",
-    "grad_norm": "train/grad_norm",
-    "epoch": "train/epoch",
-    "num_clouds": "batch/clouds",
-    "num_tokens": "batch/tokens",
-    "fill": "batch/budget_fill",
-    "tokens_per_second": "speed/tokens_per_second",
-    "step_seconds": "speed/step_seconds",
-    "data_wait_seconds": "speed/data_wait_seconds",
-    "idle_fraction": "speed/idle_fraction",
-    "peak_memory_gib": "memory/peak_gib",
-    "out_of_memory": "memory/out_of_memory",
-    "unreadable_clouds": "batch/unreadable_clouds",
-}
-"""Names in trackers, grouped, of the metrics in metrics.jsonl."""
+"""Name of the project in trackers."""
 
 
 class Monitor:
@@ -76,6 +61,7 @@ class Monitor:
         self.log = RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes)
         self.metrics: MetricsFile | None = None
         self.bar: ProgressBar | None = None
+        self.tensorboard: TensorBoardRun | None = None
         self.learning_rate = math.nan
         self.num_evaluations = 0
         self.trackers_failed = False
@@ -111,6 +97,8 @@ class Monitor:
             self.metrics.close()
         for tracker in self.accelerator.trackers:
             self._unless_it_fails(tracker.finish)
+        if self.tensorboard is not None:
+            self._unless_it_fails(self.tensorboard.finish)
         # A second run in this process starts its own trackers.
         self.accelerator.trackers = []
         self.log.__exit__(kind, error, traceback)
@@ -157,8 +145,7 @@ class Monitor:
         self.metrics.write({"step": step, **values, "limited_by": totals.limited_by})
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
-        tracked = {TRACKED.get(name, f"speed/{name}"): value for name, value in values.items()}
-        self._track(tracked, step)
+        self._track({training_tag(name): value for name, value in values.items()}, step)
 
     def validation(self, step: int, result: EvaluationResult) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
@@ -169,6 +156,9 @@ class Monitor:
             self._validation(step, result.rows, result.shares)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
+        if self.tensorboard is not None:
+            for name, clouds in result.clouds.items():
+                self._unless_it_fails(self.tensorboard.write_clouds, step, name, clouds)
 
     def _validation(
         self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
@@ -177,14 +167,19 @@ class Monitor:
             return
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
-        curves = {
-            f"{SECTIONS.get(row, row)}/{metric}": value
+        curves = {validation_tag(metric): value for metric, value in rows.get("model", {}).items()}
+        self._track({TAGS["share_of_midpoints"]: share, **curves}, step)
+        if self.tensorboard is not None:
+            self._unless_it_fails(self.tensorboard.write_references, step, rows)
+        references = {
+            f"{validation_tag(metric)}, {REFERENCES.get(row, row)}": value
             for row, figures in rows.items()
             for metric, value in figures.items()
+            if row != "model"
         }
-        self._track({"validation/share_of_midpoints": share, **curves}, step)
-        if self.num_evaluations == 0:
-            self._chart_rows_together(rows)
+        for tracker in self.accelerator.trackers:
+            if tracker.name != "tensorboard":
+                self._unless_it_fails(tracker.log, references, step=step)
         title = f"step {step:,}"
         self.print(
             evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
@@ -225,6 +220,16 @@ class Monitor:
         if self.is_main:
             logger.info(text)
 
+    def plan(self, text: str, dataset: str) -> None:
+        """Print the plan of a run, and keep it with the dataset's description as text."""
+        self.print(text)
+        if self.is_main:
+            # For `pointup report`.
+            self._unless_it_fails((self.config.output_dir / "plan.txt").write_text, f"{text}\n")
+        if self.tensorboard is not None:
+            self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
+            self._unless_it_fails(self.tensorboard.write_text, "dataset", dataset_card(dataset))
+
     def _track(self, values: Mapping[str, float], step: int) -> None:
         self._unless_it_fails(self.accelerator.log, values, step=step)
 
@@ -252,43 +257,23 @@ class Monitor:
         name = self.config.output_dir.resolve().name
         # Without a checkpoint all steps are purged, else those after the checkpoint.
         purge_step = self.resume_step + 1 if self.resume_step else 0
-        self.accelerator.init_trackers(
-            PROJECT,
-            init_kwargs={
-                "tensorboard": {"purge_step": purge_step},
-                "wandb": {"name": name, "dir": str(self.config.output_dir)},
-            },
-        )
+        names = self.accelerator.log_with
         values = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
             for key, value in flattened(as_dict(self.config)).items()
         }
+        # TensorBoard names a run by its directory, the others by project and run.
+        others = [each for each in names if getattr(each, "value", each) != "tensorboard"]
+        self.accelerator.log_with = others
+        try:
+            self.accelerator.init_trackers(
+                PROJECT, init_kwargs={"wandb": {"name": name, "dir": str(self.config.output_dir)}}
+            )
+        finally:
+            self.accelerator.log_with = names
         for tracker in self.accelerator.trackers:
-            if tracker.name == "tensorboard":
-                write_hyperparameters(tracker, values)
-            else:
-                tracker.store_init_configuration(values)
-
-    def _chart_rows_together(self, rows: Mapping[str, Mapping[str, float]]) -> None:
-        """Add one TensorBoard chart per metric, with all rows of the evaluation."""
-        charts: dict[str, list[Any]] = {}
-        for row, figures in rows.items():
-            for metric in figures:
-                chart = charts.setdefault(metric, ["Multiline", []])
-                chart[1].append(f"{SECTIONS.get(row, row)}/{metric}")
-        for tracker in self.accelerator.trackers:
-            if tracker.name == "tensorboard":
-                self._unless_it_fails(tracker.tracker.add_custom_scalars, {"validation": charts})
-
-
-def write_hyperparameters(tracker: GeneralTracker, values: dict[str, Any]) -> None:
-    """Write hyperparameters into the events of the TensorBoard run itself.
-
-    The tracker uses SummaryWriter.add_hparams, which adds a run, named by the time, at each start:
-    a run that is continued often would be listed many times, without curves.
-    """
-    from torch.utils.tensorboard.summary import hparams
-
-    for summary in hparams(values, {"validation/chamfer": 0.0}):
-        tracker.tracker.file_writer.add_summary(summary)
-    tracker.tracker.flush()
+            tracker.store_init_configuration(values)
+        if len(others) < len(names):
+            self.tensorboard = TensorBoardRun(self.config.output_dir, purge_step)
+            self.accelerator.trackers.append(self.tensorboard.tracker)
+            self.tensorboard.start(values)

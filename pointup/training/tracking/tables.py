@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from pointup.evaluation.cloud_metrics import METRICS, Metric
 from pointup.evaluation.report import aligned
@@ -71,3 +73,15 @@ def _change(value: float | None, reference: float | None) -> str:
     if value is None or not reference:
         return "-"
     return f"{value / reference - 1:+.1%}"
+
+
+def dataset_card(name: str) -> str:
+    """Markdown about a pair dataset: its README.md if it has one, else what it was made from."""
+    folder = Path(name)
+    if (folder / "README.md").is_file():
+        return (folder / "README.md").read_text(encoding="utf-8")
+    info = {}
+    if (folder / "pointup.json").is_file():
+        info = json.loads((folder / "pointup.json").read_text(encoding="utf-8"))
+    rows = [f"| {key.replace('_', ' ')} | {str(value)[:400]} |" for key, value in info.items()]
+    return "\n".join([f"**{name}**", "", "| | |", "|---|---|", *rows])

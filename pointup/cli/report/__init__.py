@@ -1,0 +1,1 @@
+"""`pointup report`: one HTML file about one or several runs."""

@@ -1,0 +1,200 @@
+"""The page of a report: text, tables, curves, pictures and the viewer, in one HTML file."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import pointup
+from pointup.cli.report.curves import curve_charts
+from pointup.cli.report.runs import RunRecord, differing_options
+from pointup.cli.report.samples import Samples
+from pointup.evaluation.cloud_metrics import METRICS
+from pointup.training.tracking.tables import ROW_LABELS
+from pointup.visualization.viewer.document import viewer_html
+
+Cells = Sequence[Sequence[object]]
+
+
+def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str, title: str) -> str:
+    """The page as text. `reason` says why there are no samples, where there are none."""
+    parts = [
+        _section("Runs", _table(_runs(runs), "Each run at its best evaluation.")),
+        _section("Curves", _charts(runs)),
+        _section("Validation", _metrics(runs)),
+        _section("Samples", _samples(samples, runs, title) if samples else _text(reason)),
+        _section("Options", _options(runs)),
+        _section("Machine and speed", _machine(runs)),
+    ]
+    page = (files("pointup.cli.report") / "report.html").read_text(encoding="utf-8")
+    footer = f"Written by pointup {pointup.__version__}."
+    for mark, text in (
+        ("TITLE", escape(title)),
+        ("FOOTER", escape(footer)),
+        ("CONTENT", "\n".join(parts)),
+    ):
+        page = page.replace(f"<!--{mark}-->", text)
+    return page
+
+
+def _runs(runs: Sequence[RunRecord]) -> Cells:
+    head: list[object] = [
+        "run",
+        "steps",
+        "best step",
+        "Chamfer",
+        "share of the midpoint baseline",
+        "data",
+    ]
+    rows: list[list[object]] = [head]
+    for run in runs:
+        best = run.best or {}
+        chamfer = best.get("validation", {}).get("model", {}).get("chamfer")
+        share = best.get("share_of_midpoints")
+        rows.append(
+            [
+                run.name,
+                run.steps[-1]["step"] if run.steps else 0,
+                best.get("step", "-"),
+                _number(chamfer),
+                "-" if share is None else f"{share:.1%}",
+                run.options.get("data") or "procedural pairs",
+            ]
+        )
+    return rows
+
+
+def _charts(runs: Sequence[RunRecord]) -> str:
+    charts = curve_charts(runs)
+    if not charts:
+        return _text("No step has been recorded.")
+    return (
+        '<div class="charts">'
+        + "".join(
+            f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>"
+            for title, svg in charts.items()
+        )
+        + "</div>"
+    )
+
+
+def _metrics(runs: Sequence[RunRecord]) -> str:
+    """Metrics of the best evaluation of each run, and of the references of the first run."""
+    rows: dict[str, dict[str, float]] = {
+        run.name: run.best["validation"].get("model", {}) for run in runs if run.best
+    }
+    if not rows:
+        return _text("No evaluation has been recorded.")
+    first = next(run.best for run in runs if run.best)
+    rows |= {
+        ROW_LABELS.get(row, row): figures
+        for row, figures in first["validation"].items()
+        if row != "model"
+    }
+    given = list(dict.fromkeys(name for figures in rows.values() for name in figures))
+    names = [name for name in METRICS if name in given]
+    head = ["", *(f"{METRICS[name].title}, {METRICS[name].unit}".rstrip(", ") for name in names)]
+    body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows.items()]
+    conventions = "".join(
+        f"<li>{escape(METRICS[name].title)}: {escape(METRICS[name].convention)}</li>"
+        for name in names
+        if METRICS[name].convention
+    )
+    return _table([head, *body]) + _folded("Conventions", f"<ul>{conventions}</ul>")
+
+
+def _samples(samples: Samples, runs: Sequence[RunRecord], title: str) -> str:
+    measured = len(samples.shares)
+    low, middle, high = np.percentile(samples.shares, [0, 50, 100])
+    text = (
+        f"{measured:,} of {samples.num_pairs:,} validation pairs, measured with {runs[0].name}: "
+        f"Chamfer distance {low:.1%} (best), {middle:.1%} (median) and {high:.1%} (worst) of that "
+        f"of the midpoint baseline; lower for {np.mean(samples.shares < 1):.0%} of the pairs."
+    )
+    viewer = escape(viewer_html(samples.scenes, title), quote=True)
+    pictures = "".join(
+        f"<figure><figcaption>{escape(name)}</figcaption>"
+        f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(picture)}"></figure>'
+        for name, picture in samples.pictures.items()
+    )
+    return f'{_text(text)}<iframe title="Samples in 3D" srcdoc="{viewer}"></iframe>{pictures}'
+
+
+def _options(runs: Sequence[RunRecord]) -> str:
+    differing = differing_options(runs)
+    if not differing:
+        return _text("No option differs.")
+    names = [run.name for run in runs] if len(runs) > 1 else [runs[0].name, "default"]
+    rows = [[name, *("-" if v is None else v for v in row)] for name, row in differing.items()]
+    note = "Options that differ." if len(runs) > 1 else "Options that are not the default."
+    return _table([["option", *names], *rows], note)
+
+
+def _machine(runs: Sequence[RunRecord]) -> str:
+    head: list[object] = ["run", "tokens per second", "seconds per step", "idle", "peak memory"]
+    rows: list[list[object]] = [head]
+    for run in runs:
+        medians = {}
+        for key in ("tokens_per_second", "step_seconds", "idle_fraction", "peak_memory_bytes"):
+            values = run.curve(key)[1]
+            medians[key] = float(np.median(values)) if len(values) else None
+        memory, idle = medians["peak_memory_bytes"], medians["idle_fraction"]
+        rows.append(
+            [
+                run.name,
+                _number(medians["tokens_per_second"]),
+                _number(medians["step_seconds"]),
+                "-" if idle is None else f"{idle:.0%}",
+                "-" if memory is None else f"{memory / 2**30:.2f} GiB",
+            ]
+        )
+    plans = "".join(
+        _folded(f"Start of {run.name}", f"<pre>{escape(run.plan)}</pre>")
+        for run in runs
+        if run.plan
+    )
+    return _table(rows, "Medians over the recorded steps.") + plans
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _folded(title: str, content: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def _text(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def _table(cells: Cells, note: str = "") -> str:
+    head, *rows = (
+        [f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row]
+        for tag, row in [("th", cells[0]), *(("td", row) for row in cells[1:])]
+    )
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    caption = _text(note) if note else ""
+    return (
+        f'{caption}<div class="wide"><table><thead><tr>{"".join(head)}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _png(picture: np.ndarray) -> str:
+    stream = BytesIO()
+    Image.fromarray(picture).save(stream, "PNG", optimize=True)
+    return b64encode(stream.getvalue()).decode("ascii")

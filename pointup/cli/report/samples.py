@@ -1,0 +1,110 @@
+"""The worst, median and best validation sample of a report, upsampled by the model of each run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch_geometric.data import Batch
+from tqdm import tqdm
+
+from pointup.cli.report.runs import RunRecord
+from pointup.datasets.batch import collate
+from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs
+from pointup.errors import DataError
+from pointup.evaluation.pair_scenes import worst_to_best
+from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs
+from pointup.io.length_unit import dataset_unit
+from pointup.model.upsampler import Upsampler
+from pointup.synthetic.default_dataset import default_dataset
+from pointup.training.objective import training_ratio
+from pointup.upsampling.in_memory import default_device
+from pointup.upsampling.models import load_model
+from pointup.visualization import evaluation_picture
+from pointup.visualization.viewer import Scene, compare_with_reference
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of a report.
+
+    Attributes:
+        scenes: for the viewer: source, midpoint baseline, the output of each run, target.
+        pictures: of the same samples by the first run, by name.
+        shares: of the first run's Chamfer distance, one for each measured pair, sorted.
+        num_pairs: number of usable validation pairs, of which some were measured.
+    """
+
+    scenes: list[Scene]
+    pictures: dict[str, np.ndarray]
+    shares: np.ndarray
+    num_pairs: int
+
+
+@torch.no_grad()
+def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
+    """Measure validation pairs with the model of the first run, and upsample three with all.
+
+    Raises DataError if the dataset of the first run is gone, ModelError without a model.
+    """
+    first = runs[0]
+    name = str(first.options.get("data") or default_dataset())
+    device = default_device()
+    models = {run.name: load_model(str(run.path / "model"), device) for run in runs}
+    table = open_pairs(name, "validation")
+    min_points = max(model.config.k for model in models.values())
+    bad = {sample.index for sample in find_bad_samples(table, min_points, name)}
+    keep = np.setdiff1d(np.arange(len(table)), sorted(bad))
+    if not len(keep):
+        raise DataError(f"{name}: none of the {len(table)} validation pairs can be used")
+    pairs = PairDataset(table, keep=keep)
+    ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
+    places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
+    shares = np.full(len(places), np.nan)
+    for i, index in enumerate(tqdm(places, unit="pair", leave=False, disable=None)):
+        batch = collate([pairs[(0, int(index))]]).to(device)
+        rows = measure_pairs(batch, training_ratio(batch, ratio, max_ratio), models[first.name])[0]
+        midpoints = rows.get("midpoints", {}).get("chamfer")
+        if midpoints and "model" in rows:
+            shares[i] = rows["model"]["chamfer"] / midpoints
+    if not np.isfinite(shares).any():
+        raise DataError(f"{name}: the model can't be measured on any validation pair")
+    upright = table["vertical"][:] if "vertical" in table.column_names else [True] * len(table)
+    found = dataset_unit(name)
+    unit = "" if found.metres is None else found.name
+    scenes, pictures = [], {}
+    for place, i in worst_to_best(shares.tolist()).items():
+        index = int(places[i])
+        batch = collate([pairs[(0, index)]]).to(device)
+        title = f"{place}: {pairs.names[index]}"
+        note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline, {first.name}"
+        vertical = bool(upright[keep[index]] is not False)
+        clouds = clouds_of_sample(batch, training_ratio(batch, ratio, max_ratio), models)
+        target = clouds.pop("target")
+        scene = compare_with_reference(
+            clouds, target, unit, "z" if vertical else "y", name=title, note=note, of="target"
+        )
+        scenes.append(scene)
+        pictures[f"{title}, {note}"] = evaluation_picture(
+            clouds["source"],
+            clouds[first.name],
+            target,
+            unit=unit,
+            vertical=vertical,
+            baseline=clouds["midpoint baseline"],
+        )
+    return Samples(scenes, pictures, np.sort(shares[np.isfinite(shares)]), len(pairs))
+
+
+def clouds_of_sample(
+    batch: Batch, ratio: torch.Tensor, models: dict[str, Upsampler]
+) -> dict[str, np.ndarray]:
+    """Clouds (N, 3) of a batch of one pair: source, baseline, output by run, target."""
+    packed = clouds_of_pairs(batch, ratio)
+    tensors = {"source": batch.pos, "midpoint baseline": packed["midpoints"][0]}
+    for name, model in models.items():
+        tensors[name] = clouds_of_pairs(batch, ratio, model)["model"][0]
+    tensors["target"] = batch.target
+    return {name: points.double().cpu().numpy() for name, points in tensors.items()}

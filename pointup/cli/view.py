@@ -1,0 +1,73 @@
+"""`pointup view`: writes clouds into one HTML file to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from pointup.cli.input_files import Inputs
+from pointup.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Show point clouds in a browser: writes one HTML file that needs no server and no network.
+
+    Each file or folder becomes a cloud. All are shown side by side with one camera, faded over each
+    other, or together. They must have the same coordinates, such as a survey before and after
+    upsampling, and a reference.
+    """
+
+    inputs: Inputs
+    """Files to show, or folders of tiles, which become one cloud each."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.html")]
+    """HTML file to write."""
+    names: Annotated[
+        tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(optional)")
+    ] = None
+    """Names of the clouds, one for each input. By default the names of the files."""
+    reference: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")
+    ] = None
+    """One more cloud; the others can be coloured by their distance to it."""
+    max_points: int = 2_000_000
+    """Largest number of points of each cloud; of more, a random subset is shown."""
+    up: Literal["y", "z"] | None = None
+    """Axis that points upwards. By default z for LAS and LAZ and for flat clouds, else y."""
+    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")] = (
+        None
+    )
+    """Title of the page. By default the names of the clouds."""
+
+    def run(self) -> int:
+        from pointup.cli.input_files import find_inputs, name_inputs
+        from pointup.io.files import point_extensions
+        from pointup.visualization.viewer import check_viewer_path, scene_of_files, write_viewer
+
+        check_viewer_path(self.output)
+        if not self.inputs:
+            raise ConfigError("no input: name files or folders to show")
+        paths = [*self.inputs, *([self.reference] if self.reference else [])]
+        names = list(name_inputs(paths))
+        if self.names is not None:
+            if len(self.names) != len(self.inputs) or len(set(self.names)) < len(self.names):
+                raise ConfigError(
+                    f"--names: give {len(self.inputs)} different names, one for each input"
+                )
+            names = [*self.names, *(["reference"] if self.reference else [])]
+        groups = {
+            name: find_inputs([path], point_extensions)
+            for name, path in zip(names, paths, strict=True)
+        }
+        reference = names[-1] if self.reference else None
+        scene = scene_of_files(groups, reference, self.max_points, self.up)
+        size = write_viewer(self.output, [scene], self.title or scene.name)
+        for layer in scene.layers:
+            shown = len(layer.positions)
+            part = "" if shown == layer.num_points else f", {shown:,} of them shown"
+            print(f"{layer.name}: {layer.num_points:,} points{part}")
+        print(f"{self.output}: {size / 1e6:.1f} MB; open it in a browser")
+        return 0

@@ -1,0 +1,113 @@
+"use strict";
+// Tools: the point under the pointer, screenshots, the link that restores a view.
+
+const PICK_PIXELS = 9;
+
+/** The drawn point that is nearest to the viewer within 9 pixels of (x, y), or null. */
+function pick(stage, x, y) {
+  const panel = stage.panels.find((each) => x >= each.x && x < each.x + each.width && y >= each.y && y < each.y + each.height);
+  if (!panel) return null;
+  stage.aim(panel);
+  const at = [((x - panel.x) / panel.width) * 2 - 1, 1 - ((y - panel.y) / panel.height) * 2];
+  const [reachX, reachY] = [(2 * PICK_PIXELS) / panel.width, (2 * PICK_PIXELS) / panel.height];
+  const matrix = new THREE.Matrix4().multiplyMatrices(stage.camera.projectionMatrix, stage.camera.matrixWorldInverse);
+  const { normal, place, half } = stage.slice();
+  const { low, high } = stage.clip;
+  const outside = (p) => p.x < low[0] || p.x > high[0] || p.y < low[1] || p.y > high[1] || p.z < low[2] || p.z > high[2]
+    || Math.abs(normal.dot(p) - place) > half;
+  const swiped = panel.blend === 2 && (x - panel.x) / panel.width < panel.share;
+  const groups = panel.blend === 2 ? [panel.groups[swiped ? 1 : 0]] : panel.groups;
+  let best = null;
+  const world = new THREE.Vector3();
+  for (const cloud of groups.flat()) {
+    for (const node of cloud.nodes) {
+      if (!node.drawn) continue;
+      // Positions in 16 bits go straight to clip coordinates.
+      const own = new THREE.Matrix4().makeScale(node.size.x / 65535, node.size.y / 65535, node.size.z / 65535);
+      const e = own.setPosition(node.low).premultiply(matrix).elements;
+      for (let i = 0, p = 3 * node.start; i < node.drawn; i++, p += 3) {
+        const [u, v, w] = [cloud.positions[p], cloud.positions[p + 1], cloud.positions[p + 2]];
+        const scale = e[3] * u + e[7] * v + e[11] * w + e[15];
+        if (scale <= 0) continue;
+        const dx = (e[0] * u + e[4] * v + e[8] * w + e[12]) / scale - at[0];
+        if (dx > reachX || dx < -reachX) continue;
+        const dy = (e[1] * u + e[5] * v + e[9] * w + e[13]) / scale - at[1];
+        if (dy > reachY || dy < -reachY) continue;
+        const away = (dx / reachX) ** 2 + (dy / reachY) ** 2;
+        if (away > 1) continue;
+        // In front first, and of points at about the same depth the one nearest to the pointer.
+        const depth = (e[2] * u + e[6] * v + e[10] * w + e[14]) / scale + 0.002 * away;
+        if (best && depth >= best.depth) continue;
+        if (outside(cloud.place(node, i, world))) continue;
+        best = { cloud, depth, row: node.start + i, position: world.clone() };
+      }
+    }
+  }
+  return best;
+}
+
+/** A picture of what is seen, with captions and the legend, as a file. */
+function saveScreenshot(stage, overlay, legend) {
+  stage.useRatio(stage.fullRatio);
+  stage.draw(MAX_DRAWN);
+  overlay.draw();
+  const picture = document.createElement("canvas");
+  Object.assign(picture, { width: stage.canvas.width, height: stage.canvas.height });
+  const context = picture.getContext("2d");
+  context.drawImage(stage.canvas, 0, 0);
+  context.drawImage(overlay.canvas, 0, 0, picture.width, picture.height);
+  drawLegend(context, legend, stage);
+  const link = document.createElement("a");
+  link.download = `${manifest.title.replace(/[^\w.-]+/g, "_") || "pointup"}.png`;
+  link.href = picture.toDataURL("image/png");
+  link.click();
+}
+
+function drawLegend(context, legend, stage) {
+  const ratio = stage.ratio;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  const right = stage.canvas.clientWidth - 18;
+  let y = stage.canvas.clientHeight - 20;
+  context.font = "12px system-ui, sans-serif";
+  context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
+  if (legend.colors) {
+    const width = 200;
+    for (let i = 0; i < width; i++) {
+      const at = 3 * Math.floor((i / width) * 256);
+      context.fillStyle = `rgb(${legend.colors.slice(at, at + 3).join(",")})`;
+      context.fillRect(right - width + i, y - 22, 1.5, 10);
+    }
+    context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
+    context.textAlign = "left";
+    context.fillText(legend.low, right - width, y);
+    context.textAlign = "right";
+    context.fillText(legend.high, right, y);
+    context.fillText(legend.label, right, y - 28);
+    return;
+  }
+  context.textAlign = "right";
+  for (const [color, name] of [...(legend.items ?? [])].reverse()) {
+    context.fillStyle = color;
+    context.fillRect(right - 10, y - 9, 10, 10);
+    context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
+    context.fillText(name, right - 16, y);
+    y -= 17;
+  }
+  context.fillText(legend.label, right, y);
+}
+
+/** The state as the part of an address after "#", and back; null where there is none. */
+function toHash(state) {
+  return `#view=${encodeURIComponent(JSON.stringify(state, (_, value) =>
+    typeof value === "number" ? Number(value.toPrecision(7)) : value))}`;
+}
+
+function fromHash(hash) {
+  const match = /^#view=(.+)$/.exec(hash);
+  if (!match) return null;
+  try {
+    return JSON.parse(decodeURIComponent(match[1]));
+  } catch {
+    return null; // an address that was cut; the view opens as it is
+  }
+}

@@ -1,0 +1,75 @@
+"""`pointup view`, and `--view` of other commands: which clouds, colours and numbers a page has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pointup.cli.main import main
+from pointup.io.files import PointCloud, write_points
+
+
+def write_landscape(path: Path, num_points: int, seed: int) -> Path:
+    x, y = np.random.default_rng(seed).random((2, num_points)) * 60
+    points = np.column_stack([x + 1000, y + 2000, np.sin(x / 9)])
+    classes = np.full(num_points, 2, dtype=np.uint8)
+    write_points(path, PointCloud(points, {"classification": classes}))
+    return path
+
+
+def scenes_of(path: Path) -> list[dict[str, Any]]:
+    found = re.search(r'id="manifest">(.*?)</script>', path.read_text(encoding="utf-8"))
+    assert found
+    return json.loads(found[1])["scenes"]
+
+
+def test_view_shows_files_and_folders_beside_a_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiles").mkdir()
+    for part in range(2):
+        write_landscape(tmp_path / "tiles" / f"{part}.laz", 600, part)
+    dense = write_landscape(tmp_path / "dense.laz", 2000, 5)
+    page = tmp_path / "page.html"
+    words = ["view", str(tmp_path / "tiles"), "--reference", str(dense), "-o", str(page)]
+    assert main([*words, "--max-points", "1500", "--names", "before"]) == 0
+    (scene,) = scenes_of(page)
+    assert scene["up"] == "z" and scene["color"] == "error"
+    numbers = {layer["name"]: (layer["count"], layer["total"]) for layer in scene["layers"]}
+    assert numbers == {"before": (1200, 1200), "reference": (1500, 2000)}
+    assert {"error", "class", "density"} <= scene["channels"].keys()
+    assert "reference: 2,000 points, 1,500 of them shown" in capsys.readouterr().out
+
+
+def test_upsample_writes_a_page_of_before_and_after_with_new_points_marked(tmp_path: Path) -> None:
+    source = write_landscape(tmp_path / "a.laz", 500, 0)
+    page = tmp_path / "page.html"
+    words = ["upsample", str(source), "-o", str(tmp_path / "b.laz"), "--view", str(page)]
+    assert main([*words, "--ratio", "2", "--oversampling", "1"]) == 0
+    (scene,) = scenes_of(page)
+    assert [layer["count"] for layer in scene["layers"]] == [500, 1000]
+    assert scene["color"] == "origin"
+    assert scene["channels"]["origin"]["categories"] == [[0, "measured"], [1, "new"]]
+    assert scene["channels"]["distance"]["high"] > 0
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_landscape(tmp_path / "a.laz", 500, 0)
+    words = ["upsample", str(source), "-o", str(tmp_path / "b.laz"), "--view", "page.pdf"]
+    assert main(words) == 1
+    assert "page.pdf: the viewer is an HTML file" in capsys.readouterr().err
+    assert not (tmp_path / "b.laz").exists()
+
+
+def test_names_must_fit_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_landscape(tmp_path / "a.laz", 50, 0)
+    words = ["view", str(source), "-o", str(tmp_path / "p.html"), "--names", "one", "two"]
+    assert main(words) == 1
+    assert "--names: give 1 different names" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""The viewer's file: what it holds, decoded here as the page decodes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+
+from pointup.errors import ConfigError, FileError
+from pointup.io.files import PointCloud, write_points
+from pointup.visualization.viewer import (
+    Channel,
+    Layer,
+    Scene,
+    compare_with_reference,
+    read_layer,
+    scene_of_files,
+    write_viewer,
+)
+from pointup.visualization.viewer.layers import density_channel
+from pointup.visualization.viewer.octree import build_octree
+
+
+class Page:
+    """The description and the blocks of a written page."""
+
+    def __init__(self, path: Path) -> None:
+        self.text = path.read_text(encoding="utf-8")
+        found = re.search(r'id="manifest">(.*?)</script>', self.text, re.DOTALL)
+        assert found
+        self.manifest: dict[str, Any] = json.loads(found[1])
+
+    def block(self, described: dict[str, int]) -> np.ndarray:
+        """Values (N, width) of a block."""
+        found = re.search(rf'id="block{described["block"]}">(.*?)</script>', self.text)
+        assert found
+        planes = np.frombuffer(zlib.decompress(b64decode(found[1])), np.uint8)
+        planes = planes.reshape(described["bytes"], described["width"], -1).astype(np.int64)
+        return (planes * 256 ** np.arange(described["bytes"])[:, None, None]).sum(axis=0).T
+
+    def positions(self, scene: int = 0, layer: int = 0) -> np.ndarray:
+        described = self.manifest["scenes"][scene]
+        nodes = np.array(described["layers"][layer]["nodes"])
+        node = np.repeat(np.arange(len(nodes)), nodes[:, 0].astype(int))
+        steps = self.block(described["layers"][layer]["positions"]) / 65535
+        return nodes[node, 1:4] + steps * nodes[node, 4:] + described["origin"]
+
+
+def landscape(num_points: int, seed: int = 0) -> np.ndarray:
+    x, y = np.random.default_rng(seed).random((2, num_points)) * 200
+    return np.column_stack([x + 500_000, y + 4_100_000, 9 * np.sin(x / 20) + y / 30])
+
+
+def test_positions_come_back_within_a_millimetre_of_large_coordinates(tmp_path: Path) -> None:
+    points = landscape(80_000)
+    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points)], unit="m")])
+    shown = Page(tmp_path / "a.html").positions()
+    # 80,000 points do not fit into one node, and the next smaller ones are 100 m wide.
+    assert np.abs(shown - points[build_octree(points).order]).max() < 100 / 65535 / 2 + 2e-6
+
+
+def test_values_stay_with_their_points(tmp_path: Path) -> None:
+    points = landscape(3000)
+    height = Channel(points[:, 2].astype(np.float32), label="height")
+    kind = Channel((points[:, 2] > 5).astype(np.uint8), "category", categories={1: "high"})
+    color = Channel(np.clip((points - points.min(axis=0)), 0, 255).astype(np.uint8), "rgb")
+    layer = Layer("a", points, {"h": height, "kind": kind, "color": color})
+    write_viewer(tmp_path / "a.html", [Scene("a", [layer])])
+    page = Page(tmp_path / "a.html")
+    scene = page.manifest["scenes"][0]
+    columns, channel = scene["layers"][0]["columns"], scene["channels"]["h"]
+    rows = cKDTree(points).query(page.positions())[1]
+    share = page.block(columns["h"])[:, 0] / 65535
+    values = channel["low"] + share * (channel["high"] - channel["low"])
+    np.testing.assert_allclose(values, points[rows, 2], atol=1e-3)
+    assert (page.block(columns["kind"])[:, 0] == (points[rows, 2] > 5)).all()
+    assert (page.block(columns["color"]) == color.values[rows]).all()
+    assert scene["channels"]["kind"]["categories"] == [[0, "0"], [1, "high"]]
+
+
+@given(st.integers(1, 3000), st.integers(1, 700), st.integers(0, 2**31))
+def test_an_octree_holds_each_point_once_in_nodes_of_limited_size(
+    num_points: int, node_points: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    # Rounded, so that many points coincide or share coordinates.
+    points = np.round(rng.normal(size=(num_points, 3)), 2)
+    octree = build_octree(points, node_points)
+    assert sorted(octree.order.tolist()) == list(range(num_points))
+    assert octree.ptr[0] == 0 and octree.ptr[-1] == num_points and (np.diff(octree.ptr) > 0).all()
+    for start, stop in zip(octree.ptr[:-1], octree.ptr[1:], strict=True):
+        inside = points[octree.order[start:stop]]
+        assert len(inside) <= node_points or len(np.unique(inside, axis=0)) < len(inside)
+
+
+@pytest.mark.parametrize("number", [64, 256, 1024])
+def test_the_first_points_of_a_node_are_evenly_spaced(number: int) -> None:
+    points = np.random.default_rng(0).random((20_000, 3)) * [1, 1, 0.001]
+    first = points[build_octree(points).order[:number]]
+    random = points[np.random.default_rng(1).permutation(len(points))[:number]]
+    # The distance from any point to the nearest shown one: no large holes.
+    holes = [np.percentile(cKDTree(some).query(points)[0], 99) for some in (first, random)]
+    assert holes[0] < 0.85 * holes[1]
+
+
+def test_a_layer_is_a_random_subset_of_all_files_of_the_size_asked_for(tmp_path: Path) -> None:
+    paths = []
+    for part in range(3):
+        points = landscape(5000, seed=part) + np.array([200 * part, 0, 0])
+        paths.append(tmp_path / f"{part}.xyz")
+        write_points(paths[-1], PointCloud(points))
+    layer = read_layer("all", paths, 900)
+    assert (len(layer.positions), layer.num_points) == (900, 15_000)
+    tiles = np.histogram(layer.positions[:, 0] - 500_000, [0, 200, 400, 600])[0]
+    assert tiles.min() > 230, "a third of 900 each, within five standard deviations"
+    assert len(read_layer("all", paths, 15_000).positions) == 15_000
+
+
+def test_errors_are_distances_to_all_points_of_the_reference(tmp_path: Path) -> None:
+    before, reference = landscape(500), landscape(4000, seed=1)
+    for name, points in (("before", before), ("reference", reference)):
+        write_points(tmp_path / f"{name}.xyz", PointCloud(points))
+    files = {name: [tmp_path / f"{name}.xyz"] for name in ("before", "reference")}
+    scene = scene_of_files(files, "reference", max_points=600)
+    shown = scene.layers[0]
+    expected = np.linalg.norm(shown.positions[:, None] - reference[None], axis=2).min(axis=1)
+    # Although 600 points of the reference are shown.
+    assert len(scene.layers[1].positions) == 600
+    np.testing.assert_allclose(shown.channels["error"].values, expected, atol=1e-4)
+
+
+def test_a_scene_in_memory_has_both_directions_of_the_error() -> None:
+    source, reference = landscape(300), landscape(900, seed=1)
+    scene = compare_with_reference({"source": source, "none": np.empty((0, 3))}, reference, "m")
+    assert [layer.name for layer in scene.layers] == ["source", "reference"]
+    back = np.linalg.norm(reference[:, None] - source[None], axis=2).min(axis=1)
+    np.testing.assert_allclose(scene.layers[1].channels["error"].values, back, atol=1e-4)
+
+
+def test_density_is_the_number_of_points_per_area() -> None:
+    x, y = np.random.default_rng(0).random((2, 40_000)) * 100
+    thinned = np.column_stack([x, y, x])[(x < 50) | (np.arange(40_000) % 4 == 0)]
+    density = density_channel(thinned).values
+    for side, expected in ((thinned[:, 0] < 45, 4.0), (thinned[:, 0] > 55, 1.0)):
+        assert np.median(density[side]) == pytest.approx(expected, rel=0.1)
+
+
+def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path: Path) -> None:
+    write_viewer(tmp_path / "a.html", [Scene("<b>&</script>", [Layer("</script>", landscape(9))])])
+    text = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert not re.search(
+        r"""(src|href)\s*=\s*["']|@import|url\(|import\s*\(""", text.split("WebGL")[0]
+    )
+    assert "Permission is hereby granted" in text, "the licence of three.js"
+    assert Page(tmp_path / "a.html").manifest["scenes"][0]["layers"][0]["name"] == "</script>"
+
+
+def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path: Path) -> None:
+    layers = [Layer("none", np.empty((0, 3))), Layer("one", np.ones((1, 3)))]
+    write_viewer(tmp_path / "a.html", [Scene("a", layers)])
+    np.testing.assert_allclose(Page(tmp_path / "a.html").positions(layer=1), [[1, 1, 1]], atol=1e-6)
+
+
+def test_a_wrong_file_name_is_refused_before_work(tmp_path: Path) -> None:
+    scene = Scene("a", [Layer("a", landscape(5))])
+    with pytest.raises(FileError, match=r"a\.png: the viewer is an HTML file; name it \.html"):
+        write_viewer(tmp_path / "a.png", [scene])
+    with pytest.raises(FileError, match="there is no folder"):
+        write_viewer(tmp_path / "none" / "a.html", [scene])
+    with pytest.raises(ConfigError, match="--max-points 0"):
+        scene_of_files({}, max_points=0)

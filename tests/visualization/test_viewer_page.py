@@ -1,0 +1,208 @@
+"""The viewer in a real browser: every control does what it says, and the console stays clean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import OpenPage, open_browser
+
+from pointup.visualization.viewer import Channel, Layer, Scene, error_channel, write_viewer
+
+
+def landscape(num_points: int, seed: int = 0) -> np.ndarray:
+    x, y = np.random.default_rng(seed).random((2, num_points)) * 100
+    return np.column_stack([x + 500_000, y + 4_100_000, 15 * np.sin(x / 12) * np.cos(y / 15)])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    reference = landscape(30_000, seed=9)
+    layers = []
+    for seed, (name, number) in enumerate({"before": 4000, "after": 16_000}.items()):
+        points = landscape(number, seed)
+        channels = {
+            "error": error_channel(points, reference, "m"),
+            "class": Channel((points[:, 0] > 500_050).astype(np.uint8), "category", "class"),
+            "intensity": Channel(points[:, 1].astype(np.float32), label="intensity"),
+        }
+        layers.append(Layer(name, points, channels))
+    layers.append(Layer("reference", reference))
+    shape = np.random.default_rng(0).normal(size=(3000, 3))
+    shape /= np.linalg.norm(shape, axis=1, keepdims=True)
+    scenes = [
+        Scene("survey", layers, unit="m", color="height"),
+        Scene("shape", [Layer("ball", shape)], up="y", note="a ball"),
+    ]
+    path = tmp_path_factory.mktemp("viewer") / "page.html"
+    write_viewer(path, scenes, "a test")
+    return path
+
+
+@pytest.fixture
+def opened(browser: Any, path: Path) -> Iterator[OpenPage]:
+    page = OpenPage(browser, path)
+    yield page
+    assert page.complaints == []
+    page.page.context.close()
+
+
+@pytest.mark.slow
+def test_each_control_changes_the_picture(opened: OpenPage) -> None:
+    changes = {
+        "colour": "viewer.change({color: 'error'})",
+        "class": "viewer.change({color: 'class'})",
+        "hidden class": "viewer.change({hidden: {class: [1]}})",
+        "intensity": "viewer.change({color: 'intensity'})",
+        "range": "viewer.change({ranges: {intensity: [4100010, 4100020]}})",
+        "colour map": "viewer.change({colormaps: {intensity: 'turbo'}})",
+        "layer": "viewer.change({color: 'layer'})",
+        "point size": "viewer.change({size: 2.5})",
+        "shading": "viewer.change({shading: 0})",
+        "background": "viewer.change({dark: false})",
+        "one cloud": "viewer.change({shown: [true, true, false]})",
+        "fade": "viewer.change({mode: 'fade', share: 0.2})",
+        "faded farther": "viewer.change({share: 0.8})",
+        "swipe": "viewer.change({mode: 'swipe'})",
+        "together": "viewer.change({mode: 'together'})",
+        "parallel": "viewer.change({projection: 'parallel'})",
+        "slice": "document.getElementById('slice').click()",
+        "view": "viewer.stage.look(90, 10)",
+    }
+    before = opened.pixels()
+    for name, script in changes.items():
+        opened.do(script)
+        after = opened.pixels()
+        different = (np.abs(after - before).max(axis=2) > 8).sum()
+        assert different > 200, f"{name} changed {different} pixels"
+        before = after
+
+
+@pytest.mark.slow
+def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
+    for key in ("2", "3", "4", "1", "p", "c", "m", "f", "x", "]", "[", "l", "b", "+", "ArrowLeft"):
+        before = opened.pixels()
+        opened.press(key)
+        changed = (np.abs(opened.pixels() - before).max(axis=2) > 8).sum()
+        assert changed > 100, f"key {key} changed {changed} pixels"
+    opened.press("?")
+    assert opened.page.is_visible("dialog#keys")
+    opened.page.keyboard.press("Escape")
+    opened.press("h")
+    assert not opened.page.is_visible("#panel")
+
+
+@pytest.mark.slow
+def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened: OpenPage) -> None:
+    pose = opened.page.evaluate("viewer.stage.pose")
+    opened.page.mouse.move(150, 250)
+    opened.page.mouse.down()
+    opened.page.mouse.move(230, 280, steps=4)
+    opened.page.mouse.up()
+    opened.settle()
+    turned = opened.page.evaluate("viewer.stage.pose")
+    assert abs(turned["azimuth"] - pose["azimuth"]) > 10
+    opened.page.mouse.wheel(0, -300)
+    opened.page.wait_for_timeout(100)
+    opened.settle()
+    assert opened.page.evaluate("viewer.stage.pose.distance") < 0.95 * turned["distance"]
+
+
+@pytest.mark.slow
+def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: OpenPage) -> None:
+    opened.do("viewer.change({mode: 'together', shown: [false, false, true]})")
+    opened.press("2")
+    place = """(place) => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
+      return overlay.project(new THREE.Vector3(...place), stage.panels[0]) }"""
+    # Seen from above, 40 m apart along x.
+    clicks = [opened.page.evaluate(place, at) for at in ([-20, 5, 0], [20, 5, 0])]
+    opened.page.mouse.click(*clicks[0])
+    opened.page.wait_for_selector("#card:not([hidden])")
+    rows = dict(line.split("\t") for line in opened.page.inner_text("#card table").splitlines())
+    assert rows["cloud"] == "reference"
+    assert float(rows["x"]) == pytest.approx(500_030, abs=3)
+    assert float(rows["y"]) == pytest.approx(4_100_055, abs=3)
+    opened.press("d")
+    for x, y in clicks:
+        opened.page.mouse.click(x, y)
+    ends = np.array(opened.page.evaluate("viewer.overlay.measured.map((point) => point.toArray())"))
+    length = np.linalg.norm(ends[1] - ends[0])
+    message = opened.page.inner_text("#message")
+    assert length == pytest.approx(40, abs=8) and message.startswith(f"{length:.3g} m:"), message
+
+
+@pytest.mark.slow
+def test_a_link_restores_the_view(opened: OpenPage, browser: Any, path: Path) -> None:
+    opened.do("viewer.change({color: 'error', mode: 'swipe', share: 0.3, size: 2})")
+    opened.do("viewer.stage.pose = {...viewer.stage.pose, azimuth: 70, elevation: 50}")
+    opened.page.click("#link")
+    address = opened.page.evaluate("location.hash")
+    assert "view=" in address
+    other = OpenPage(browser, path)
+    other.page.evaluate("(hash) => { location.hash = hash }", address)
+    other.page.wait_for_timeout(300)
+    other.settle()
+    assert np.abs(other.pixels() - opened.pixels()).mean() < 1
+    assert other.page.evaluate("viewer.state.mode") == "swipe"
+    other.page.context.close()
+
+
+@pytest.mark.slow
+def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(
+    opened: OpenPage, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    with opened.page.expect_download() as download:
+        opened.page.click("#screenshot")
+    download.value.save_as(tmp_path / "shot.png")
+    picture = np.asarray(Image.open(tmp_path / "shot.png").convert("RGB")).astype(int)
+    drawn = opened.pixels()
+    assert picture.shape == drawn.shape
+    corner = (slice(-60, None), slice(-230, None))
+    assert np.abs(picture - drawn)[corner].mean() > 5, "the legend"
+
+
+@pytest.mark.slow
+def test_another_sample_opens_and_a_phone_folds_the_controls(browser: Any, path: Path) -> None:
+    page = OpenPage(browser, path, (390, 780), has_touch=True, is_mobile=True)
+    assert not page.page.is_visible("#panel")
+    page.page.tap("#toggle")
+    assert page.page.is_visible("#panel")
+    page.page.select_option("#scene", "1")
+    page.page.wait_for_function("viewer.state.scene === 1 && viewer.stage.clouds.length === 1")
+    page.settle()
+    assert page.page.inner_text("#note") == "a ball"
+    assert page.colored() > 500
+    assert page.complaints == []
+    page.page.context.close()
+
+
+@pytest.mark.slow
+def test_a_large_cloud_is_thinned_to_what_the_screen_needs(browser: Any, tmp_path: Path) -> None:
+    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", landscape(1_000_000))])])
+    page = OpenPage(browser, tmp_path / "a.html")
+    far = page.page.evaluate("viewer.stage.clouds[0].drawn")
+    assert far < 700_000
+    full = page.colored()
+    # Half of the points, larger ones: no holes appear.
+    page.page.evaluate(f"viewer.stage.draw({far // 2})")
+    assert page.page.evaluate("viewer.stage.clouds[0].drawn") <= far // 2 + 1000
+    page.do("viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 40}")
+    near = page.page.evaluate(
+        "viewer.stage.clouds[0].nodes.filter((node) => node.drawn)"
+        ".map((node) => [node.drawn, node.count])"
+    )
+    # From near by, the nodes in view are drawn in full.
+    assert sum(drawn == count for drawn, count in near) > len(near) / 2
+    assert full > 20_000
+    page.page.context.close()
