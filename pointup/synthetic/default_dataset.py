@@ -31,7 +31,7 @@ from pointup.synthetic.randomness import log_uniform
 from pointup.synthetic.shapes import random_surface
 
 # Increase this number with each change of the samples, so that cached datasets are not reused.
-RECIPE = 2
+RECIPE = 3
 NUM_TRAIN = 128
 NUM_VALIDATION = 16
 SCENE_SHARE = 0.35
@@ -222,16 +222,16 @@ def scene_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]
     density = log_uniform(rng, 6, 30)
     width = np.sqrt(log_uniform(rng, 300, 2200) / density).clip(6, 16)
     scene = random_scene(rng, width)
-    source, _ = scan(scene, density, rng)
+    source = scan(scene, density, rng).points
     # The density counts returns, not pulses: a wide beam has several returns among trees.
     denser = log_uniform(rng, 2, 6) * len(source) / width**2
-    target, normals = scan(scene, denser, rng, from_drone=True)
-    second = scan(scene, denser, rng, from_drone=True)[0] if resample else None
+    target = scan(scene, denser, rng, from_drone=True)
+    second = scan(scene, denser, rng, from_drone=True).points if resample else None
     pair = Pair(
         name="scene",
         source=source.astype(np.float32),
-        target=target.astype(np.float32),
-        target_normals=normals.astype(np.float32),
+        target=target.points.astype(np.float32),
+        target_normals=target.normals.astype(np.float32),
         resample=None if second is None else second.astype(np.float32),
         vertical=True,
     )

@@ -22,6 +22,8 @@ class Scanner:
         jitter: standard deviation of the pulse positions, in units of the spacing.
         footprint: diameter of the beam on the ground.
         separation: smallest distance along the beam between two returns of a pulse.
+        max_returns: largest number of returns of a pulse.
+        sensitivity: smallest share of a pulse that makes a return.
         range_noise, aim_noise: standard deviation along and across the beam.
         strip_noise: standard deviation of the height of a flight line.
     """
@@ -34,9 +36,29 @@ class Scanner:
     jitter: float
     footprint: float
     separation: float
+    max_returns: int
+    sensitivity: float
     range_noise: float
     aim_noise: float
     strip_noise: float
+
+
+@dataclass(frozen=True)
+class Returns:
+    """The returns of a survey, in no particular order.
+
+    Attributes:
+        points: (N, 3) float64.
+        normals: (N, 3) unit normals of the surfaces that were hit, oriented towards the scanner;
+            zero on facets of leaves, grass and wires, which are not planar at this scale.
+        number: (N,) int64, 1 for the first return of a pulse.
+        num_returns: (N,) int64, the number of returns of the pulse.
+    """
+
+    points: np.ndarray
+    normals: np.ndarray
+    number: np.ndarray
+    num_returns: np.ndarray
 
 
 def airborne(rng: np.random.Generator, density: float) -> Scanner:
@@ -52,7 +74,9 @@ def airborne(rng: np.random.Generator, density: float) -> Scanner:
         slant=rng.choice([0, 0.1, 0.3]) * rng.normal(),
         jitter=rng.uniform(0.03, 0.15),
         footprint=rng.uniform(0.2, 0.5),
-        separation=rng.uniform(0.6, 1.5),
+        separation=rng.uniform(0.7, 2.0),
+        max_returns=5,
+        sensitivity=rng.uniform(0.25, 0.45),
         range_noise=rng.uniform(0.01, 0.03),
         aim_noise=rng.uniform(0.01, 0.04),
         strip_noise=0.02,
@@ -70,8 +94,10 @@ def drone(rng: np.random.Generator, density: float) -> Scanner:
         aspect=log_uniform(rng, 0.7, 1.5),
         slant=0.0,
         jitter=rng.uniform(0.2, 0.4),
-        footprint=0.1,
-        separation=0.4,
+        footprint=rng.uniform(0.12, 0.25),
+        separation=rng.uniform(0.4, 1.2),
+        max_returns=int(rng.integers(2, 5)),
+        sensitivity=rng.uniform(0.35, 0.6),
         range_noise=rng.uniform(0.002, 0.006),
         aim_noise=0.003,
         strip_noise=0.0,
@@ -84,23 +110,35 @@ def scan(
     width: float,
     scanner: Scanner,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
+    count_returns: bool = False,
+) -> Returns:
     """Simulate the scan of a square of `width` centred on the origin.
 
+    With `count_returns`, the scanner's density is that of the returns in the square, as of the
+    points of a survey, instead of that of the pulses.
+
     `solid` (S, 3, 3) stops every beam. Beams can pass between the facets of `rough` (R, 3, 3), such
-    as leaves and wires. Returns points (N, 3) and the unit normals (N, 3) of the surfaces that they
-    hit, oriented towards the scanner. Normals are zero on `rough`, which is not planar at this
-    scale.
+    as leaves and wires.
     """
     num_lines = len(scanner.headings)
     strips = []
     for heading, tilt in zip(scanner.headings, scanner.tilts, strict=True):
         strips.append(
-            _fly(solid, rough, width, scanner, scanner.density / num_lines, heading, tilt, rng)
+            _fly(
+                solid,
+                rough,
+                width,
+                scanner,
+                scanner.density / num_lines,
+                heading,
+                tilt,
+                rng,
+                count_returns,
+            )
         )
-    points, normals = (np.concatenate(arrays) for arrays in zip(*strips, strict=True))
-    inside = (np.abs(points[:, :2]) <= width / 2).all(axis=1)
-    return points[inside], normals[inside]
+    columns = [np.concatenate(arrays) for arrays in zip(*strips, strict=True)]
+    inside = (np.abs(columns[0][:, :2]) <= width / 2).all(axis=1)
+    return Returns(*(column[inside] for column in columns))
 
 
 def _fly(
@@ -112,8 +150,12 @@ def _fly(
     heading: float,
     tilt: float,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate one flight line. The axes are along the flight, across the beam, along the beam."""
+    count_returns: bool,
+) -> tuple[np.ndarray, ...]:
+    """Simulate one flight line; returns the columns of `Returns`.
+
+    The axes are along the flight, across the beam, along the beam.
+    """
     along = np.array([np.cos(heading), np.sin(heading), 0])
     aside = np.array([-np.sin(heading), np.cos(heading), 0])
     beam = np.sin(tilt) * aside - np.cos(tilt) * np.array([0, 0, 1.0])
@@ -123,19 +165,42 @@ def _fly(
     corners = [[*corner, z] for corner in square for z in (heights.min(), heights.max())]
     low, high = np.sort(np.array(corners) @ axes[:, :2], axis=0)[[0, -1]] + [[-1], [1]]
 
-    solid, rough = solid @ axes, rough @ axes
-    pixel = min(0.1, 0.4 * density**-0.5)
+    solid, rough = (_seen(part, axes, low, high) for part in (solid, rough))
+    # Several rays share each pulse.
+    pixel = min(0.1, 0.4 * density**-0.5, scanner.footprint / 3 or 0.1)
     image = _Image(low, high, pixel, rng)
     image.splat(rough, rng)
     image.rasterize(solid)
 
-    places = _pulses(low, high, scanner, density, rng)
-    hits = image.returns(places, scanner.footprint, scanner.separation)
-    points = image.hit[hits]
+    wanted = density
+    for attempt in range(3 if count_returns else 1):
+        places = _pulses(low, high, scanner, density, rng)
+        hits, number, num_returns = image.returns(places, scanner)
+        points = image.hit[hits]
+        inside = (np.abs((points @ axes.T)[:, :2]) <= width / 2).all(axis=1)
+        num_points = np.count_nonzero(inside)
+        if not num_points or attempt == 2:
+            break
+        density *= wanted * width**2 / num_points
     noise = rng.normal(size=points.shape)
     noise *= [scanner.aim_noise, scanner.aim_noise, scanner.range_noise]
     lift = scanner.strip_noise * rng.normal()
-    return (points + noise) @ axes.T + [0, 0, lift], image.normal[hits] @ axes.T
+    points = (points + noise) @ axes.T + [0, 0, lift]
+    return points, image.normal[hits] @ axes.T, number, num_returns
+
+
+def _bounds(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest coordinates (T, 2) of triangles (T, 3, 2 or more)."""
+    a, b, c = np.moveaxis(places[..., :2], 1, 0)
+    # Much faster than a reduction over an axis of three.
+    return np.minimum(np.minimum(a, b), c), np.maximum(np.maximum(a, b), c)
+
+
+def _seen(triangles: np.ndarray, axes: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The triangles that reach into a window across the beam, in the axes of the flight line."""
+    turned = triangles @ axes
+    first, last = _bounds(turned)
+    return turned[(last >= low).all(axis=1) & (first <= high).all(axis=1)]
 
 
 def _pulses(
@@ -192,8 +257,9 @@ class _Image:
 
     def rasterize(self, triangles: np.ndarray) -> None:
         """Add the exact hits of all rays on triangles."""
-        first = np.floor((triangles[..., :2].min(axis=1) - self.low) / self.pixel).astype(int)
-        last = np.floor((triangles[..., :2].max(axis=1) - self.low) / self.pixel).astype(int)
+        first, last = (
+            np.floor((corner - self.low) / self.pixel).astype(int) for corner in _bounds(triangles)
+        )
         first, last = first.clip(0), np.minimum(last, self.shape - 1)
         extent = (last - first + 1).clip(0)
         a, b, c = np.moveaxis(triangles, 1, 0)
@@ -232,32 +298,41 @@ class _Image:
         np.minimum.at(least, ray, depth)
         return np.flatnonzero((depth == least[ray]) & (depth < self.hit[ray, 2]))
 
-    def returns(self, places: np.ndarray, footprint: float, separation: float) -> np.ndarray:
-        """Rays (N,) of the returns of pulses at positions (P, 2), at most five per pulse.
+    def returns(
+        self, places: np.ndarray, scanner: Scanner
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rays (N,) of the returns of pulses at positions (P, 2), their numbers, those per pulse.
 
-        The pulse is shared by all rays in its footprint. The hits within 0.3 m of the nearest hit
-        make a return if they are at least a tenth of the rays. Hits within `separation` behind the
-        nearest hit of a return are lost. The ray nearest to the pulse's axis represents the return.
+        The pulse is shared by all rays in its footprint. Hits make a return as soon as they are the
+        share `sensitivity` of the rays: those within 0.3 m of the nearest hit, together with
+        nearer ones that were too few. Hits within `separation` behind the nearest hit of a return
+        are lost. The ray nearest to the pulse's axis represents the return.
         """
-        reach = int(footprint / 2 / self.pixel)
+        reach = int(scanner.footprint / 2 / self.pixel)
         offset = np.indices((2 * reach + 1,) * 2).reshape(2, -1).T - reach
         distance = np.square(offset).sum(axis=1)
         order = np.argsort(distance, kind="stable")
-        offset = offset[order][distance[order] <= (footprint / 2 / self.pixel) ** 2]
+        offset = offset[order][distance[order] <= (scanner.footprint / 2 / self.pixel) ** 2]
         where = np.floor((places - self.low) / self.pixel).astype(int)
         where = where[((where >= reach) & (where < self.shape - reach)).all(axis=1)]
         rays = where[:, :1] * self.shape[1] + where[:, 1:]
         rays = rays + offset[:, 0] * self.shape[1] + offset[:, 1]
         depth = self.hit[rays, 2]
-        found = []
-        for _ in range(5):
+        found, numbers, pulses = [], [], []
+        waiting = np.zeros(len(rays))
+        num_returns, pulse = np.zeros(len(rays), dtype=np.int64), np.arange(len(rays))
+        while len(pulse):
             nearest = depth.min(axis=1)
-            alive = np.isfinite(nearest)
-            rays, depth, nearest = rays[alive], depth[alive], nearest[alive, None]
-            members = depth < nearest + 0.3
-            share = members.mean(axis=1)
-            strong = share >= 0.1
+            alive = np.isfinite(nearest) & (num_returns[pulse] < scanner.max_returns)
+            rays, depth, pulse, nearest = rays[alive], depth[alive], pulse[alive], nearest[alive]
+            members = depth < nearest[:, None] + 0.3
+            waiting[pulse] += members.mean(axis=1)
+            strong = waiting[pulse] >= scanner.sensitivity
+            waiting[pulse[strong]] = 0
+            num_returns[pulse[strong]] += 1
             found.append(rays[strong, members.argmax(axis=1)[strong]])
-            hidden = np.where(strong[:, None], depth < nearest + separation, members)
-            depth = np.where(hidden, np.inf, depth)
-        return np.concatenate(found)
+            pulses.append(pulse[strong])
+            numbers.append(num_returns[pulse[strong]])
+            behind = depth < nearest[:, None] + scanner.separation
+            depth = np.where(np.where(strong[:, None], behind, members), np.inf, depth)
+        return np.concatenate(found), np.concatenate(numbers), num_returns[np.concatenate(pulses)]

@@ -11,12 +11,17 @@ from pointup.synthetic.randomness import log_uniform, waves
 from pointup.synthetic.tessellation import grid
 
 
-def ground(rng: np.random.Generator) -> Field:
-    """A random height field: maps places (..., 2) to heights (...)."""
+def ground(rng: np.random.Generator, steep: bool = False) -> Field:
+    """A random height field: maps places (..., 2) to heights (...).
+
+    A `steep` one has a slope of 20 to 45 degrees.
+    """
     roughness = log_uniform(rng, 0.002, 0.015)
     lengths = (60.0, 25.0, 10.0, 4.0, 1.5)
     bumps = [(roughness * length, waves(rng, 4 / length, dimension=2)) for length in lengths]
     slope = rng.normal(size=2) * rng.choice([0.02, 0.1, 0.25])
+    if steep:
+        slope *= np.tan(np.radians(rng.uniform(20, 45))) / np.linalg.norm(slope)
 
     def hills(places: np.ndarray) -> np.ndarray:
         return places @ slope + sum(strength * wave(places) for strength, wave in bumps)

@@ -1,4 +1,4 @@
-"""`pointup prepare`: makes pair datasets from survey files, meshes and HDF5 patches."""
+"""`pointup prepare`: makes pairs from surveys, meshes, HDF5 patches and simulated scenes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from pointup.cli.prepare.join import Join
+from pointup.cli.prepare.scenes import Scenes
 from pointup.cli.prepare.shapes import H5, Default, Meshes
 from pointup.cli.prepare.surveys import Pairs, Thin
 
@@ -16,6 +17,7 @@ Source = (
     | Annotated[Thin, tyro.conf.subcommand("thin")]
     | Annotated[Meshes, tyro.conf.subcommand("meshes")]
     | Annotated[H5, tyro.conf.subcommand("h5")]
+    | Annotated[Scenes, tyro.conf.subcommand("scenes")]
     | Annotated[Default, tyro.conf.subcommand("default")]
     | Annotated[Join, tyro.conf.subcommand("join")]
 )
@@ -23,7 +25,7 @@ Source = (
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Make a pair dataset from survey files, meshes, HDF5 patches or other pair datasets."""
+    """Make a pair dataset from surveys, meshes, HDF5 patches, simulated scenes or pair datasets."""
 
     source: Source
 

@@ -1,0 +1,76 @@
+"""Pairs of simulated surveys of landscapes: from an aeroplane, and from a drone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pointup.datasets.pair import Pair
+from pointup.geometry.surfaces import Surface
+from pointup.synthetic.landscapes import KINDS, random_scene, scan
+from pointup.synthetic.randomness import log_uniform
+
+# Increase this number with each change of the pairs.
+RECIPE = 1
+# Keeps these scenes apart from those of the default dataset with the same seed.
+SERIES = 5_001
+MIN_POINTS = 32
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class SurveyPlan:
+    """What is surveyed, and how densely.
+
+    Attributes:
+        width: side length of the square tile, in metres.
+        source_density: smallest and largest number of source points per square metre.
+        target_density: target points per square metre.
+        ratios: target points for each source point, drawn from these; replaces `target_density`.
+        kinds: kinds of landscape, in turn.
+    """
+
+    width: float = 10.0
+    source_density: tuple[float, float] = (6.0, 22.0)
+    target_density: float = 300.0
+    ratios: tuple[float, ...] = ()
+    kinds: tuple[str, ...] = KINDS
+
+
+def survey_pair(
+    plan: SurveyPlan, seed: int, validation: bool, number: int
+) -> tuple[Pair, Surface | None]:
+    """A pair, and in validation its surface; both depend only on the arguments.
+
+    The scenes of validation are other ones than those of training, whatever their seeds. Densities
+    count returns and are met within a few per cent. Validation pairs have a second drone survey,
+    independent of the first.
+    """
+    kind = plan.kinds[number % len(plan.kinds)]
+    for attempt in range(ATTEMPTS):
+        rng = np.random.default_rng([SERIES, seed, validation, number, attempt])
+        density = log_uniform(rng, *plan.source_density)
+        denser = plan.target_density
+        if plan.ratios:
+            denser = density * rng.choice(plan.ratios)
+        scene = random_scene(rng, plan.width, kind)
+        source = scan(scene, density, rng, count_returns=True).points
+        target = scan(scene, denser, rng, from_drone=True, count_returns=True)
+        if min(len(source), len(target.points)) >= MIN_POINTS:
+            break
+    second = None
+    if validation:
+        again = scan(scene, denser, rng, from_drone=True, count_returns=True)
+        second = again.points.astype(np.float32)
+    name = f"{kind}_{'validation' if validation else 'train'}_{number:05d}"
+    pair = Pair(
+        name=name,
+        source=source.astype(np.float32),
+        target=target.points.astype(np.float32),
+        target_normals=target.normals.astype(np.float32),
+        resample=second,
+        vertical=True,
+        surface=f"{name}.npz" if validation else "",
+    )
+    return pair, scene.surface() if validation else None
