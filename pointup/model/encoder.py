@@ -187,7 +187,7 @@ class PointEncoder(nn.Module):
             len(index),
             points_per_block(features.device),
             gathered=[(layer.key_value(features), index)],
-            rows=[features[: len(index)], g],
+            rows=[features if len(index) == len(features) else features[: len(index)], g],
             parameters=layer.parameters(),
             random=self.random,
             recompute=recompute,
