@@ -22,10 +22,10 @@ SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2
 StoreMaker = Callable[..., Store]
 
 
-def small_model(noise: float = 0.0) -> Upsampler:
+def small_model(noise: float = 0.0, **options: object) -> Upsampler:
     """A small model for tests; with noise it moves the children, like a trained model."""
     torch.manual_seed(0)
-    model = Upsampler(**SMALL).eval()
+    model = Upsampler(**{**SMALL, **options}).eval()
     with torch.no_grad():
         for weights in model.parameters():
             weights += noise * torch.randn_like(weights)

@@ -38,6 +38,23 @@ def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tens
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 
 
+def slot_ranks(num_slots: int, extrapolation: bool) -> Tensor:
+    """Ranks (num_slots,) int64 of the neighbours that the slots of a point are tied to, 0 for the
+    point itself.
+
+    With `extrapolation` every second slot extrapolates from the neighbour of the slot before it:
+    ranks 0, 1, 1, 2, 2, ... (`is_extrapolated`).
+    """
+    slots = torch.arange(num_slots)
+    return (slots + 1) // 2 if extrapolation else slots
+
+
+def is_extrapolated(num_slots: int, extrapolation: bool) -> Tensor:
+    """Which slots (num_slots,) bool start beyond the point, opposite to their neighbour."""
+    slots = torch.arange(num_slots)
+    return (slots > 0) & (slots % 2 == 0) & extrapolation
+
+
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:
     """Runs of consecutive clouds with equal numbers of slots, as (slots, slice of their points).
 

@@ -9,6 +9,8 @@ from typing import Any
 
 MAX_OVERSAMPLING = 8.0
 """Largest `oversampling`."""
+MAX_PASS_RATIO = 8.0
+"""Default of `max_pass_ratio`."""
 
 RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
 """Current names of options that earlier versions stored under other names."""
@@ -24,6 +26,10 @@ LARGEST = {
     "num_refinements": 128,
     "slots_per_ratio": 64.0,
     "relaxation_steps": 10_000,
+    "column_layers": 128,
+    "column_neighbors": 1024,
+    "column_stride": 64,
+    "max_pass_ratio": 64.0,
 }
 
 
@@ -46,6 +52,27 @@ class ModelConfig:
     num_refinements: int = 1
     """Refinements of each child: it attends to its parent's neighbours and moves. All refinements
     share weights."""
+    column_layers: int = 0
+    """Attention layers over points of the same column: neighbours in the horizontal plane, at any
+    height. With them the model knows the vertical profile around each point. For surveys only: the
+    third coordinate must be a height."""
+    column_neighbors: int = 24
+    """Points of its column that each point attends to in these layers, itself among them."""
+    column_stride: int = 4
+    """They are every so manyth of the horizontally nearest points."""
+    extrapolation: bool = False
+    """Every second candidate starts beyond its parent, opposite to a neighbour, instead of half way
+    to the neighbour. Such candidates reach into holes and below crowns."""
+    predict_error: bool = False
+    """Predict the distance of each candidate to the target. Thinning prefers reliable candidates,
+    by `error_exponent`."""
+    error_exponent: float = 0.5
+    """Exponent of the predicted error in the spacing of candidates: 0 selects evenly spaced
+    candidates; larger values leave places without reliable candidates emptier. No weight depends on
+    it: it can be changed in the config.json of a trained model."""
+    max_pass_ratio: float = MAX_PASS_RATIO
+    """Largest ratio of a single pass of `pointup upsample`; larger ratios take several passes. No
+    weight depends on it."""
     slots_per_ratio: float = 2.0
     """Candidates per output point; thinning keeps the most evenly spaced ones."""
     density_exponent: float = 0.7
@@ -68,6 +95,12 @@ class ModelConfig:
     dropout: float = 0.0
     """Share of attention weights dropped in training."""
 
+    @property
+    def column_size(self) -> int:
+        """Number of horizontally nearest points that make up the column of a point; 0 without
+        column layers."""
+        return self.column_stride * (self.column_neighbors - 1) + 1 if self.column_layers else 0
+
     def __post_init__(self) -> None:
         for option in fields(self):
             _check_type(option.name, str(option.type), getattr(self, option.name))
@@ -78,11 +111,12 @@ class ModelConfig:
                 )
         at_least_one = (
             "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
+            "column_neighbors", "column_stride",
         )  # fmt: skip
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_layers", "relaxation_steps"):
+        for name in ("num_layers", "column_layers", "relaxation_steps", "error_exponent"):
             if getattr(self, name) < 0:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
         for name in ("heads", "child_heads"):
@@ -91,6 +125,11 @@ class ModelConfig:
                     f"model.feature_dim {self.feature_dim} is not a multiple of model.{name} "
                     f"{getattr(self, name)}; change one, or set concat to False"
                 )
+        if self.max_pass_ratio < MAX_PASS_RATIO:
+            raise ValueError(
+                f"model.max_pass_ratio is {self.max_pass_ratio}; it must be at least "
+                f"{MAX_PASS_RATIO:g}"
+            )
         if self.slots_per_ratio < 1.0:
             raise ValueError(
                 f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "

@@ -12,6 +12,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from pointup.geometry.columns import (
+    NUM_FEATURES,
+    QUANTILES,
+    Columns,
+    describe_columns,
+    describe_profiles,
+)
 from pointup.geometry.local_geometry import (
     LocalGeometry,
     describe_neighbors,
@@ -72,13 +79,34 @@ class PointEncoder(nn.Module):
         self.quota = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, 1))
         # Exponents of the spacing and of the nearest gaps: sparse places get a larger quota.
         self.quota_powers = nn.Parameter(torch.tensor([0.0, 0.5]))
-        for last in (self.normal, self.density, cast(nn.Linear, self.quota[-1])):
+        last_layers = [self.normal, self.density, cast(nn.Linear, self.quota[-1])]
+        if config.column_layers:
+            self.profile = nn.Sequential(
+                nn.Linear(len(QUANTILES), dim), nn.GELU(), nn.Linear(dim, dim)
+            )
+            self.column_position = nn.Sequential(
+                nn.Linear(NUM_FEATURES, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU()
+            )
+            self.column_layers = nn.ModuleList(
+                [attention_block(config, config.heads) for _ in range(config.column_layers)]
+            )
+            # A network without these layers and one where they are new compute the same.
+            last_layers.append(cast(nn.Linear, self.profile[-1]))
+            for layer in self.column_layers:
+                block = cast(AttentionBlock, layer)
+                assert block.feed_forward is not None
+                last_layers += [block.attention.out, cast(nn.Linear, block.feed_forward[-1])]
+        for last in last_layers:
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def encode(self, geometry: LocalGeometry, recompute: bool = True) -> tuple[Tensor, Tensor]:
+    def encode(
+        self, geometry: LocalGeometry, columns: Columns | None, recompute: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Features (N, C) of the input points, and encoded neighbour positions (N, K, P).
 
+        `columns` of the first n points; features of the others are those without columns. None for
+        a model without column layers.
         `recompute` saves memory at the cost of time in training, see `in_blocks`.
         """
         num_points = len(geometry.index)
@@ -105,31 +133,61 @@ class PointEncoder(nn.Module):
         features = in_blocks(
             embed, num_points, block_size, rows=[g], parameters=weights, recompute=recompute
         )
+        if columns is not None:
+            features = self.attend_to_columns(features, geometry, columns, recompute)
         for layer in self.layers:
-            block_layer = cast(AttentionBlock, layer)
-            features = self.attend_to_neighbors(block_layer, features, g, geometry, recompute)
+            features = self.attend(
+                cast(AttentionBlock, layer),
+                features,
+                g,
+                geometry.index,
+                geometry.missing,
+                recompute,
+            )
         return features, g
 
-    def attend_to_neighbors(
+    def attend_to_columns(
+        self, features: Tensor, geometry: LocalGeometry, columns: Columns, recompute: bool = True
+    ) -> Tensor:
+        """Features (N, C) with those of the points' columns, which may be those of the first n."""
+        num_points, dtype = len(columns.index), self.dtype
+        spacing = geometry.spacing[:num_points]
+        profile = self.profile(describe_profiles(columns, spacing).to(dtype))
+        g = self.column_position(describe_columns(columns, spacing).to(dtype))
+        rest = features[num_points:]
+        features = torch.cat([features[:num_points] + profile, rest])
+        for layer in self.column_layers:
+            block_layer = cast(AttentionBlock, layer)
+            attended = self.attend(
+                block_layer, features, g, columns.index, columns.missing, recompute
+            )
+            features = torch.cat([attended, rest])
+        return features
+
+    def attend(
         self,
         layer: AttentionBlock,
         features: Tensor,
         g: Tensor,
-        geometry: LocalGeometry,
+        index: Tensor,
+        missing: Tensor,
         recompute: bool = True,
     ) -> Tensor:
-        """Features (N, C) after a layer, from features (N, C) and positions `g` (N, K, P)."""
+        """Features (n, C) after a layer: the first n points attend to their neighbours.
+
+        Shapes: features (N, C), encoded positions `g` (n, K, P), `index` and `missing` (n, K).
+        """
 
         def attend(block: Block, kv: Tensor, x: Tensor, g: Tensor) -> Tensor:
             x_NRC, g_NRKP = x.unsqueeze(1), g.unsqueeze(1)
-            return layer(x_NRC, kv, block.of_points(geometry.missing), g_NRKP).squeeze(1)
+            return layer(x_NRC, kv, block.of_points(missing), g_NRKP).squeeze(1)
 
         return in_blocks(
             attend,
-            len(features),
+            len(index),
             points_per_block(features.device),
-            gathered=[(layer.key_value(features), geometry.index)],
-            rows=[features, g],
+            gathered=[(layer.key_value(features), index)],
+            rows=[features if len(index) == len(features) else features[: len(index)], g],
             parameters=layer.parameters(),
             random=self.random,
             recompute=recompute,

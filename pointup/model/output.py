@@ -42,6 +42,9 @@ class UpsamplerOutput(NamedTuple):
 
     gaps: Tensor
     """(N,) float32: mean distance of each input point to its four nearest others, 0 for none."""
+    log_error: Tensor | None = None
+    """(M,) float32: logarithm of the predicted distance of each output point to the target, in
+    spacings of the target; None for a model without `predict_error`."""
 
     def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
         """The output with its clouds in another order.
@@ -70,4 +73,5 @@ class UpsamplerOutput(NamedTuple):
             of_points(self.log_shares),
             of_points(self.log_quotas),
             of_points(self.gaps),
+            None if self.log_error is None else self.log_error[rows],
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import torch
 
@@ -12,25 +13,57 @@ from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.upsampling.models import load_model
 
+EXTENSIONS = frozenset(
+    {
+        "column_layers", "column_neighbors", "column_stride", "extrapolation", "predict_error",
+        "error_exponent", "max_pass_ratio", "slots_per_ratio", "density_exponent", "oversampling",
+        "relaxation_steps", "dropout",
+    }
+)  # fmt: skip
+"""Model options that may be given with `--initial-model`: they keep its weights, and add others."""
+
+
+def _changed(stored: ModelConfig, given: ModelConfig) -> dict[str, Any]:
+    """Options that are neither the default nor those of the stored model."""
+    default = ModelConfig()
+    values = {option.name: getattr(given, option.name) for option in fields(ModelConfig)}
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (getattr(default, name), getattr(stored, name))
+    }
+
+
+def _extended(model: Upsampler, options: ModelConfig) -> Upsampler:
+    """A model with other options and the same weights; weights that are new compute nothing yet."""
+    extended = Upsampler(**asdict(options)).train()
+    missing = extended.load_state_dict(model.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    return extended
+
 
 def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
     """A model with random weights of the seed, or `config.initial_model`; and the config with its
     model options.
 
     `config.train_only` freezes all other weights. Raises ModelError if the initial model doesn't
-    exist. Raises ConfigError if the config has other model options than the initial model, or if
-    `train_only` matches no weight.
+    exist. Raises ConfigError if the config has model options that do not fit the weights of the
+    initial model (those outside `EXTENSIONS`), or if `train_only` matches no weight.
     """
     if config.initial_model is None:
         torch.manual_seed(config.seed)
         model = Upsampler(**asdict(config.model))
     else:
         model = load_model(config.initial_model, torch.device("cpu")).train()
-        if config.model not in (ModelConfig(), model.config):
+        changed = _changed(model.config, config.model)
+        if given := sorted(changed.keys() - EXTENSIONS):
             raise ConfigError(
-                f"--initial-model {config.initial_model} sets the model options; leave out all "
-                "options that begin with --model."
+                f"--initial-model {config.initial_model} sets the model options; leave out "
+                + ", ".join(f"--model.{name.replace('_', '-')}" for name in given)
             )
+        if changed:
+            torch.manual_seed(config.seed)
+            model = _extended(model, replace(model.config, **changed))
         config = replace(config, model=model.config)
     for name, weights in model.named_parameters():
         weights.requires_grad_(not config.train_only or name.startswith(config.train_only))

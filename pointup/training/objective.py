@@ -40,6 +40,10 @@ class LossConfig:
 
     chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Chamfer distance between output and target; density-aware is for two separate surveys."""
+    unit: Literal["local", "cloud"] = "local"
+    """Unit of the distances: the spacing of the target at each place, so that a sparse corner of a
+    survey doesn't dominate its dense rest, or its mean over the cloud, so that a centimetre counts
+    the same everywhere."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per spacing of the target."""
     trim: float = 0.0
@@ -52,6 +56,9 @@ class LossConfig:
     coverage: float = 0.0
     """Weight of the fourth power of the distance from the target to the nearest candidate, at most
     two spacings."""
+    error: float = 0.2
+    """Weight of the negative log likelihood of the distances from output points to the target under
+    the predicted errors, for a model with `predict_error`."""
     density: float = 1.0
     """Weight of the negative log likelihood of the target's points under the predicted density."""
     repulsion: float = 0.0
@@ -59,7 +66,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name not in ("chamfer", "trim") and not 0 <= value < math.inf:
+            if name not in ("chamfer", "unit", "trim") and not 0 <= value < math.inf:
                 raise ConfigError(f"--loss.{name} is {value}; it must be at least 0, and finite")
         if not 0 <= self.trim < 1:
             raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
@@ -120,14 +127,16 @@ def losses_of_model(
 def cloud_losses(
     output: UpsamplerOutput, batch: Batch, spacing: Tensor, config: LossConfig
 ) -> Tensor:
-    """Loss (B,) of each cloud; each distance is divided by the local `spacing` (N,) of the target.
+    """Loss (B,) of each cloud; each distance is divided by the local `spacing` (N,) of the target,
+    or its mean (`LossConfig.unit`).
 
-    With local units, a sparse corner of a survey doesn't dominate its dense rest. The loss of an
-    empty batch is (0,), with a graph to the weights.
+    The loss of an empty batch is (0,), with a graph to the weights.
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
     mean_spacing = mean_spacing.masked_fill(mean_spacing <= 0, 1.0)
+    if config.unit == "cloud":
+        spacing = mean_spacing[batch_from_ptr(batch.ptr, len(spacing))]
     if config.chamfer == "density-aware":
         loss = density_aware_chamfer_distance(
             pos / mean_spacing[batch_from_ptr(ptr, len(pos)), None],
@@ -157,6 +166,8 @@ def cloud_losses(
                 points, points_ptr, target, target_ptr, batch.target_normals
             )
             loss = loss + weight * plane / mean_spacing
+    if config.error > 0 and output.log_error is not None:
+        loss = loss + config.error * error_loss(output, output.log_error, batch, spacing)
     if config.coverage > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
         gap = gap / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
@@ -168,6 +179,20 @@ def cloud_losses(
         repulsion = repulsion_loss(pos, ptr, k=4, radius=mean_spacing)
         loss = loss + config.repulsion * repulsion / mean_spacing
     return loss
+
+
+def error_loss(output: UpsamplerOutput, log_error: Tensor, batch: Batch, spacing: Tensor) -> Tensor:
+    """Negative log likelihood (B,) of the distances from the output to the target.
+
+    Each distance, in spacings of the target, has an exponential distribution whose mean is the
+    predicted error. The distances are constants here: this term moves no point.
+    """
+    with torch.no_grad():
+        squared, _ = nearest(output.pos, output.ptr, batch.target, batch.target_ptr)
+        squared = squared.masked_fill(squared == torch.inf, 0.0)
+        distance = squared.sqrt() / spacing[output.parent]
+    missed = log_error + distance * torch.exp(-log_error)
+    return segment_mean(missed, output.ptr)
 
 
 def density_loss(output: UpsamplerOutput, batch: Batch) -> Tensor:

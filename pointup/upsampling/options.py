@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass
 
 from pointup.errors import ConfigError
-from pointup.model.config import MAX_OVERSAMPLING, ModelConfig
+from pointup.model.config import MAX_OVERSAMPLING, MAX_PASS_RATIO, ModelConfig
 
 MAX_LOCAL_RATIO = 16.0
 """Largest number of output points for one input point at a target density."""
 
-MAX_PASS_RATIO = 8.0
-"""Largest ratio of a single pass; a larger ratio starts with a pass of PASS_RATIO."""
 PASS_RATIO = 4.0
+"""Ratio of the first passes where the ratio is above the largest of a single pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +51,12 @@ class UpsampleOptions:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{name.replace('_', ' ')} {value:g}: must be positive")
 
-    def pass_ratios(self, num_points: int) -> list[float | None]:
-        """The ratio of each pass over `num_points` points; None for passes by target density."""
+    def pass_ratios(self, num_points: int, largest: float = MAX_PASS_RATIO) -> list[float | None]:
+        """The ratio of each pass over `num_points` points, at most `largest`; None for passes by
+        target density."""
         if self.density is not None:
             return [None, None]
-        ratios: list[float | None] = [*pass_ratios(self.ratio)]
+        ratios: list[float | None] = [*pass_ratios(self.ratio, largest)]
         # The product of the ratios, and so the number of output points, is exact.
         before = num_points * PASS_RATIO ** (len(ratios) - 1)
         return [*ratios[:-1], round(self.ratio * num_points) / before]
@@ -70,14 +70,15 @@ class UpsampleOptions:
         return round((self.ratio if self.density is None else MAX_LOCAL_RATIO) * num_points)
 
 
-def pass_ratios(ratio: float) -> list[float]:
+def pass_ratios(ratio: float, largest: float = MAX_PASS_RATIO) -> list[float]:
     """Split a ratio into the ratios of passes: 16x becomes 4x and 4x, 12x becomes 4x and 3x.
 
     A single pass of 16x takes midpoints to 32 neighbours, which lie far off the surface. In two
-    passes of 4x, the second one takes midpoints between the new points.
+    passes of 4x, the second one takes midpoints between the new points. `largest` is the
+    `max_pass_ratio` of the model.
     """
     ratios = []
-    while ratio > MAX_PASS_RATIO:
+    while ratio > largest:
         ratios.append(PASS_RATIO)
         ratio /= PASS_RATIO
     return [*ratios, ratio]

@@ -42,7 +42,7 @@ def run_passes(
     points are selected again.
     """
     oversampling = options.oversampling_of(model.config)
-    ratios = options.pass_ratios(len(measured))
+    ratios = options.pass_ratios(len(measured), model.config.max_pass_ratio)
     passes: list[UpsamplingPass] = []
 
     def run(

@@ -46,7 +46,7 @@ def test_blocks_and_recomputation_do_not_change_results(
         model = as_if_trained(dropout=dropout).train()
         monkeypatch.setattr("pointup.model.upsampler.children_kept", lambda _, n=children_kept: n)
         monkeypatch.setattr(
-            "pointup.model.upsampler.points_per_block", lambda _, n=points_per_block: n
+            "pointup.model.children.points_per_block", lambda _, n=points_per_block: n
         )
         torch.manual_seed(1)
         output = model(pos, ptr, 2.0)

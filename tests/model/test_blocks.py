@@ -37,7 +37,7 @@ def model_of(dropout: float) -> Upsampler:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_recomputed_and_kept_intermediates_give_the_same_gradients(dropout: float) -> None:
     model = model_of(dropout)
-    with mock.patch("pointup.model.upsampler.points_per_block", lambda device: 40):
+    with mock.patch("pointup.model.children.points_per_block", lambda device: 40):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
     assert len(again) == len(kept) > 10
     for one, other in zip(again, kept, strict=True):

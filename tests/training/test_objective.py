@@ -161,3 +161,33 @@ def test_the_ratio_of_a_pair_is_clamped_to_one_and_the_largest() -> None:
 def test_an_impossible_weight_is_refused() -> None:
     with pytest.raises(ConfigError, match="repulsion"):
         replace(LossConfig(), repulsion=-1.0)
+
+
+def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() -> None:
+    batch = batch_of((25, 60))
+    ratio = training_ratio(batch, None, 16.0)
+    output: UpsamplerOutput = Upsampler(**SMALL, predict_error=True)(batch.pos, batch.ptr, ratio)
+    spacing = torch.full((25,), 0.5)
+    true = (torch.cdist(output.pos, batch.target).amin(1) / 0.5).log()
+
+    def term(log_error: torch.Tensor) -> float:
+        given = output._replace(log_error=log_error)
+        plain = LossConfig(point_to_plane=0.0, density=0.0, error=0.0)
+        losses = [
+            cloud_losses(given, batch, spacing, config)[0]
+            for config in (replace(plain, error=0.3), plain)
+        ]
+        return float(losses[0] - losses[1])
+
+    assert term(true) == pytest.approx(0.3 * float(true.mean() + 1), abs=1e-4)
+    assert term(true) < min(term(true + 0.1), term(true - 0.1), term(true.mean().expand(60)))
+
+
+def test_with_the_unit_of_the_cloud_a_centimetre_counts_the_same_everywhere() -> None:
+    batch = batch_of((25, 60))
+    output: UpsamplerOutput = Upsampler(**SMALL)(batch.pos, batch.ptr, 60 / 25)
+    spacing = torch.linspace(0.1, 0.9, 25)
+    distances = torch.cdist(output.pos, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
+    expected = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
+    config = LossConfig(point_to_plane=0.0, density=0.0, unit="cloud")
+    torch.testing.assert_close(cloud_losses(output, batch, spacing, config)[0], expected)

@@ -30,6 +30,9 @@ def test_neighbors_in_a_region_are_those_in_the_whole_cloud(
             rows = slice(store.block_ptr[block], store.block_ptr[block + 1])
             region = Region(store, block, block + 1, dims)
             found = region.neighbors(position[rows], k)
+            other_dims = Region(store, block, block + 1, dims=5 - dims)
+            other_dims.neighbors(position[rows], k)
+            assert np.array_equal(found[0], other_dims.neighbors(position[rows], k, dims)[0])
             index = expected[rows, :k]
             assert np.allclose(found[0], np.take_along_axis(distance[rows], index, axis=1))
             assert np.array_equal(region.rows["position"][found[1]], position[index])

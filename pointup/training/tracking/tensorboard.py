@@ -39,7 +39,7 @@ TAGS = {
     "idle_fraction": "4 speed/idle fraction",
     "peak_memory_gib": "5 memory/peak in GiB",
     "out_of_memory": "5 memory/steps out of memory",
-    "unreadable_clouds": "4 batches/unreadable clouds",
+    "unreadable_clouds": "3 training/unreadable clouds",
 }
 """Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first."""
 REFERENCES = {

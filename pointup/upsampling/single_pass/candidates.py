@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 from pointup.errors import ConfigError, ModelError
+from pointup.geometry.columns import columns_of
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import REACH, LocalGeometry, local_geometry
+from pointup.geometry.midpoints import slot_ranks
+from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling.single_pass.neighborhood import Neighborhood, gather_neighborhood
 from pointup.upsampling.single_pass.reach import SLACK
 from pointup.upsampling.store.region import Region
 
@@ -32,6 +36,8 @@ class Candidates:
         offset: (M, 3) float32, from the parent to the child.
         distance: (M,) float32, from the child to the nearest of its parent and the parent's
             neighbours.
+        error: (M,) float32, predicted error of the child to the power of the model's
+            `error_exponent`, a factor of the spacing in the selection; 1 without a prediction.
         spacing: (N,) float32, smoothed distance between points around each parent.
         reach: (N,) float32, largest distance of new points to each parent.
         quota: (N,) float32, logarithm of the predicted share of each parent in the new points, up
@@ -41,6 +47,7 @@ class Candidates:
     num_slots: np.ndarray
     offset: np.ndarray
     distance: np.ndarray
+    error: np.ndarray
     spacing: np.ndarray
     reach: np.ndarray
     quota: np.ndarray
@@ -64,6 +71,7 @@ class Candidates:
             self.num_slots[start:stop],
             self.offset[children],
             self.distance[children],
+            self.error[children],
             self.spacing[start:stop],
             self.reach[start:stop],
             self.quota[start:stop],
@@ -76,65 +84,6 @@ class Candidates:
             offset=np.where(rejected[:, None], np.float32(0), self.offset),
             distance=np.where(rejected, np.float32(0), self.distance),
         )
-
-
-@dataclass(frozen=True)
-class Neighborhood:
-    """C core points, and all other points that their children depend on.
-
-    Attributes:
-        pos: (N, 3) float32, the core points first.
-        index: (N, K) int64 neighbours, each point itself first; -1 where no child depends on them.
-        squared: (N, K) float32 squared distances.
-        slot_index: (C, R) int64, the neighbour that each slot of each core point belongs to.
-        places: (N,) int64, indices of the points in `Region.rows`.
-    """
-
-    pos: np.ndarray
-    index: np.ndarray
-    squared: np.ndarray
-    slot_index: np.ndarray
-    places: np.ndarray
-
-
-def gather_neighborhood(
-    region: Region, core: np.ndarray, k: int, num_slots: int, num_hops: int
-) -> Neighborhood:
-    """All points within `num_hops` steps from point to neighbour of the points at places `core`."""
-    of_slots = region.neighbors_of(core, max(k, num_slots))
-    frontier, found = core, [(of_slots[0][:, :k], of_slots[1][:, :k])]
-    reached, touched = core, of_slots[1]
-    for _ in range(num_hops - 1):
-        frontier = np.setdiff1d(touched[touched >= 0], reached)
-        reached = np.concatenate([reached, frontier])
-        found.append(region.neighbors_of(frontier, k))
-        touched = found[-1][1]
-    # Only the positions of the outermost points are needed.
-    frontier = np.setdiff1d(touched[touched >= 0], reached)
-    reached = np.concatenate([reached, frontier])
-
-    place = np.full(len(region) + 1, -1, dtype=np.int64)
-    place[reached] = np.arange(len(reached))
-    index = np.full((len(reached), k), -1, dtype=np.int64)
-    squared = np.full((len(reached), k), np.inf, dtype=np.float32)
-    index[:, 0], squared[:, 0] = np.arange(len(reached)), 0.0
-    num_known = len(reached) - len(frontier)
-    index[:num_known] = place[np.concatenate([places for _, places in found])]
-    squared[:num_known] = np.square(np.concatenate([distance for distance, _ in found]))
-    positions = region.rows["position"][reached]
-    # Centred in float64, so that differences of neighbours are exact in float32.
-    centre = (positions.min(axis=0) + positions.max(axis=0)) / 2
-    pos = (positions - centre).astype(np.float32)
-    return Neighborhood(pos, index, squared, place[of_slots[1][:, :num_slots]], reached)
-
-
-def num_hops(model: Upsampler) -> int:
-    """Number of neighbour steps from a parent to the farthest point that its children depend on.
-
-    One for the features of the parent's neighbours, one for each layer, one for the neighbours that
-    the input features describe, and one for the local spacing of those.
-    """
-    return model.config.num_layers + 3
 
 
 def make_candidates(
@@ -156,19 +105,19 @@ def make_candidates(
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
         ones = np.ones(len(core), dtype=np.float32)
-        reach = _reach(region, core, model.config.k + 1)
-        return Candidates(num_slots, nothing, nothing[:, 0], ones, reach, 0 * ones)
+        reach = _reach(region, core, model.config)
+        none = nothing[:, 0]
+        return Candidates(num_slots, nothing, none, none, ones, reach, 0 * ones)
     # Parents with the same number of slots are consecutive.
     order = np.argsort(num_slots, kind="stable")
-    near = gather_neighborhood(
-        region, core[order], model.config.k + 1, int(num_slots.max()), num_hops(model)
-    )
+    ranks = slot_ranks(int(num_slots.max()), model.config.extrapolation).numpy()
+    near = gather_neighborhood(region, core[order], ranks, model.config)
     slack = None
     if SLACK in (region.rows["attributes"].dtype.names or ()):
         slack = region.rows["attributes"][SLACK][near.places]
     try:
         with device_lock:
-            offset, distance, *of_parents = _run(
+            offset, distance, spread, *of_parents = _run(
                 model, near, num_slots[order], slack, device, children_per_call
             )
     except torch.OutOfMemoryError as error:
@@ -176,17 +125,19 @@ def make_candidates(
             f"{device} has too little memory for {len(near.pos)} points at a time; lower "
             "--token-budget"
         ) from error
-    for values in (offset, *of_parents):
+    for values in (offset, spread, *of_parents):
         if not np.isfinite(values).all():
             raise ModelError("the output of the model is not finite; train it again")
     back = np.argsort(np.repeat(order, num_slots[order]), kind="stable")
     place = np.argsort(order)
-    return Candidates(num_slots, offset[back], distance[back], *(v[place] for v in of_parents))
+    return Candidates(
+        num_slots, offset[back], distance[back], spread[back], *(v[place] for v in of_parents)
+    )
 
 
-def _reach(region: Region, core: np.ndarray, k: int) -> np.ndarray:
+def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Largest distance (C,) of new points to each of the points at places `core`."""
-    near = gather_neighborhood(region, core, k, 0, num_hops=2)
+    near = gather_neighborhood(region, core, np.empty(0, dtype=np.int64), config)
     pos, index, squared = map(torch.from_numpy, (near.pos, near.index, near.squared))
     geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
     reach: np.ndarray = (REACH * geometry.local_spacing[: len(core), 0]).numpy()
@@ -202,13 +153,16 @@ def _run(
     device: torch.device,
     children_per_call: int,
 ) -> tuple[np.ndarray, ...]:
-    """Offset and distance of the children; smoothed spacing, reach and quota of their parents."""
-    pos, index, squared, slot_index = (
+    """Offset, distance and error of the children; smoothed spacing, reach and quota of their
+    parents."""
+    pos, index, squared, slot_index, in_plane = (
         torch.from_numpy(values).to(device)
-        for values in (near.pos, near.index, near.squared, near.slot_index)
+        for values in (near.pos, near.index, near.squared, near.slot_index, near.columns)
     )
+    config = model.config
     geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
-    features, g = model.encode(geometry)
+    columns = columns_of(pos, in_plane, config.column_stride) if config.column_layers else None
+    features, g = model.encode(geometry, columns)
     normals = model.turn_normals(features, g, geometry)
     tables = model.child_tables(features)
     reach = REACH * geometry.local_spacing[:, 0]
@@ -217,21 +171,25 @@ def _run(
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
-    offsets, distances = [], []
+    offsets, distances, errors = [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
         children = model.place_children(pos, rows, index, tables, g, normals, geometry)
+        error = children.new_ones(children.shape[:2])
+        if config.predict_error:
+            error = children[..., 3].mul(config.error_exponent).exp()
+            children = children[..., :3]
         offset = children - pos[rows].unsqueeze(1)
         distance, is_near = _distance_to_points(offset, rows, slot_index, pos, reach, geometry)
         # An offset that is not finite is out of reach. It is kept, so that the caller reports it.
         is_copy = (index < 0) | (~is_near & offset.isfinite().all(-1))
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
+        errors.append(error.flatten().cpu())
     quota = model.quota_logits(features, geometry)
     of_parents = (values[: len(num_slots)].cpu() for values in (spacing[:, 0], reach, quota))
-    return tuple(
-        values.numpy() for values in (torch.cat(offsets), torch.cat(distances), *of_parents)
-    )
+    of_children = (torch.cat(values) for values in (offsets, distances, errors))
+    return tuple(values.numpy() for values in (*of_children, *of_parents))
 
 
 def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, int]]:

@@ -56,6 +56,7 @@ class OversampledCandidates:
             np.bincount(row, minlength=stop - start),
             (np.concatenate(points)[order] - of_row).astype(np.float32),
             np.concatenate(distances)[order],
+            np.ones(len(row), dtype=np.float32),
             spacing,
             reach,
             quota,

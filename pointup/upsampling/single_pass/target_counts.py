@@ -7,7 +7,7 @@ import torch
 
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model.config import ModelConfig
-from pointup.upsampling.options import MAX_PASS_RATIO, PASS_RATIO, UpsampleOptions
+from pointup.upsampling.options import PASS_RATIO, UpsampleOptions
 from pointup.upsampling.single_pass.density import ratios_for_density
 from pointup.upsampling.single_pass.pass_output import TARGET_COUNT
 from pointup.upsampling.single_pass.quotas import by_quota, by_ratio
@@ -43,7 +43,7 @@ class TargetCounts:
             target_count = ratios_for_density(self._store, block, self._options.density)
         else:
             target_count = self._store.read_block(block)["attributes"][TARGET_COUNT]
-        ratio = np.where(target_count > MAX_PASS_RATIO, PASS_RATIO, target_count)
+        ratio = np.where(target_count > self._config.max_pass_ratio, PASS_RATIO, target_count)
         return ratio, target_count / ratio
 
     def num_slots(self, ratio: np.ndarray) -> np.ndarray:

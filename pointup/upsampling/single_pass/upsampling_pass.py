@@ -174,7 +174,7 @@ class UpsamplingPass:
         core = region.places(block)
         parent = found.parent
         points = region.rows["position"][core[parent]] + found.offset
-        scale = found.spacing[parent].astype(np.float64)
+        scale = (found.spacing[parent] * found.error).astype(np.float64)
         distance = np.full(len(points), np.inf)
         if self.options.originals:
             distance = found.distance / scale
@@ -276,7 +276,7 @@ class UpsamplingPass:
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
-        scale = found.spacing[found.parent]
+        scale = found.spacing[found.parent] * found.error
         radius = first_radius(points, scale, self._num_within()) if len(points) else 0.0
         reach = radius * scale.max(initial=0.0)
         around = points if len(points) else rows["position"]

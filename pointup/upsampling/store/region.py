@@ -19,7 +19,7 @@ class Region:
     the order of the store, so that they do not depend on the first blocks of a region.
 
     `rows` are the points loaded so far; they keep their places when more are loaded. With `dims` 2,
-    distances are horizontal.
+    distances are horizontal; a single search can have other `dims` than the region.
     """
 
     def __init__(self, store: Store, start: int, stop: int, dims: int = 3) -> None:
@@ -27,8 +27,9 @@ class Region:
         self._ids = np.empty(0, dtype=np.int64)
         self._store, self._dims = store, dims
         self._place = np.full(store.num_blocks, -1, dtype=np.int64)
-        self._low, self._high = store.low[:, :dims], store.high[:, :dims]
-        self._bounds = self._low[start:stop].min(axis=0), self._high[start:stop].max(axis=0)
+        self._trees: dict[int, cKDTree] = {}
+        self._low, self._high = store.low, store.high
+        self._bounds = store.low[start:stop].min(axis=0), store.high[start:stop].max(axis=0)
         self._load(np.arange(start, stop))
 
     @classmethod
@@ -56,14 +57,17 @@ class Region:
         """Row numbers in the store of the points at places in `rows`; -1 for -1."""
         return np.where(places < 0, -1, self._ids[places])
 
-    def neighbors(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbors(
+        self, query: np.ndarray, k: int, dims: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest points of the cloud, for queries (Q, 3) in the coordinates of the store.
 
         Returns distances (Q, k) float64, ascending, and places (Q, k) int64 in `rows`. If the cloud
         has fewer than k points, the rest is inf and -1.
         """
-        self._load_nearest(k)
-        query = query[:, : self._dims]
+        dims = dims or self._dims
+        self._load_nearest(k, dims)
+        query = query[:, :dims]
         distance = np.full((len(query), k), np.inf)
         place = np.full((len(query), k), -1, dtype=np.int64)
         left = np.arange(len(query))
@@ -76,9 +80,11 @@ class Region:
             self._load(np.flatnonzero(self._place < 0)[needed.any(axis=0)])
         return distance, place
 
-    def neighbors_of(self, places: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def neighbors_of(
+        self, places: np.ndarray, k: int, dims: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest points of those at `places` of `rows`; each is its own first neighbour."""
-        distance, found = self.neighbors(self.rows["position"][places], k)
+        distance, found = self.neighbors(self.rows["position"][places], k, dims)
         # A point that is not among its own neighbours has k duplicates there, and replaces the
         # last.
         itself = found == places[:, None]
@@ -101,14 +107,20 @@ class Region:
             start = self._store.block_ptr[block]
             ids.append(np.arange(start, start + len(rows)))
         self.rows, self._ids = np.concatenate(loaded), np.concatenate(ids)
-        points = self.rows["position"][:, : self._dims]
-        self._tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+        self._trees.clear()
 
-    def _load_nearest(self, k: int) -> None:
+    def _tree(self, dims: int) -> cKDTree:
+        """The tree of the loaded points in the first `dims` coordinates."""
+        if dims not in self._trees:
+            points = self.rows["position"][:, :dims]
+            self._trees[dims] = cKDTree(points, balanced_tree=False, compact_nodes=False)
+        return self._trees[dims]
+
+    def _load_nearest(self, k: int, dims: int) -> None:
         """Load blocks near the first ones until k neighbours can be found."""
         if len(self.rows) >= k + _LOOK_AHEAD:
             return
-        gaps = np.maximum(self._low - self._bounds[1], self._bounds[0] - self._high)
+        gaps = np.maximum(self._low - self._bounds[1], self._bounds[0] - self._high)[:, :dims]
         order = np.argsort(np.square(gaps.clip(min=0)).sum(axis=1), kind="stable")
         reached = np.cumsum(np.diff(self._store.block_ptr)[order])
         self._load(order[: np.searchsorted(reached, k + _LOOK_AHEAD) + 1])
@@ -121,11 +133,13 @@ class Region:
             return touched
         # Few blocks lie within the longest reach of all queries; only those are tested for each
         # query.
+        dims = query.shape[1]
+        lows, highs = self._low[:, :dims], self._high[:, :dims]
         low, high = query.min(axis=0) - reach.max(), query.max(axis=0) + reach.max()
-        near = ((self._low[absent] <= high) & (self._high[absent] >= low)).all(axis=1)
+        near = ((lows[absent] <= high) & (highs[absent] >= low)).all(axis=1)
         for i in np.flatnonzero(near).tolist():
             block = absent[i]
-            gap = np.maximum(self._low[block] - query, query - self._high[block]).clip(min=0)
+            gap = np.maximum(lows[block] - query, query - highs[block]).clip(min=0)
             touched[:, i] = np.square(gap).sum(axis=1) <= np.square(reach)
         return touched
 
@@ -133,7 +147,8 @@ class Region:
         """The k nearest loaded points; of equally distant ones, those first in the store."""
         num_seen = min(k + _LOOK_AHEAD, len(self.rows))
         ranks = np.arange(1, num_seen + 1)
-        seen, place = (np.asarray(found) for found in self._tree.query(query, k=ranks))
+        tree = self._tree(query.shape[1])
+        seen, place = (np.asarray(found) for found in tree.query(query, k=ranks))
         # They ascend already; only the order of equal ones is the tree's.
         tied = np.flatnonzero((seen[:, 1:] == seen[:, :-1]).any(axis=1))
         order = np.lexsort((self._ids[place[tied]], seen[tied]))
@@ -153,7 +168,8 @@ class Region:
             same = rows[of_row.ravel() == i]
             limit = seen[same[0], k - 1]
             num_closer = np.count_nonzero(seen[same[0]] < limit)
-            ball = self._tree.query_ball_point(position, np.nextafter(limit, np.inf))
+            tree = self._tree(query.shape[1])
+            ball = tree.query_ball_point(position, np.nextafter(limit, np.inf))
             tied = np.setdiff1d(ball, place[same[0], :num_closer])
             tied = tied[np.argsort(self._ids[tied])][: seen.shape[1] - num_closer]
             place[same, num_closer : num_closer + len(tied)] = tied
