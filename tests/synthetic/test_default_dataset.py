@@ -58,7 +58,7 @@ def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch)
     monkeypatch.setattr(
         "pointup.synthetic.default_dataset.default_pairs", lambda directory, *_: directory.mkdir()
     )
-    name = f"default-{RECIPE}-seed0-128-16"
+    name = f"default-{RECIPE}-seed0-96-12"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("POINTUP_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
