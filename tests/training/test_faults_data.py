@@ -108,7 +108,7 @@ def test_a_cloud_with_a_non_finite_loss_on_one_process_is_named_and_all_skip_the
     with launched(pair_directory, run, fault="nan forward 5 1") as process:
         assert process.wait(PATIENCE) == 0, output_of(run)
         assert has_ended_within(120, run, "NaN in one micro-batch: step skipped by all, trained on")
-    assert re.search(r"step 4 skipped: loss nan, gradient nan, from train_\d+", log_of(run))
+    assert re.search(r"step 4 skipped: loss nan, gradient nan, .*from train_\d+", log_of(run))
     assert all(weight.isfinite().all() for weight in weights_of(run).values())
     before = [line["loss"] for line in steps_of(undisturbed)]
     now = [line["loss"] for line in steps_of(run)]
