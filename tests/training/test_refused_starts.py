@@ -122,7 +122,8 @@ def test_stray_checkpoint_names_and_metrics_lines_are_ignored(start: Start, run:
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, "steps": 3}))
     state = json.loads((checkpoints / "step_2" / "state.json").read_text())
-    text = json.dumps({**state, "finished": False})
+    # The next evaluation is the best, so that the model is saved.
+    text = json.dumps({**state, "finished": False, "best": 1e9})
     (checkpoints / "step_2" / "state.json").write_text(text)
     status, message = start(run, "--steps", 3)
     assert status == 0, message
