@@ -26,9 +26,10 @@ LARGEST_FILE = 300_000
 
 
 def picture(page: Page, source: str, target: str, *scripts: str) -> None:
-    """A screenshot of a page after some scripts, of at most 300 kB."""
+    """A screenshot of a page after some scripts, of at most 300 kB; the upper part of a report."""
     page.goto(Path(source).resolve().as_uri())
-    if page.locator("iframe").count():
+    is_report = page.locator("iframe").count() > 0
+    if is_report:
         page.frame_locator("iframe").locator("body[data-ready]").wait_for(timeout=120_000)
     else:
         page.wait_for_selector("body[data-ready]", timeout=120_000)
@@ -36,8 +37,10 @@ def picture(page: Page, source: str, target: str, *scripts: str) -> None:
         page.evaluate(script)
         page.wait_for_timeout(3000)
     page.wait_for_timeout(4000)
-    page.screenshot(path=target)
+    page.screenshot(path=target, full_page=is_report)
     image = Image.open(target).convert("RGB")
+    if is_report:
+        image = image.crop((0, 0, image.width, 2000)).resize((952, 1400))
     for number in (256, 128, 64):
         image.quantize(number).save(target, optimize=True)
         if Path(target).stat().st_size <= LARGEST_FILE:

@@ -25,8 +25,9 @@ PAGES = [
     ROOT / "docs" / "index.md",
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
-# What a CPU can't do, what is tested elsewhere (.ci/run), and what runs until it is stopped.
-SKIPPED = re.compile(r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.")
+# What a CPU can't do, what is tested elsewhere (.ci/run, tests/cli/test_report.py), and what runs
+# until it is stopped.
+SKIPPED = re.compile(r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.|pointup report")
 STARTS = ("pointup ", "accelerate launch ")
 # Fewer pairs and steps than the page says.
 SHORTER = {
@@ -49,12 +50,13 @@ def survey(width: float, depth: float, density: float, seed: int) -> PointCloud:
 def folder(tmp_path: Path) -> Path:
     """The files that the pages name, made small."""
     rng = np.random.default_rng(0)
-    for name in ("tiles", "scans", "meshes"):
+    for name in ("tiles", "dense", "scans", "meshes"):
         (tmp_path / name).mkdir()
     write_points(tmp_path / "survey.laz", survey(20, 20, 20, 1))
     tile = survey(20, 20, 20, 1)
     for number, rows in enumerate(np.array_split(np.argsort(tile.positions[:, 0]), 2)):
-        write_points(tmp_path / "tiles" / f"{number}.laz", tile.select(rows))
+        for name in ("tiles", "dense"):
+            write_points(tmp_path / name / f"{number}.laz", tile.select(rows))
     write_points(tmp_path / "airborne.laz", survey(120, 80, 1, 2))
     for name in ("drone.laz", "dense.laz"):
         write_points(tmp_path / name, survey(120, 80, 4, 3))

@@ -170,7 +170,10 @@ def examples() -> Iterator[tuple[Path, str]]:
 @pytest.mark.parametrize(
     ("page", "code"), [*examples()], ids=lambda value: getattr(value, "stem", "")
 )
-def test_examples_print_what_their_comments_say(page: Path, code: str) -> None:
+def test_examples_print_what_their_comments_say(
+    page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     expected = re.findall(r"^print\(.*?\)\s+# (.*)$", code, re.MULTILINE)
     with redirect_stdout(io.StringIO()) as printed:
         exec(compile(ast.parse(code), str(page), "exec"), {"__name__": "example"})
