@@ -21,11 +21,15 @@ from pointup.model.config import ModelConfig, with_current_names
 logger = logging.getLogger("pointup")
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
-SHIPPED = ("shapes", "lidar")
-"""Names of the models in the package: for shapes (closely sampled surfaces), for airborne lidar."""
+SHIPPED = ("shapes", "lidar", "forest")
+"""Names of the models in the package: for shapes (closely sampled surfaces), for airborne lidar,
+and to bring airborne lidar to the density of a drone."""
 
-FORMAT = 3
-"""Version of the layout of weights and options; models of other versions are refused."""
+FORMAT = 4
+"""Version of the layout of weights and options, which is written. Format 3 has no columns, no
+extrapolation and no predicted errors."""
+READABLE = (3, 4)
+"""Formats that are read; models of other versions are refused."""
 
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
 # Arguments that the Hub's loader passes on besides the content of config.json.
@@ -80,7 +84,7 @@ class StoredModel(PyTorchModelHubMixin):
         if name in SHIPPED:
             name = str(WEIGHTS / name)
         stored = read_config(name, **{k: kwargs[k] for k in ("revision", "token") if k in kwargs})
-        if stored.get("format") != FORMAT:
+        if stored.get("format") not in READABLE:
             raise ModelError(
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"

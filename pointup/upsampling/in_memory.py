@@ -15,7 +15,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.models import is_survey, load_model, shipped_for
+from pointup.upsampling.models import FOR_SURVEYS, is_survey, load_model, shipped_for
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
@@ -68,7 +68,7 @@ def upsample(
         max_distance: largest distance of a new point to the nearest measured point.
         above_ground: the third coordinate is a height. No new point lies below the lowest points
             around it, and only new points on the ground get class 2. By default True for a cloud
-            read from a scanner format and for the model "lidar".
+            read from a scanner format and for the models "lidar" and "forest".
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
             fills more holes.
@@ -85,7 +85,7 @@ def upsample(
     is_cloud = isinstance(given, PointCloud)
     path = given.path if is_cloud else None
     if above_ground is None:
-        above_ground = is_survey(path) or model == "lidar"
+        above_ground = is_survey(path) or model in FOR_SURVEYS
     options = UpsampleOptions(
         ratio=ratio,
         density=density,

@@ -14,6 +14,10 @@ SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 """Of files that laser scanners on the ground, on cars and in the air are read out to."""
 
 
+FOR_SURVEYS = ("lidar", "forest")
+"""Shipped models for clouds whose third coordinate is a height."""
+
+
 def shipped_for(source: Path | None) -> str:
     """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"."""
     return "lidar" if is_survey(source) else "shapes"

@@ -9,7 +9,8 @@ from pointup.errors import ConfigError
 from pointup.model.config import MAX_OVERSAMPLING, MAX_PASS_RATIO, ModelConfig
 
 MAX_LOCAL_RATIO = 16.0
-"""Largest number of output points for one input point at a target density."""
+"""Largest number of output points for one input point at a target density, for a model whose
+`max_pass_ratio` is not larger."""
 
 PASS_RATIO = 4.0
 """Ratio of the first passes where the ratio is above the largest of a single pass."""
@@ -65,9 +66,10 @@ class UpsampleOptions:
         """Candidates of a second pass for each point that is kept, by the options or the model."""
         return config.oversampling if self.oversampling is None else self.oversampling
 
-    def num_out(self, num_points: int) -> int:
+    def num_out(self, num_points: int, max_pass_ratio: float = MAX_PASS_RATIO) -> int:
         """Number of output points, measured ones included; for a density the upper bound."""
-        return round((self.ratio if self.density is None else MAX_LOCAL_RATIO) * num_points)
+        largest = max(MAX_LOCAL_RATIO, max_pass_ratio)
+        return round((self.ratio if self.density is None else largest) * num_points)
 
 
 def pass_ratios(ratio: float, largest: float = MAX_PASS_RATIO) -> list[float]:

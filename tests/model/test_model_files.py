@@ -20,7 +20,7 @@ BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
     "null": (b"null", r"not a valid config\.json: it holds null"),
     "not UTF-8": (b'{"k": "\xff"}', r"not a valid config\.json \('utf-8' codec"),
     "nested": (b"[" * 100_000, r"not a valid config\.json"),
-    "no format": (b"{}", "format None of the model is not 3"),
+    "no format": (b"{}", "format None of the model is not 4"),
 }
 BAD_OPTIONS: dict[str, tuple[object, str]] = {
     "k": (1.5, "model.k is 1.5; it must be a whole number"),
@@ -94,7 +94,10 @@ def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
     [
         ("lidr", "lidr: no such model or directory; did you mean lidar[?]"),
         ("Shapes", "did you mean shapes[?]"),
-        ("elephant", r"elephant: neither a shipped model \(shapes, lidar\), a model directory"),
+        (
+            "elephant",
+            r"elephant: neither a shipped model \(shapes, lidar, forest\), a model directory",
+        ),
     ],
 )
 def test_a_name_without_a_slash_is_never_looked_up_on_the_hub(

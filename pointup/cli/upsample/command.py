@@ -219,11 +219,11 @@ class Upsample:
 
     def _has_heights(self, job: Job) -> bool:
         """Whether the third coordinate of a file is a height: by option, file or model."""
-        from pointup.upsampling.models import is_survey
+        from pointup.upsampling.models import FOR_SURVEYS, is_survey
 
         if self.above_ground is not None:
             return self.above_ground
-        return is_survey(job.source) or job.model == "lidar"
+        return is_survey(job.source) or job.model in FOR_SURVEYS
 
     def _options(self) -> UpsampleOptions:
         from pointup.upsampling.options import UpsampleOptions

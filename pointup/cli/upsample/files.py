@@ -200,7 +200,7 @@ def _check_size(
     """Raise ConfigError for a huge output, and FileError if the disk is too small."""
     if force:
         return
-    num_out = options.num_out(num_points)
+    num_out = options.num_out(num_points, model.config.max_pass_ratio)
     size = num_out * POINT_BYTES
     if options.ratio > MAX_RATIO or num_out > MAX_POINTS:
         raise ConfigError(

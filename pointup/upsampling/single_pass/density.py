@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.upsampling.options import MAX_LOCAL_RATIO
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 
@@ -38,11 +37,12 @@ def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarra
     return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
 
 
-def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
-    """The ratio (N,), 1 to 16, that reaches a density on the ground, for each point of a block."""
+def ratios_for_density(store: Store, block: int, density: float, largest: float) -> np.ndarray:
+    """The ratio (N,), 1 to `largest`, that reaches a density on the ground, for each point of a
+    block."""
     region = Region(store, block, block + 1, dims=2)
     places = region.places(block)
     distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(store)))
     positions = region.rows["position"][:, :2]
     there = ground_density(positions[places], distance, positions[near])
-    return (density / there).clip(1.0, MAX_LOCAL_RATIO)
+    return (density / there).clip(1.0, largest)

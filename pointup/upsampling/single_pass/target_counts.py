@@ -7,7 +7,7 @@ import torch
 
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model.config import ModelConfig
-from pointup.upsampling.options import PASS_RATIO, UpsampleOptions
+from pointup.upsampling.options import MAX_LOCAL_RATIO, PASS_RATIO, UpsampleOptions
 from pointup.upsampling.single_pass.density import ratios_for_density
 from pointup.upsampling.single_pass.pass_output import TARGET_COUNT
 from pointup.upsampling.single_pass.quotas import by_quota, by_ratio
@@ -40,7 +40,8 @@ class TargetCounts:
             return np.full(size, self._ratio), np.ones(size)
         if self._is_first:
             assert self._options.density is not None
-            target_count = ratios_for_density(self._store, block, self._options.density)
+            largest = max(MAX_LOCAL_RATIO, self._config.max_pass_ratio)
+            target_count = ratios_for_density(self._store, block, self._options.density, largest)
         else:
             target_count = self._store.read_block(block)["attributes"][TARGET_COUNT]
         ratio = np.where(target_count > self._config.max_pass_ratio, PASS_RATIO, target_count)
