@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from pointup.geometry.neighbors import knn
@@ -41,7 +40,8 @@ def nearest_in_plane(pos: Tensor, ptr: Tensor, size: int) -> Tensor:
 
     Shapes: `pos` (N, 3), `ptr` (B+1,). Where a cloud has fewer points, rows end with -1.
     """
-    return knn(F.pad(pos[:, :2], (0, 1)), ptr, size)[1]
+    flat = torch.cat([pos[:, :2], torch.zeros_like(pos[:, 2:])], dim=1)
+    return knn(flat, ptr, size)[1]
 
 
 @outside_autocast

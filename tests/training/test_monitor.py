@@ -181,8 +181,9 @@ def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
 
 
 def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
-    accelerator: Accelerator, tmp_path: Path
+    accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--steps", "3"])
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
     with Monitor(accelerator, TrainConfig(output_dir=tmp_path / "run")) as monitor:
@@ -192,7 +193,7 @@ def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
         title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()
         for title in ("plan", "command", "versions", "dataset")
     }
-    assert "device  cpu" in texts["plan"] and "pytest" in texts["command"]
+    assert "device  cpu" in texts["plan"] and "--steps 3" in texts["command"]
     assert f"| torch | {torch.__version__} |" in texts["versions"]
     assert "| inputs | ['a.laz'] |" in texts["dataset"]
 

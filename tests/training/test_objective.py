@@ -172,10 +172,10 @@ def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() 
 
     def term(log_error: torch.Tensor) -> float:
         given = output._replace(log_error=log_error)
-        plain = LossConfig(point_to_plane=0.0, density=0.0, error=0.0)
+        without = LossConfig(point_to_plane=0.0, density=0.0, error=0.0)
         losses = [
             cloud_losses(given, batch, spacing, config)[0]
-            for config in (replace(plain, error=0.3), plain)
+            for config in (replace(without, error=0.3), without)
         ]
         return float(losses[0] - losses[1])
 

@@ -108,7 +108,7 @@ def test_stray_checkpoint_names_and_metrics_lines_are_ignored(start: Start, run:
     for name in ("step_3", "step_3.tmp", "notes.txt"):
         (checkpoints / name).write_text("stray")
     shutil.rmtree(run / "model")
-    for name in ("model", "model.tmp", "model.old", "pointup"):
+    for name in ("model", "model.tmp", "model.old", "baselines"):
         shutil.rmtree(run / name, ignore_errors=True)
         (run / name).write_text("stray")
     (checkpoints / "step_\u00b2").mkdir()

@@ -12,7 +12,8 @@ from tqdm import tqdm
 
 from pointup.cli.report.runs import RunRecord
 from pointup.datasets.batch import collate
-from pointup.datasets.pair_dataset import PairDataset, find_bad_samples, open_pairs
+from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.datasets.samples import usable_samples
 from pointup.errors import DataError
 from pointup.evaluation.pair_scenes import worst_to_best
 from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs
@@ -53,13 +54,9 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
     name = str(first.options.get("data") or default_dataset())
     device = default_device()
     models = {run.name: load_model(str(run.path / "model"), device) for run in runs}
-    table = open_pairs(name, "validation")
     min_points = max(model.config.k for model in models.values())
-    bad = {sample.index for sample in find_bad_samples(table, min_points, name)}
-    keep = np.setdiff1d(np.arange(len(table)), sorted(bad))
-    if not len(keep):
-        raise DataError(f"{name}: none of the {len(table)} validation pairs can be used")
-    pairs = PairDataset(table, keep=keep)
+    usable, _ = usable_samples(open_samples(name, "validation"), min_points, "validation")
+    pairs = PairDataset(usable)
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
     shares = np.full(len(places), np.nan)
@@ -71,7 +68,6 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
             shares[i] = rows["model"]["chamfer"] / midpoints
     if not np.isfinite(shares).any():
         raise DataError(f"{name}: the model can't be measured on any validation pair")
-    upright = table["vertical"][:] if "vertical" in table.column_names else [True] * len(table)
     found = dataset_unit(name)
     unit = "" if found.metres is None else found.name
     scenes, pictures = [], {}
@@ -80,7 +76,7 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
         batch = collate([pairs[(0, index)]]).to(device)
         title = f"{place}: {pairs.names[index]}"
         note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline, {first.name}"
-        vertical = bool(upright[keep[index]] is not False)
+        vertical = usable.is_vertical(index)
         clouds = clouds_of_sample(batch, training_ratio(batch, ratio, max_ratio), models)
         target = clouds.pop("target")
         scene = compare_with_reference(
