@@ -1,0 +1,48 @@
+"""The model that a run starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pointup.errors import ConfigError
+from pointup.model.config import ModelConfig
+from pointup.model.upsampler import Upsampler
+from pointup.training.config import TrainConfig
+from pointup.training.initialization import initial_model
+
+SMALL = {"feature_dim": 8, "k": 6, "num_layers": 1, "heads": 2, "child_heads": 2}
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> str:
+    torch.manual_seed(0)
+    model = Upsampler(**SMALL)
+    torch.nn.init.normal_(model.pull.weight, std=0.1)
+    model.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_layers_added_to_an_initial_model_change_nothing_before_training(stored: str) -> None:
+    given = ModelConfig(column_layers=2, predict_error=True, max_pass_ratio=32.0)
+    config, model = initial_model(TrainConfig(initial_model=stored, model=given))
+    assert config.model == model.config
+    assert (model.config.column_layers, model.config.max_pass_ratio) == (2, 32.0)
+    assert model.config.feature_dim == 8, "an option that was not given is that of the model"
+    points = torch.rand(200, 3, generator=torch.Generator().manual_seed(1))
+    ptr = torch.tensor([0, 200])
+    with torch.no_grad():
+        before = Upsampler.from_pretrained(stored)(points, ptr, 4.0)
+        after = model.eval()(points, ptr, 4.0)
+    assert torch.equal(before.pos, after.pos)
+    # The new layers take part in training.
+    model.train()(points, ptr, 4.0).pos.square().sum().backward()
+    assert model.profile[-1].weight.grad is not None and model.profile[-1].weight.grad.any()
+
+
+def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) -> None:
+    given = ModelConfig(k=9, column_layers=1)
+    with pytest.raises(ConfigError, match=r"sets the model options; leave out --model\.k$"):
+        initial_model(TrainConfig(initial_model=stored, model=given))
