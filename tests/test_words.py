@@ -48,6 +48,7 @@ ALLOWED = {
     "pointup/benchmark/reference_implementation.py": {"pull"},
     "tests/model/test_model.py": {"pull"},
     "tests/model/test_shipped.py": {"pull"},
+    "tests/training/test_initialization.py": {"pull"},
     "tests/training/test_train.py": {"pull"},
     "tests/training/test_train_steps.py": {"pull"},
     "tests/upsampling/test_candidates.py": {"pull"},
