@@ -1,9 +1,11 @@
 """Draws the pictures of README and docs with the included models:
 
-    python docs/pictures.py [--survey transect_als.laz] [--meshes FOLDER]
+    python docs/pictures.py [--survey transect_als.laz [--reference transect_drone.laz]]
+                            [--meshes FOLDER]
 
-rooms.svg needs no data. transect.png needs an airborne survey, shape_good.png and shape_bad.png a
-folder with the meshes that `SHAPES` names. docs/results.md says where these data come from.
+rooms.svg needs no data. transect.png needs an airborne survey, and slices.png a drone survey of the
+same ground besides. shape_good.png and shape_bad.png need a folder with the meshes that `SHAPES`
+names. docs/results.md says where these data come from.
 """
 
 from __future__ import annotations
@@ -19,6 +21,10 @@ SHAPES = {"shape_good.png": "boat", "shape_bad.png": "skull"}
 `pointup evaluate shapes`."""
 
 RATIO = 4
+
+SLICE_RATIO = 8
+SLICE = {"along": (20.0, 50.0), "across": (1.5, 3.5)}
+"""Metres from the corner of the survey with the lowest coordinates: a slice through trees."""
 
 # Label and colour of a row, top and height of its boxes, and the boxes: left, width, title, lines.
 ROOMS = (
@@ -108,6 +114,45 @@ def draw_survey(survey: Path, picture: Path) -> None:
             raise SystemExit(f"pictures.py: {survey} was not upsampled")
 
 
+def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
+    """A vertical slice of a survey, of what the models make of it, and of the reference."""
+    from tempfile import TemporaryDirectory
+
+    import laspy
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    from pointup.cli.main import main as pointup
+
+    files = {"aeroplane": survey}
+    with TemporaryDirectory() as folder:
+        for model in ("lidar", "forest"):
+            output = Path(folder) / f"{model}.laz"
+            options = ["--ratio", str(SLICE_RATIO), "--model", model]
+            if pointup(["upsample", str(survey), "-o", str(output), *options]):
+                raise SystemExit(f"pictures.py: {survey} was not upsampled")
+            files[f"{model}, {SLICE_RATIO}x"] = output
+        files["drone"] = reference
+        clouds = {title: laspy.read(path) for title, path in files.items()}
+    corner = clouds["aeroplane"].xyz.min(axis=0)
+    long = int(np.ptp(clouds["aeroplane"].xyz, axis=0)[:2].argmax())
+    figure, axes = plt.subplots(1, 4, figsize=(16, 6), sharey=True, layout="constrained")
+    for panel, (title, cloud) in zip(axes, clouds.items(), strict=True):
+        points = cloud.xyz - corner
+        inside = np.ones(len(points), dtype=bool)
+        for axis, (low, high) in ((long, SLICE["along"]), (1 - long, SLICE["across"])):
+            inside &= (points[:, axis] >= low) & (points[:, axis] <= high)
+        is_new = np.asarray(cloud.synthetic, dtype=bool)
+        for shown, color in ((inside & is_new, "#1565c0"), (inside & ~is_new, "#212121")):
+            panel.scatter(points[shown, long], points[shown, 2], s=0.6, c=color, linewidths=0)
+        panel.set_title(f"{title}: {inside.sum():,} points")
+        panel.set_xlabel("m")
+        panel.set_aspect("equal")
+    axes[0].set_ylabel("height, m")
+    figure.savefig(picture, dpi=70)
+    plt.close(figure)
+
+
 def draw_shapes(meshes: Path, folder: Path) -> None:
     """Source, prediction, target and error of the shapes, as in the tables of docs/results.md."""
     from pointup import upsample
@@ -134,12 +179,15 @@ def main(args: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--survey", type=Path, help="airborne survey of transect.png")
+    parser.add_argument("--reference", type=Path, help="drone survey of slices.png")
     parser.add_argument("--meshes", type=Path, help="folder of the meshes of shape_*.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures")
     options = parser.parse_args(args)
     (options.output / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
     if options.survey:
         draw_survey(options.survey, options.output / "transect.png")
+    if options.survey and options.reference:
+        draw_slices(options.survey, options.reference, options.output / "slices.png")
     if options.meshes:
         draw_shapes(options.meshes, options.output)
 
