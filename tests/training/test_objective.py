@@ -177,7 +177,7 @@ def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() 
             cloud_losses(given, batch, spacing, config)[0]
             for config in (replace(without, error=0.3), without)
         ]
-        return float(losses[0] - losses[1])
+        return float((losses[0] - losses[1]).detach())
 
     assert term(true) == pytest.approx(0.3 * float(true.mean() + 1), abs=1e-4)
     assert term(true) < min(term(true + 0.1), term(true - 0.1), term(true.mean().expand(60)))
