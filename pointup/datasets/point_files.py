@@ -25,6 +25,9 @@ class PointFiles:
     Safe to use after a fork and to send to another process; not safe for several threads.
     """
 
+    # Of the class, because the module's names are gone when the interpreter ends.
+    _close = staticmethod(os.close)
+
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
         self._open: OrderedDict[int, int] = OrderedDict()
@@ -47,7 +50,7 @@ class PointFiles:
 
     def close(self) -> None:
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._close(self._open.popitem()[1])
 
     def _descriptor(self, file: int) -> int:
         if file in self._open:

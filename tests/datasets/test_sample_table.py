@@ -245,3 +245,17 @@ def test_the_description_for_datasets_does_not_depend_on_when_it_was_written(
         (tmp_path / "b" / f).read_bytes() for f in files
     ]
     assert json.loads((tmp_path / "a" / "dataset_dict.json").read_text())["splits"]
+
+
+def test_files_are_closed_when_the_modules_of_an_ending_program_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "points").write_bytes(cloud(5).tobytes())
+    files = PointFiles([tmp_path / "points"])
+    files.read(0, 0, 5)
+    (descriptor,) = files._open.values()
+    with monkeypatch.context() as patch:
+        patch.setattr(point_files, "os", None)
+        files.__del__()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
