@@ -54,10 +54,14 @@ def has_ended(shown: dict[str, str]) -> bool:
 
 
 def assert_completes(cluster: Cluster, job: int) -> None:
-    """Assert that a job succeeds and each of its starts saved its steps or found a finished run."""
     cluster.wait(job, has_ended, PATIENCE)
+    assert cluster.show(job)["JobState"] == "COMPLETED", cluster.output(job)
+
+
+def assert_trains_to_the_end(cluster: Cluster, job: int) -> None:
+    """Assert that a job succeeds and each of its starts saved its steps or found a finished run."""
+    assert_completes(cluster, job)
     shown = cluster.show(job)
-    assert shown["JobState"] == "COMPLETED", cluster.output(job)
     saved = rf"Stopped at step (?!{STEPS} )\d+ and saved; run again to continue|^next: "
     starts = re.findall(saved, cluster.output(job), re.MULTILINE)
     assert len(starts) == int(shown["Restarts"]) + 1
@@ -83,7 +87,7 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_
     SECONDS_TO_OUTCOME.append(("SLURM: time up, until queued again", time.time() - began))
     saved = (tmp_path / "run" / "checkpoints" / "LATEST").read_text()
     assert 0 < int(saved.removeprefix("step_")) < 12
-    assert_completes(cluster, job)
+    assert_trains_to_the_end(cluster, job)
     assert_ends_like(tmp_path / "run", undisturbed)
 
 
@@ -104,7 +108,7 @@ def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
     outcome = f"SLURM: preempted in partition {partition}, until the other job runs"
     SECONDS_TO_OUTCOME.append((outcome, time.time() - began))
     assert_completes(cluster, urgent)
-    assert_completes(cluster, job)
+    assert_trains_to_the_end(cluster, job)
     assert int(cluster.show(job)["Restarts"]) == 1
     assert_ends_like(run, undisturbed)
     # The job continued its run instead of starting a new one.
