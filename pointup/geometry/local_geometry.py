@@ -11,8 +11,6 @@ from torch import Tensor
 from pointup.geometry.gaps import beyond_gap
 from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
 
-REACH = 1.5
-"""A new point lies within this many local spacings of its nearest measured point."""
 MAX_OFFSET = 1.0
 """Largest distance of a child from its anchor, in spacings of its parent."""
 

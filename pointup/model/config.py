@@ -11,6 +11,8 @@ MAX_OVERSAMPLING = 8.0
 """Largest `oversampling`."""
 MAX_PASS_RATIO = 8.0
 """Default of `max_pass_ratio`."""
+MAX_REACH = 4.0
+"""Largest `reach`. Beyond it a point would lie in a gap."""
 
 RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
 """Current names of options that earlier versions stored under other names."""
@@ -70,6 +72,10 @@ class ModelConfig:
     """Exponent of the predicted error in the spacing of candidates: 0 selects evenly spaced
     candidates; larger values leave places without reliable candidates emptier. No weight depends on
     it: it can be changed in the config.json of a trained model."""
+    reach: float = 1.5
+    """Largest distance of a new point of `pointup upsample` from its nearest measured point, in
+    local spacings. No weight depends on it: it can be changed in the config.json of a trained
+    model."""
     max_pass_ratio: float = MAX_PASS_RATIO
     """Largest ratio of a single pass of `pointup upsample`; larger ratios take several passes. No
     weight depends on it."""
@@ -134,6 +140,10 @@ class ModelConfig:
             raise ValueError(
                 f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "
                 "per output point"
+            )
+        if not 0.0 < self.reach <= MAX_REACH:
+            raise ValueError(
+                f"model.reach is {self.reach}; it must be positive and at most {MAX_REACH:g}"
             )
         if not 1.0 <= self.oversampling <= MAX_OVERSAMPLING:
             raise ValueError(

@@ -66,8 +66,8 @@ def upsample(
             points.
         only_new: return the new points only.
         max_distance: largest distance of a new point to the nearest measured point.
-        above_ground: the third coordinate is a height. No new point lies below the lowest points
-            around it, and only new points on the ground get class 2. By default True for a cloud
+        above_ground: the third coordinate is a height. No new point lies below the ground, and
+            only new points on the ground get class 2. By default True for a cloud
             read from a scanner format and for the models "lidar" and "forest".
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and

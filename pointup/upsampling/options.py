@@ -30,8 +30,8 @@ class UpsampleOptions:
     max_distance: float | None = None
     """Largest distance of a new point to the nearest measured point, in the unit of the file."""
     above_ground: bool = False
-    """The third coordinate is a height: no new point lies below the lowest returns around it, and
-    only new points on the ground get class 2."""
+    """The third coordinate is a height: no new point lies below the ground, and only new points
+    on the ground get class 2."""
     oversampling: float | None = None
     """Candidates of a second pass for each point that is kept; None takes the model's value."""
     seed: int = 0

@@ -13,11 +13,11 @@ from sheets import StoreMaker, sheet, small_model
 from pointup import Upsampler, upsample
 from pointup.geometry.gaps import BRIDGE, GAP, without_bridges
 from pointup.geometry.local_geometry import (
-    REACH,
     LocalGeometry,
     local_geometry,
 )
 from pointup.geometry.neighbors import knn
+from pointup.model.config import MAX_REACH, ModelConfig
 from pointup.upsampling.single_pass.reach import Reach
 
 
@@ -27,9 +27,9 @@ def geometry_of(points: np.ndarray, k: int = 12) -> LocalGeometry:
     return local_geometry(pos, ptr, *knn(pos, ptr, k + 1))
 
 
-def wild_model(strength: float, seed: int) -> Upsampler:
+def wild_model(strength: float, seed: int, **options: object) -> Upsampler:
     """A model with random weights, whose offsets are arbitrarily large."""
-    model = small_model()
+    model = small_model(**options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weights in model.parameters():
@@ -37,9 +37,10 @@ def wild_model(strength: float, seed: int) -> Upsampler:
     return model
 
 
-def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
+def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) -> float:
     """Largest distance of new points to their nearest measured point, relative to its reach."""
-    reach = REACH * geometry_of(points - points.mean(0), k).local_spacing[:, 0].numpy()
+    spacing = geometry_of(points - points.mean(0), config.k).local_spacing[:, 0]
+    reach = config.reach * spacing.numpy()
     gaps = np.linalg.norm(new[:, None] - points, axis=2)
     # Both ends of a midpoint are nearest.
     is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
@@ -54,17 +55,26 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, k: int) -> float:
     strength=st.sampled_from([0.0, 0.3, 5.0]),
     originals=st.booleans(),
     seed=st.integers(0, 2**16),
+    reach=st.sampled_from([0.5, 1.5, MAX_REACH]),
+    extrapolation=st.booleans(),
 )
 def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
-    size: int, away: float, ratio: float, strength: float, originals: bool, seed: int
+    size: int,
+    away: float,
+    ratio: float,
+    strength: float,
+    originals: bool,
+    seed: int,
+    reach: float,
+    extrapolation: bool,
 ) -> None:
     rng = np.random.default_rng(seed)
     cluster = rng.random((size, 3)) * 2 + away
     points = np.concatenate([sheet(300, seed=seed), cluster])
-    model = wild_model(strength, seed)
+    model = wild_model(strength, seed, reach=reach, extrapolation=extrapolation)
     new = upsample(points, ratio, model=model, originals=originals, only_new=originals)
     assert len(new) == round(ratio * len(points)) - originals * len(points)
-    assert farthest_in_reach(points, new, model.config.k) <= 1 + 1e-3
+    assert farthest_in_reach(points, new, model.config) <= 1 + 1e-3
 
 
 @pytest.mark.parametrize("model", ["lidar", "shapes"])

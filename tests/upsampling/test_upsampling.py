@@ -93,10 +93,10 @@ def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
 def test_blocks_are_relaxed_like_the_whole_cloud(
     make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointup.upsampling.single_pass.candidates.REACH", 100.0)
+    monkeypatch.setattr("pointup.model.config.MAX_REACH", 100.0)
     store = make_store(sheet(2000, side=16.0), block_size=300)
     options = UpsampleOptions(originals=originals)
-    upsampling = UpsamplingPass(store, small_model(0.05), options, CPU, 300, ratio=4.0)
+    upsampling = UpsamplingPass(store, small_model(0.05, reach=100.0), options, CPU, 300, ratio=4.0)
     for tile in upsampling.tiles(300):
         upsampling.make_candidates(tile)
     for blocks in upsampling.colors():

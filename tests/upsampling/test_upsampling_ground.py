@@ -70,10 +70,59 @@ def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) ->
     store = make_store(PointCloud(forest().positions), block_size=256)
     points, side = store.read(0, len(store))["position"], cell_side(store)
     cells = np.floor(points[:, :2] / side)
-    lowest = ground_of(store).lowest[ground_of(store)._cells(points)]
-    for row in range(0, 3000, 97):
-        near = (np.abs(cells - cells[row]) <= 1).all(axis=1)
-        assert lowest[row] == points[near, 2].min()
+    ground, rows = ground_of(store), range(0, 3000, 97)
+    lowest = np.array(
+        [points[(np.abs(cells - cells[row]) <= 1).all(axis=1), 2].min() for row in rows]
+    )
+    there = points[rows].copy()
+    there[:, 2] = lowest
+    assert not ground.is_below_returns(there).any()
+    there[:, 2] = np.nextafter(lowest, -np.inf)
+    assert ground.is_below_returns(there).all()
+
+
+def under(cover: np.ndarray, seed: int = 0) -> np.ndarray:
+    """A rough slope of 40 x 40 m with 9 points/m2, and no return below a square at 20 m.
+
+    cover: (Q, 2) x and y; those in the square have their returns 8 to 12 m above the ground.
+    """
+    rng = np.random.default_rng(seed)
+    x, y = cover.T
+    is_covered = (np.abs(cover - 20) < 3.5).all(axis=1)
+    height = np.where(is_covered, 8 + 4 * rng.random(len(cover)), rng.normal(0, 0.03, len(cover)))
+    return np.stack([x, y, slope(x, y) + height], axis=1)
+
+
+def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
+    make_store: StoreMaker,
+) -> None:
+    rng = np.random.default_rng(0)
+    store = make_store(PointCloud(under(40 * rng.random((14_400, 2)))), block_size=256)
+    there = 20 + 2 * (rng.random((200, 2)) - 0.5)
+    height = slope(*there.T)
+    at = np.column_stack([there, height]) - store.anchor
+    floor = ground_of(store).floor(at) + store.anchor[2]
+    assert ground_of(store).is_below_returns(at).all()
+    assert (floor <= height + 0.05).all()
+    assert (floor >= height - 0.4).all()
+
+
+def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
+    make_store: StoreMaker,
+) -> None:
+    rng = np.random.default_rng(0)
+    points = under(40 * rng.random((14_400, 2)))
+    deep = np.array([[10.0, 10.0, slope(np.array(10.0), np.array(10.0)) - 30]])
+    without, store = (
+        make_store(PointCloud(cloud), block_size=256)
+        for cloud in (points, np.concatenate([points, deep]))
+    )
+    there = 1 + 14 * rng.random((400, 2))
+    there = there[np.abs(there - 10).max(axis=1) > 2.0]
+    at = np.column_stack([there, 0 * there[:, 0]])
+    floor = ground_of(store).floor(at - store.anchor) + store.anchor[2]
+    expected = ground_of(without).floor(at - without.anchor) + without.anchor[2]
+    assert np.allclose(floor, expected, atol=0.1)
 
 
 @pytest.mark.parametrize("ratio", [4.0, 10.0])

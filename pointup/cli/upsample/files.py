@@ -114,7 +114,7 @@ def upsample_survey(
 def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
     words = f"new points at most {summary.farthest:.3g} from a measured one"
     if options.above_ground:
-        words += f", {summary.num_below:,} of them below the lowest return around them"
+        words += f", {summary.num_below:,} of them under crowns or roofs, below all returns there"
     return words
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pointup.errors import ConfigError, ModelError
 from pointup.geometry.columns import columns_of
 from pointup.geometry.gaps import without_bridges
-from pointup.geometry.local_geometry import REACH, LocalGeometry, local_geometry
+from pointup.geometry.local_geometry import LocalGeometry, local_geometry
 from pointup.geometry.midpoints import slot_ranks
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
@@ -98,9 +98,9 @@ def make_candidates(
     """Children of the points at places `core` of the region, `num_slots` (C,) of each.
 
     The model runs while `device_lock` is held, with at most `children_per_call` children at a time.
-    The largest distance of children to a point is `REACH` times its local spacing in the first
-    pass, and its attribute `SLACK` in a later pass. Raises ModelError if the output of the model is
-    not finite, ConfigError if the device runs out of memory.
+    The largest distance of children to a point is `ModelConfig.reach` times its local spacing in
+    the first pass, and its attribute `SLACK` in a later pass. Raises ModelError if the output of
+    the model is not finite, ConfigError if the device runs out of memory.
     """
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
@@ -140,7 +140,7 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     near = gather_neighborhood(region, core, np.empty(0, dtype=np.int64), config)
     pos, index, squared = map(torch.from_numpy, (near.pos, near.index, near.squared))
     geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
-    reach: np.ndarray = (REACH * geometry.local_spacing[: len(core), 0]).numpy()
+    reach: np.ndarray = (config.reach * geometry.local_spacing[: len(core), 0]).numpy()
     return reach
 
 
@@ -165,7 +165,7 @@ def _run(
     features, g = model.encode(geometry, columns)
     normals = model.turn_normals(features, g, geometry)
     tables = model.child_tables(features)
-    reach = REACH * geometry.local_spacing[:, 0]
+    reach = config.reach * geometry.local_spacing[:, 0]
     if slack is not None:
         reach = torch.from_numpy(slack).to(device)
     spacing = geometry.spacing

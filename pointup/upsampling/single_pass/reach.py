@@ -13,7 +13,7 @@ of them. By the triangle inequality, such a point is within reach of a measured 
 
 
 class Reach:
-    """The reach of each measured point: `REACH` times its local spacing.
+    """The reach of each measured point: `ModelConfig.reach` times its local spacing.
 
     The first pass computes it block by block and saves it in the store's directory, where later
     passes and other processes read it.
