@@ -75,8 +75,9 @@ class Upsample:
     ] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file."""
     above_ground: bool | None = None
-    """The third coordinate is a height: no new point lies below the ground, and only new points on the ground get class 2. By default True for scanner formats and for the
-    model lidar, else False."""
+    """The third coordinate is a height: no new point lies below the ground, and only new points on
+    the ground get class 2. By default True for scanner formats and for the models lidar and forest,
+    else False."""
     oversampling: Annotated[
         float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
     ] = None
