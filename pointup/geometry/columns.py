@@ -64,6 +64,12 @@ def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
 
 
 @outside_autocast
+def drops(columns: Columns, most: Tensor) -> Tensor:
+    """Drop (n, 1) from points to the lowest point of their column, at most `most` (n, 1)."""
+    return torch.minimum(-columns.profile[:, :1], most)
+
+
+@outside_autocast
 def describe_columns(columns: Columns, spacing: Tensor) -> Tensor:
     """Description (n, K, 5) of the points of columns relative to their point.
 

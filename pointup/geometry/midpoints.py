@@ -9,6 +9,9 @@ from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import on_host, ptr_from_sizes, sizes_from_ptr, to_device
 from pointup.geometry.thinning import farthest_point_sample
 
+# Multiples of it, modulo 1, are spread evenly, however many there are.
+_GOLDEN = 0.618034
+
 
 def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     """Number of points of each cloud after upsampling, `round(ratio * N)`.
@@ -53,6 +56,15 @@ def is_extrapolated(num_slots: int, extrapolation: bool) -> Tensor:
     """Which slots (num_slots,) bool start beyond the point, opposite to their neighbour."""
     slots = torch.arange(num_slots)
     return (slots > 0) & (slots % 2 == 0) & extrapolation
+
+
+def depths_of_slots(num_slots: int, descent: bool) -> Tensor:
+    """Depths (num_slots,) float32 of the anchors below the point, as a share of the drop to the
+    lowest point of its column: with `descent` that of every eighth slot, evenly spread over (0, 1);
+    0 for the others."""
+    order = torch.arange(num_slots, dtype=torch.float32).sub(7).div(8)
+    descends = (order >= 0) & (order == order.floor()) & descent
+    return torch.where(descends, (0.5 + _GOLDEN * order) % 1.0, 0.0)
 
 
 def same_number_of_slots(slots: Tensor, ptr: Tensor) -> list[tuple[int, slice]]:

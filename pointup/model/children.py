@@ -20,15 +20,15 @@ from pointup.geometry.local_geometry import (
     describe_neighbors_of_children,
     shortened,
 )
-from pointup.geometry.midpoints import is_extrapolated
+from pointup.geometry.midpoints import depths_of_slots, is_extrapolated
 from pointup.geometry.packed import to_device
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
 from pointup.model.offsets import encode_positions, mean_offset, mean_offset_to_planes, offset_along
 
-LARGEST_LOG_ERROR = 2.0
-"""Bound of the logarithm of the predicted error, in either direction."""
+SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
+"""Bounds of the logarithm of the predicted error, in spacings of the target."""
 
 
 class ChildDecoder(PointEncoder):
@@ -48,6 +48,8 @@ class ChildDecoder(PointEncoder):
         first_zero = [self.pull, self.arch]
         if config.extrapolation:
             self.extrapolated = nn.Parameter(torch.zeros(dim))
+        if config.descent:
+            self.descended = nn.Parameter(torch.zeros(dim))
         if config.predict_error:
             self.error = nn.Linear(dim, 1)
             first_zero.append(self.error)
@@ -76,6 +78,7 @@ class ChildDecoder(PointEncoder):
         normals: Tensor,
         geometry: LocalGeometry,
         recompute: bool = True,
+        drop: Tensor | None = None,
     ) -> Tensor:
         r"""Positions (n, R, 3) of the children of the points in `rows`; (n, R, 4) with the
         logarithm of the predicted error for a model with `predict_error`.
@@ -92,7 +95,8 @@ class ChildDecoder(PointEncoder):
         planes. A chord lies on one side of a curved surface and the planes on the other: both terms
         together can reach the surface. Children of points on a plane stay on it. A learned share of
         the offset to `arches` is added. The total offset is at most `MAX_OFFSET` s. The anchor is
-        half way to the neighbour of the slot, or, for extrapolated slots, as far beyond the point.
+        half way to the neighbour of the slot, or, for extrapolated slots, as far beyond the point,
+        or, for slots with a depth, below the point by this share of its `drop` (N, 1).
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, the point itself
         first, -1 for none, `tables` and `g` (N, K, P) of all points.
@@ -105,6 +109,13 @@ class ChildDecoder(PointEncoder):
         if extrapolation:
             of_slots = to_device(is_extrapolated(num_slots, extrapolation), pos.device)
             beyond = of_slots.expand(num_points, -1)
+        descent = drop is not None
+        if drop is not None:
+            shares = to_device(depths_of_slots(num_slots, descent), pos.device)
+            depth_in_spacings = shares * (drop[rows] / geometry.spacing)
+            below = (shares > 0).expand(num_points, -1)
+            down = torch.zeros_like(pos[0])
+            down[2] = -1.0
 
         def place(
             block: Block,
@@ -127,6 +138,13 @@ class ChildDecoder(PointEncoder):
                 to_slot = torch.where(is_beyond, -to_slot, to_slot)
                 anchor = torch.where(is_beyond, 1.5 * own - 0.5 * others, anchor)
                 x_neighbor_NRC = x_neighbor_NRC + is_beyond * self.extrapolated
+            if descent:
+                depth = block.of_slots(depth_in_spacings).unsqueeze(2)
+                is_below = block.of_slots(below).unsqueeze(2)
+                # Compressed, because the network knows offsets of a few spacings.
+                to_slot = torch.where(is_below, 2 * depth.asinh() * down, to_slot)
+                anchor = torch.where(is_below, own + depth * spacing * down, anchor)
+                x_neighbor_NRC = x_neighbor_NRC + is_below * self.descended
             spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
             described = describe_neighbors(local, to_slot, spacing_there, normal_there)
             slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
@@ -136,6 +154,8 @@ class ChildDecoder(PointEncoder):
 
             linear = cast(nn.Linear, self.child_position[0])
             arch = arches(to_slot, own_normal, normal_of_slot)
+            if descent:
+                arch = arch.masked_fill(is_below, 0.0)
             fitted = whole.normal[local.index]
             offsets: list[Tensor] = []
             for _ in range(self.config.num_refinements):
@@ -160,7 +180,10 @@ class ChildDecoder(PointEncoder):
             if not self.config.predict_error:
                 return placed
             log_error = self.error(x_normed_NRC).float()
-            log_error = log_error.clamp(-LARGEST_LOG_ERROR, LARGEST_LOG_ERROR)
+            if descent:
+                # Far below its parent a candidate is a guess, unless the network learns better.
+                log_error = log_error + (depth * is_below).log1p()
+            log_error = log_error.clamp(SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR)
             return torch.cat([placed, log_error], dim=-1)
 
         modules = (
@@ -171,6 +194,8 @@ class ChildDecoder(PointEncoder):
         parameters = [weight for module in modules for weight in module.parameters()]
         if self.config.extrapolation:
             parameters.append(self.extrapolated)
+        if self.config.descent:
+            parameters.append(self.descended)
         return in_blocks(
             place,
             num_points,

@@ -11,8 +11,8 @@ MAX_OVERSAMPLING = 8.0
 """Largest `oversampling`."""
 MAX_PASS_RATIO = 8.0
 """Default of `max_pass_ratio`."""
-MAX_REACH = 4.0
-"""Largest `reach`. Beyond it a point would lie in a gap."""
+MAX_REACH = 8.0
+"""Largest `reach`."""
 
 RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
 """Current names of options that earlier versions stored under other names."""
@@ -65,6 +65,10 @@ class ModelConfig:
     extrapolation: bool = False
     """Every second candidate starts beyond its parent, opposite to a neighbour, instead of half way
     to the neighbour. Such candidates reach into holes and below crowns."""
+    descent: bool = False
+    """Every eighth candidate starts straight below its parent, down to the lowest point of the
+    parent's column, by at most `reach`: walls below the edges of roofs, stems and shrubs below
+    crowns. Needs `column_layers`."""
     predict_error: bool = False
     """Predict the distance of each candidate to the target. Thinning prefers reliable candidates,
     by `error_exponent`."""
@@ -74,8 +78,8 @@ class ModelConfig:
     it: it can be changed in the config.json of a trained model."""
     reach: float = 1.5
     """Largest distance of a new point of `pointup upsample` from its nearest measured point, in
-    local spacings. No weight depends on it: it can be changed in the config.json of a trained
-    model."""
+    local spacings, and of a candidate of `descent` below its parent. It can be changed in the
+    config.json of a trained model."""
     max_pass_ratio: float = MAX_PASS_RATIO
     """Largest ratio of a single pass of `pointup upsample`; larger ratios take several passes. No
     weight depends on it."""
@@ -141,6 +145,8 @@ class ModelConfig:
                 f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "
                 "per output point"
             )
+        if self.descent and not self.column_layers:
+            raise ValueError("model.descent needs columns: set model.column_layers to at least 1")
         if not 0.0 < self.reach <= MAX_REACH:
             raise ValueError(
                 f"model.reach is {self.reach}; it must be positive and at most {MAX_REACH:g}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pointup.errors import ModelError
 from pointup.geometry.adaptive_thinning import sample_by_spacing, spacing_by_power
-from pointup.geometry.columns import columns_of, nearest_in_plane
+from pointup.geometry.columns import columns_of, drops, nearest_in_plane
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import (
     local_geometry,
@@ -146,10 +146,12 @@ class Upsampler(
         recompute = self.recompute
         if recompute is None:
             recompute = int((sizes * padded).sum()) > children_kept(pos.device)
-        columns = None
+        columns = drop = None
         if config.column_layers:
             in_plane = nearest_in_plane(pos, ptr, config.column_size)
             columns = columns_of(pos, in_plane, config.column_stride)
+            if config.descent:
+                drop = drops(columns, config.reach * geometry.local_spacing)
         features, g = self.encode(geometry, columns, recompute)
         normals = self.turn_normals(features, g, geometry, recompute)
         tables, pieces = self.child_tables(features), []
@@ -159,7 +161,9 @@ class Upsampler(
             else:
                 index = neighbors[rows, :num_slots]
             index = without_bridges(index, rows, pos, geometry.local_spacing)
-            piece = self.place_children(pos, rows, index, tables, g, normals, geometry, recompute)
+            piece = self.place_children(
+                pos, rows, index, tables, g, normals, geometry, recompute, drop
+            )
             pieces.append(piece.flatten(0, 1))
         candidates, log_error = torch.cat(pieces), None
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)

@@ -15,9 +15,9 @@ from pointup.upsampling.models import load_model
 
 EXTENSIONS = frozenset(
     {
-        "column_layers", "column_neighbors", "column_stride", "extrapolation", "predict_error",
-        "error_exponent", "max_pass_ratio", "slots_per_ratio", "density_exponent", "oversampling",
-        "relaxation_steps", "dropout",
+        "column_layers", "column_neighbors", "column_stride", "extrapolation", "descent",
+        "predict_error", "error_exponent", "reach", "max_pass_ratio", "slots_per_ratio",
+        "density_exponent", "oversampling", "relaxation_steps", "dropout",
     }
 )  # fmt: skip
 """Model options that may be given with `--initial-model`: they keep its weights, and add others."""

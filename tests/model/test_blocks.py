@@ -14,6 +14,16 @@ from pointup.geometry.packed import ptr_from_sizes
 from pointup.model.blocks import Block, in_blocks
 from pointup.model.upsampler import Upsampler
 
+FOREST = {
+    "column_layers": 1,
+    "column_neighbors": 4,
+    "column_stride": 2,
+    "extrapolation": True,
+    "descent": True,
+    "predict_error": True,
+    "slots_per_ratio": 3.0,
+}
+
 
 def gradients(model: Upsampler, recompute: bool) -> list[Tensor]:
     torch.manual_seed(1)  # Of dropout.
@@ -21,22 +31,29 @@ def gradients(model: Upsampler, recompute: bool) -> list[Tensor]:
     model.zero_grad()
     pos = torch.rand(28, 3, generator=torch.Generator().manual_seed(2))
     output = model(pos, ptr_from_sizes(torch.tensor([20, 8])), 3.0)
-    output.pos.square().sum().backward()
+    loss = output.pos.square().sum()
+    if output.log_error is not None:
+        loss = loss + output.log_error.sum()
+    loss.backward()
     return [weight.grad for weight in model.parameters() if weight.grad is not None]
 
 
-def model_of(dropout: float) -> Upsampler:
+def model_of(dropout: float, **options: Any) -> Upsampler:
     torch.manual_seed(0)
-    model = Upsampler(feature_dim=8, k=4, num_layers=1, num_refinements=2, dropout=dropout)
+    options = {"num_layers": 1, "num_refinements": 2, "dropout": dropout, **options}
+    model = Upsampler(feature_dim=8, k=4, **options)
     for weight in model.parameters():  # Weights of offsets are zero before training.
         if not weight.any() and weight.dim() == 2:
             torch.nn.init.normal_(weight, std=0.1)
     return model
 
 
+@pytest.mark.parametrize("options", [{}, FOREST])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recomputed_and_kept_intermediates_give_the_same_gradients(dropout: float) -> None:
-    model = model_of(dropout)
+def test_recomputed_and_kept_intermediates_give_the_same_gradients(
+    dropout: float, options: dict[str, Any]
+) -> None:
+    model = model_of(dropout, **options)
     with mock.patch("pointup.model.children.points_per_block", lambda device: 40):
         again, kept = gradients(model, recompute=True), gradients(model, recompute=False)
     assert len(again) == len(kept) > 10

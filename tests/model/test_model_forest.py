@@ -8,6 +8,9 @@ import pytest
 import torch
 from test_model import SMALL, as_if_trained, packed, surface_points
 
+from pointup.geometry.local_geometry import local_geometry
+from pointup.geometry.midpoints import depths_of_slots
+from pointup.geometry.neighbors import knn
 from pointup.model.upsampler import Upsampler
 
 FOREST = {
@@ -15,6 +18,7 @@ FOREST = {
     "column_neighbors": 4,
     "column_stride": 3,
     "extrapolation": True,
+    "descent": True,
     "predict_error": True,
 }
 
@@ -42,6 +46,38 @@ def test_extrapolated_candidates_lie_beyond_their_parents() -> None:
         children = model(pos, torch.tensor([0, 200]), 4.0).candidates.view(200, 8, 3)
     to_midpoint, beyond = children[:, 1::2] - pos[:, None], children[:, 2::2] - pos[:, None]
     torch.testing.assert_close(beyond, -to_midpoint[:, :3], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reach", [1.5, 8.0])
+def test_descending_candidates_lie_below_their_parents_and_above_the_ground(reach: float) -> None:
+    ground = surface_points(200)
+    pos, ptr = torch.cat([ground, ground + torch.tensor([0.003, 0.0, 0.5])]), torch.tensor([0, 400])
+    options = SMALL | {"column_layers": 1, "k": 12, "extrapolation": True, "reach": reach}
+    with torch.no_grad():
+        without = Upsampler(**options)(pos, ptr, 9.0).candidates.view(400, 18, 3)
+        children = Upsampler(**options, descent=True)(pos, ptr, 9.0).candidates.view(400, 18, 3)
+    descends = torch.arange(18) % 8 == 7
+    torch.testing.assert_close(children[:, ~descends], without[:, ~descends])
+    below = pos[:, None] - children[:, descends]
+    assert below[..., :2].abs().max() < 1e-6
+    local_spacing = local_geometry(pos, ptr, *knn(pos, ptr, 13)).local_spacing
+    assert (below[..., 2] <= reach * local_spacing + 1e-6).all()
+    # Of the 93 nearest in the plane, itself among them.
+    nearest = torch.cdist(pos[:, :2].double(), pos[:, :2].double()).argsort(1)[:, :93]
+    lowest = pos[:, 2][nearest].amin(1, keepdim=True)
+    assert (children[:, descends, 2] >= lowest - 1e-6).all()
+    assert (below[200:, :, 2] > 0.01).all()
+    assert below[200:, 0, 2].mean() != pytest.approx(float(below[200:, 1, 2].mean()), rel=0.2)
+
+
+def test_depths_are_spread_evenly_however_many_slots_there_are() -> None:
+    assert not depths_of_slots(100, descent=False).any()
+    for num_slots in (8, 16, 40, 128):
+        depths = depths_of_slots(num_slots, descent=True)
+        found = depths[7::8].sort().values
+        assert len(found) == num_slots // 8 and (depths > 0).sum() == len(found)
+        edges = torch.cat([torch.zeros(1), found, torch.ones(1)])
+        assert edges.diff().max() < 2.7 / (len(found) + 1)
 
 
 def test_thinning_prefers_candidates_with_small_predicted_errors() -> None:

@@ -19,6 +19,7 @@ FOREST = {
     "column_neighbors": 5,
     "column_stride": 3,
     "extrapolation": True,
+    "descent": True,
     "predict_error": True,
 }
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pointup.errors import ConfigError, ModelError
-from pointup.geometry.columns import columns_of
+from pointup.geometry.columns import columns_of, drops
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import LocalGeometry, local_geometry
 from pointup.geometry.midpoints import slot_ranks
@@ -161,7 +161,11 @@ def _run(
     )
     config = model.config
     geometry = local_geometry(pos, torch.tensor([0, len(pos)], device=device), squared, index)
-    columns = columns_of(pos, in_plane, config.column_stride) if config.column_layers else None
+    columns = drop = None
+    if config.column_layers:
+        columns = columns_of(pos, in_plane, config.column_stride)
+        if config.descent:
+            drop = drops(columns, config.reach * geometry.local_spacing[: len(in_plane)])
     features, g = model.encode(geometry, columns)
     normals = model.turn_normals(features, g, geometry)
     tables = model.child_tables(features)
@@ -174,7 +178,7 @@ def _run(
     offsets, distances, errors = [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
-        children = model.place_children(pos, rows, index, tables, g, normals, geometry)
+        children = model.place_children(pos, rows, index, tables, g, normals, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
         if config.predict_error:
             error = children[..., 3].mul(config.error_exponent).exp()
