@@ -39,7 +39,7 @@ def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
     (data / "pointup.json").write_text(json.dumps(info))
     (folder / "model").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"data": str(data)}))
-    return TrainConfig(data=str(data), output_dir=folder)
+    return TrainConfig(data=(str(data),), output_dir=folder)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(path: Path, data: Path, learning_rate: float, shares: list[float]) -> Path:
     """A run directory as train.py leaves it, with an untrained model."""
     path.mkdir()
-    config = as_dict(TrainConfig(data=str(data), learning_rate=learning_rate))
+    config = as_dict(TrainConfig(data=(str(data),), learning_rate=learning_rate))
     (path / "config.json").write_text(json.dumps(config))
     lines: list[dict] = [
         {"step": step, "loss": 1 / step, "learning_rate": learning_rate, "step_seconds": 0.5,
