@@ -116,13 +116,13 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     data = open_training_data(config, accelerator)
     optimizer = make_optimizer(weights.parameters(), accelerator.device, config.weight_decay)
     model, optimizer = accelerator.prepare(weights, optimizer)
-    reduction = StepReduction(accelerator, weights.parameters())
+    reduction = StepReduction(accelerator, weights.parameters(), len(data.sources))
     work = partial(forward_backward, model=model, accelerator=accelerator, config=config)
 
     token_budget = settle_token_budget(
         config, data.train, accelerator, work, reduction.drop_gradients, data.validation
     )
-    sampler = training_sampler(config, data.train, token_budget, accelerator)
+    sampler = training_sampler(config, data, token_budget, accelerator)
 
     fingerprint = Fingerprint(data)
     progress, checkpoint = continue_run(
@@ -154,7 +154,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
         started=time.monotonic() - progress.elapsed_seconds,
         checkpoint=checkpoint,
         saver=saver,
-        monitor=Monitor(accelerator, config, progress.step, progress.evaluation_due),
+        monitor=Monitor(accelerator, config, progress.step, progress.evaluation_due, data.labels),
         watchdog=Watchdog(accelerator, config.hang_timeout),
         non_finite=NonFiniteSteps(accelerator),
         stop=StopRequest(),
@@ -164,7 +164,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
 def training_loop(run: Run, stop_after: int | None) -> None:
     """Train, log, evaluate and save, step by step, until the run ends or a stop is requested."""
     config, progress, sampler = run.config, run.progress, run.sampler
-    run.monitor.plan(plan_of_run(run), run.data.name)
+    run.monitor.plan(plan_of_run(run), [source.name for source in run.data.sources])
     run.watchdog.step = progress.step
     is_stopped = progress.evaluation_due and evaluate_and_save(run, is_stopped=False)
     loader = batches = None
@@ -209,7 +209,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
             slot = micro_step * accelerator.num_processes + accelerator.process_index
             seed_micro_batch(config.seed, progress.step, slot)
             for piece, losses in in_pieces(batch, run.forward_backward, reduction.drop_failed):
-                reduction.add(losses, num_tokens(piece), piece.name)
+                reduction.add(losses, num_tokens(piece), piece.name, run.data.source_of(piece))
     watchdog.enter_phase("reduction")
     totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
 
@@ -234,7 +234,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
             grad_norm=grad_norm,
             step_seconds=time.monotonic() - step_began,
             fill=totals.num_tokens / (sampler.token_budget * sampler.slots),
-            unreadable=progress.unreadable,
+            progress=progress,
         )
     run.monitor.progress(progress.step, run.schedule.total_steps, totals, share_done)
     return totals.stop

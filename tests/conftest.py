@@ -173,9 +173,11 @@ def start(pair_directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[.
     """Run train.py for two steps in this process; returns its status and stderr."""
     from starts import start_in_process
 
-    def run(output_dir: Path, *options: object) -> tuple[int, str]:
+    def run(
+        output_dir: Path, *options: object, data: Path | None = pair_directory
+    ) -> tuple[int, str]:
         capfd.readouterr()
-        return start_in_process(pair_directory, output_dir, *options), capfd.readouterr().err
+        return start_in_process(data, output_dir, *options), capfd.readouterr().err
 
     return run
 

@@ -24,7 +24,7 @@ SMALL = ModelConfig(feature_dim=16, k=6, num_layers=1, heads=2, child_heads=2, p
 def options(data: Path, output_dir: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(
         **{
-            "data": str(data), "output_dir": output_dir, "steps": 6, "token_budget": 1200,
+            "data": (str(data),), "output_dir": output_dir, "steps": 6, "token_budget": 1200,
             "num_workers": 0, "log_every": 1, "eval_every": 3, "save_every": 3,
             "num_pictures": 1, "model": SMALL, **changes,
         }

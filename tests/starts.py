@@ -15,8 +15,9 @@ Start = Callable[..., tuple[int, str]]
 """Takes an output directory and options; returns the status and stderr."""
 
 
-def start_in_process(data: Path, output_dir: Path, *options: object) -> int:
-    words = ("train.py", "--data", data, "--output-dir", output_dir, *SMALL,
+def start_in_process(data: Path | None, output_dir: Path, *options: object) -> int:
+    given = () if data is None else ("--data", data)
+    words = ("train.py", *given, "--output-dir", output_dir, *SMALL,
              "--num-workers", 0, "--save-every", 1, "--eval-every", 9, "--steps", 2,
              "--log-with", "all", *options)  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:

@@ -91,7 +91,7 @@ def _pack(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def make_loader(
     dataset: PairDataset,
-    batch_sampler: Iterable[list[tuple[int, int]]],
+    batch_sampler: Iterable[list[tuple[int, ...]]],
     num_workers: int = 0,
     timeout: float = 300.0,
     device: torch.device = CPU,

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointup.geometry.morton import morton_codes
+
 SORTED_FROM = 16_384
 """Smallest cloud that is sorted. Smaller clouds fit into a cache, so that their order does not
 matter."""
 
-# Bits per coordinate, and the shifts and masks that spread them to every third bit.
 _BITS = 16
-_STEPS = (
-    (32, 0x001F00000000FFFF),
-    (16, 0x001F0000FF0000FF),
-    (8, 0x100F00F00F00F00F),
-    (4, 0x10C30C30C30C30C3),
-    (2, 0x1249249249249249),
-)
 
 
 def in_spatial_order(clouds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -45,10 +39,4 @@ def spatial_order(points: np.ndarray) -> np.ndarray:
     if side == 0.0:
         return np.arange(len(points))
     cells = ((points - low) * ((2**_BITS - 1) / side)).astype(np.int64)
-    code = np.zeros(len(points), dtype=np.int64)
-    for axis in range(3):
-        bits = cells[:, axis]
-        for shift, mask in _STEPS:
-            bits = (bits | (bits << shift)) & mask
-        code |= bits << axis
-    return np.argsort(code, kind="stable")
+    return np.argsort(morton_codes(cells), kind="stable")

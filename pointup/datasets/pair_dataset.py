@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from pointup.datasets.augmentation import augment_pair, crop_pair
 from pointup.datasets.checks import BadSample, find_bad_samples
+from pointup.datasets.joined_samples import JoinedSamples
 from pointup.datasets.locality import in_spatial_order
 from pointup.datasets.opening import open_pairs, read_pair
 from pointup.datasets.pair import Pair, surface_path
@@ -21,6 +22,7 @@ from pointup.datasets.table_store import open_samples
 
 __all__ = [
     "BadSample",
+    "JoinedSamples",
     "Pair",
     "PairDataset",
     "Samples",
@@ -36,6 +38,7 @@ __all__ = [
 class PairDataset(torch.utils.data.Dataset[Data]):
     """The samples of a pair dataset, by key (epoch, index), or by index for epoch 0.
 
+    The key of repetition k of a sample in an epoch is (epoch, index, k): it is augmented otherwise.
     `keep` lists the samples that are used; indices refer to this list. A sample is a PyG
     `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
     `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
@@ -55,7 +58,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
 
     def __init__(
         self,
-        samples: Samples,
+        samples: Samples | JoinedSamples,
         seed: int = 0,
         augment: bool = False,
         keep: Sequence[int] | np.ndarray | None = None,
@@ -82,9 +85,9 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     def __len__(self) -> int:
         return len(self.samples)
 
-    def __getitem__(self, key: tuple[int, int] | int) -> Data:
+    def __getitem__(self, key: tuple[int, ...] | int) -> Data:
         began = time.perf_counter()
-        epoch, index = key if isinstance(key, tuple) else (0, key)
+        epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
         name, vertical = self.names[index], self.samples.is_vertical(index)
         try:
             clouds = self.samples.points(index)
@@ -92,7 +95,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             return Data(name=name, index=index, fault=str(error))
         is_read = time.perf_counter()
         if self.augment or self.max_tokens is not None:
-            rng = np.random.default_rng([self.seed, epoch, index])
+            rng = np.random.default_rng([self.seed, epoch, index, *repetition])
             if self.max_tokens is not None:
                 clouds = crop_pair(clouds, self.max_tokens, rng)
             if self.augment:

@@ -78,7 +78,7 @@ def _write_split(pairs: Iterable[Pair], directory: Path, split: str) -> str:
     """Write the pairs of a split and return their digest; "" and no folder without pairs."""
     digest = hashlib.blake2b(digest_size=16)
     (directory / split).mkdir()
-    files = _write_files(pairs, directory / split, digest)
+    files = write_files(pairs, directory / split, digest)
     if not files:
         (directory / split).rmdir()
         return ""
@@ -86,14 +86,19 @@ def _write_split(pairs: Iterable[Pair], directory: Path, split: str) -> str:
     return digest.hexdigest()
 
 
-def _write_files(pairs: Iterable[Pair], folder: Path, digest: hashlib.blake2b) -> list[Path]:
-    """Write pairs to Arrow stream files of about `BYTES_PER_FILE`, and add them to the digest."""
+def write_files(
+    pairs: Iterable[Pair], folder: Path, digest: hashlib.blake2b, prefix: str = "data-"
+) -> list[Path]:
+    """Write pairs to Arrow stream files of about `BYTES_PER_FILE`, and add them to the digest.
+
+    The names of the files begin with `prefix`.
+    """
     schema = FEATURES.arrow_schema
     files: list[Path] = []
     groups = _groups(pairs)
     group = next(groups, None)
     while group is not None:
-        files.append(folder / f"data-{len(files):05}.arrow")
+        files.append(folder / f"{prefix}{len(files):05}.arrow")
         with pa.OSFile(str(files[-1]), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
             while group is not None and file.tell() < BYTES_PER_FILE:
                 stream.write_batch(pa.record_batch(_columns(group), schema=schema))
@@ -104,6 +109,13 @@ def _write_files(pairs: Iterable[Pair], folder: Path, digest: hashlib.blake2b) -
 
 
 def store_split(directory: Path, split: str, files: Sequence[Path], digest: str) -> None:
+    """Make and write the sample table of the files of a split; see `store_rows`."""
+    store_rows(directory, split, files, digest, index_parts(parts_of(files), num_workers=1))
+
+
+def store_rows(
+    directory: Path, split: str, files: Sequence[Path], digest: str, rows: Iterable[pa.Table]
+) -> None:
     """Write the sample table of the files of a split, and their description for `datasets`.
 
     The description is that of `save_to_disk`. It is written here, because `save_to_disk` would copy
@@ -126,7 +138,6 @@ def store_split(directory: Path, split: str, files: Sequence[Path], digest: str)
         "files": [[str(file.relative_to(directory)), file.stat().st_size] for file in files],
     }
     (directory / FOLDER).mkdir(exist_ok=True)
-    rows = index_parts(parts_of(files), num_workers=1)
     write_sample_table(directory / FOLDER / f"{split}.arrow", rows, description)
 
 

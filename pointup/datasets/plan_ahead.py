@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from pointup.datasets.mixture import Mixture
 from pointup.datasets.packing import Plan, plan_epoch
 
 logger = logging.getLogger("pointup")
@@ -35,12 +36,16 @@ class Request:
     token_budget: int
     slots: int
     max_clouds: int | None
+    lengths: tuple[int, ...] = ()
+    """Number of samples of each dataset, if there are several; empty for one of weight 1."""
+    weights: tuple[float, ...] = ()
 
     def plan(self, sizes: np.ndarray) -> Plan:
         """Plan the epoch; `sizes` (n,) are those of all samples."""
+        mixture = Mixture(self.lengths or (len(sizes),), self.weights or (1.0,))
         return plan_epoch(
             np.minimum(sizes, self.token_budget),
-            np.arange(len(sizes)),
+            mixture.samples(self.seed, self.epoch),
             self.token_budget,
             self.slots,
             self.max_clouds,

@@ -93,6 +93,10 @@ class SampleTable:
         """A column of `SCHEMA`, mapped from the file."""
         return self._table[name]
 
+    def rows(self, first: int, number: int) -> pa.Table:
+        """Consecutive rows, with all columns."""
+        return self._table.slice(first, number)
+
     def value(self, name: str, row: int) -> Any:
         """The value of a column in one row, as a Python object."""
         return self._table[name][row].as_py()

@@ -1,4 +1,4 @@
-"""A batch sampler for clouds of any size: full batches, balanced steps, each sample once per epoch.
+"""A batch sampler for clouds of any size: full batches, balanced steps, exact numbers of visits.
 
 Own code, because PyTorch and Accelerate have no sampler that packs by size, and the
 `DynamicBatchSampler` of PyG has neither balanced loads across processes nor a state to resume from.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pointup.datasets.packing import VERSION, Plan, idle_share, plan_epoch
+from pointup.datasets.mixture import Mixture
+from pointup.datasets.packing import VERSION, Plan, PlanStatistics, plan_epoch
 from pointup.datasets.plan_ahead import PlanAhead, Request
 from pointup.datasets.sizes import check_budget, checked_sizes, checksum_of_sizes
 from pointup.errors import ConfigError
@@ -24,30 +24,16 @@ PLANNED_AHEAD_FROM = 500_000
 """Samples from which the next epoch is planned in a process of its own; fewer take no time."""
 
 
-@dataclass(frozen=True)
-class PlanStatistics:
-    """How well the batches of an epoch use the processes.
-
-    Attributes:
-        fill: mean tokens of a batch as a share of the token budget.
-        idle: share of slot time spent waiting for the largest batch of the step.
-        num_empty: number of batches without a cloud.
-    """
-
-    fill: float
-    idle: float
-    num_empty: int
-
-
 class TokenBudgetBatchSampler:
     """Yields batches: lists of (epoch, index) with at most `token_budget` tokens in total.
 
-    `index` is an index into `sizes`. An optimizer step has num_processes * accumulation_steps
-    slots; micro-batch a of process p is slot a * num_processes + p. The plan of an epoch depends
-    only on (seed, epoch, sizes, token_budget, max_clouds) and the number of slots, so that a step
-    has the same clouds as 1x8, 2x4 or 8x1. Each sample occurs once per epoch, and each process gets
-    `len(self)` batches. With fewer samples than slots some batches are empty lists. Without
-    `shuffle` all epochs have the same batches.
+    `index` is an index into `sizes`. Repetition k of a sample in an epoch is (epoch, index, k) for
+    k of 1 or more. An optimizer step has num_processes * accumulation_steps slots; micro-batch a of
+    process p is slot a * num_processes + p. The plan of an epoch depends only on (seed, epoch,
+    sizes, token_budget, max_clouds) and the number of slots, so that a step has the same clouds as
+    1x8, 2x4 or 8x1. Each sample occurs once per epoch, or as often as the weights of `mixture` say,
+    and each process gets `len(self)` batches. With fewer samples than slots some batches are empty
+    lists. Without `shuffle` all epochs have the same batches.
 
     Iteration does not change the position, because a loader reads ahead of the training: call
     `advance` after each optimizer step. Iteration and `len` start at the position. `state_dict`
@@ -64,6 +50,7 @@ class TokenBudgetBatchSampler:
         max_clouds: largest number of samples in a batch.
         names: (n,) names of the samples, for messages.
         crop: count sizes above the budget as the budget, for a dataset that crops its samples.
+        mixture: the datasets that the samples are of, with their weights; one of weight 1 if None.
 
     Raises ConfigError if a sample exceeds the budget, ValueError for impossible arguments.
     """
@@ -80,6 +67,7 @@ class TokenBudgetBatchSampler:
         names: Sequence[str] | np.ndarray | None = None,
         shuffle: bool = True,
         crop: bool = False,
+        mixture: Mixture | None = None,
     ) -> None:
         for name, value, least in (
             ("token_budget", token_budget, 1),
@@ -95,6 +83,9 @@ class TokenBudgetBatchSampler:
         self.sizes = checked_sizes(sizes)
         if names is not None and len(names) != len(self.sizes):
             raise ValueError(f"{len(names)} names for {len(self.sizes)} sizes")
+        self.mixture = mixture or Mixture((len(self.sizes),), (1.0,))
+        if len(self.mixture) != len(self.sizes):
+            raise ValueError(f"a mixture of {len(self.mixture)} samples, {len(self.sizes)} sizes")
         if not crop:
             check_budget(self.sizes, token_budget, names)
         self.token_budget = token_budget
@@ -109,6 +100,7 @@ class TokenBudgetBatchSampler:
         self._step = 0
         # Earlier parts of this epoch, which ran with other slots, budgets or limits.
         self._past: list[list[int | None]] = []
+        self._num_past = 0
         self._plan: Plan | None = None
         self._ahead = PlanAhead()
 
@@ -126,10 +118,15 @@ class TokenBudgetBatchSampler:
     def plan(self) -> Plan:
         """The batches of the current part of the epoch, without the parts with other settings."""
         if self._plan is None and not self._past and self.shuffle:
-            self._plan = self._ahead.result(self._request(self.epoch))
+            self._plan, self._num_past = self._ahead.result(self._request(self.epoch)), 0
         if self._plan is None:
             self._plan = self._replay()
         return self._plan
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the whole epoch, each as often as the epoch has it."""
+        return len(self.plan.samples) + self._num_past
 
     @property
     def num_steps(self) -> int:
@@ -150,13 +147,17 @@ class TokenBudgetBatchSampler:
         """Number of batches that remain for this process in this epoch."""
         return (self.plan.num_steps - self._step) * self.accumulation_steps
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         plan, epoch = self.plan, self.epoch
-        if self.shuffle and len(self.sizes) >= PLANNED_AHEAD_FROM:
+        if self.shuffle and len(plan.samples) >= PLANNED_AHEAD_FROM:
             self._ahead.start(self._request(epoch + 1), self.sizes)
         for step in range(self._step, plan.num_steps):
             for slot in range(self.process_index, self.slots, self.num_processes):
-                yield [(epoch, index) for index in plan.batch(step, slot)]
+                yield [self._key(epoch, sample) for sample in plan.batch(step, slot)]
+
+    def _key(self, epoch: int, sample: int) -> tuple[int, ...]:
+        repetition, index = divmod(sample, len(self.sizes))
+        return (epoch, index, repetition) if repetition else (epoch, index)
 
     def advance(self, num_steps: int = 1) -> None:
         """Advance the position by optimizer steps; ValueError beyond the end of the epoch."""
@@ -173,7 +174,7 @@ class TokenBudgetBatchSampler:
         if epoch != self.epoch:
             self.epoch = epoch
             self._step = 0
-            if self.shuffle or self._past:
+            if self.shuffle or self._past or not self.mixture.is_plain:
                 self._plan = None
             self._past = []
 
@@ -200,19 +201,26 @@ class TokenBudgetBatchSampler:
             "segments": [*self._past, *([self._segment()] if self._step else [])],
             "planning": VERSION,
             "checksum": checksum_of_sizes(self.sizes),
+            "mixture": self.mixture.as_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position and the seed of `state`.
 
         With the same slots, budget and limit, the epoch continues with the same batches. Otherwise
-        the remaining samples are planned again. Raises ConfigError if the sizes differ, ValueError
-        for an invalid state.
+        the remaining samples are planned again. Raises ConfigError if the sizes or the weights
+        differ, ValueError for an invalid state.
         """
         if state["checksum"] != checksum_of_sizes(self.sizes):
             raise ConfigError(
                 "the dataset has changed since the checkpoint (other samples or sizes): "
                 "restore it, or start a new run"
+            )
+        weights = self.mixture.as_state()
+        if state.get("mixture", [[len(self.sizes), 1.0]]) != weights:
+            raise ConfigError(
+                f"the checkpoint is of datasets with (samples, weight) {state.get('mixture')}, not "
+                f"{weights}: give the same --data in the same order, or start a new run"
             )
         _check_position(state)
         self.seed = state["seed"]
@@ -235,12 +243,7 @@ class TokenBudgetBatchSampler:
 
     def statistics(self) -> PlanStatistics:
         """The fill, the idle share and the number of empty batches of `plan`."""
-        loads = self.plan.loads(np.minimum(self.sizes, self.token_budget))
-        return PlanStatistics(
-            fill=float(loads.sum() / max(1, loads.size * self.token_budget)),
-            idle=idle_share(loads),
-            num_empty=int((np.diff(self.plan.ptr) == 0).sum()),
-        )
+        return self.plan.statistics(self.sizes, self.token_budget)
 
     def _segment(self) -> list[int | None]:
         return [self.slots, self.token_budget, self.max_clouds, self._step]
@@ -249,11 +252,14 @@ class TokenBudgetBatchSampler:
         return sum(segment[3] or 0 for segment in self._past)
 
     def _request(self, epoch: int) -> Request:
-        return Request(self.seed, epoch, self.token_budget, self.slots, self.max_clouds)
+        mixture = self.mixture
+        parts = () if mixture.is_plain else (mixture.lengths, mixture.weights)
+        return Request(self.seed, epoch, self.token_budget, self.slots, self.max_clouds, *parts)
 
     def _replay(self, has_other_plans: bool = False) -> Plan:
         """Plan the epoch, part by part; parts of other plans are cut to the length of these."""
-        samples = np.arange(len(self.sizes))
+        samples = self.mixture.samples(self.seed, self.epoch)
+        num_samples = len(samples)
         for number, segment in enumerate([*self._past, self._segment()]):
             slots, budget, max_clouds, num_steps = segment
             assert slots and budget and num_steps is not None
@@ -273,6 +279,7 @@ class TokenBudgetBatchSampler:
                 raise ValueError(
                     f"sampler state: segment {number} ends at step {num_steps} of {plan.num_steps}"
                 )
+            self._num_past = num_samples - len(samples)
             samples = np.sort(plan.samples[plan.ptr[num_steps * slots] :])
         return plan
 

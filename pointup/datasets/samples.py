@@ -36,6 +36,11 @@ class Samples:
         return len(self.table) if self.rows is None else len(self.rows)
 
     @property
+    def bounds(self) -> tuple[int, int]:
+        """All samples are of one dataset; see `JoinedSamples`."""
+        return 0, len(self)
+
+    @property
     def names(self) -> Names:
         return Names(self.table, self.rows)
 

@@ -78,10 +78,18 @@ class Place:
         return f"x {low[0]:.10g} to {high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
 
 
-def sort_file(path: Path, folder: Path, tile: float, block: int) -> SortedFile:
+def sort_file(
+    path: Path,
+    folder: Path,
+    tile: float,
+    block: int,
+    regions: tuple[int, frozenset[tuple[int, int]]] | None = None,
+) -> SortedFile:
     """Sort the points of a file into blocks of `block` x `block` tiles, in the new folder `folder`.
 
-    Raises the errors of `iter_points`; the folder is then incomplete.
+    With `regions`, their side length in blocks and the indices of some, only the points in these
+    are kept; the numbers of points are those of all. Raises the errors of `iter_points`; the folder
+    is then incomplete.
     """
     folder.mkdir(parents=True)
     tile_xy, num_points = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
@@ -93,7 +101,9 @@ def sort_file(path: Path, folder: Path, tile: float, block: int) -> SortedFile:
         low = np.minimum(low, cloud.positions.min(axis=0))
         high = np.maximum(high, cloud.positions.max(axis=0))
         blocks, block_of = np.unique(tiles.xy // block, axis=0, return_inverse=True)
-        for number, (x, y) in enumerate(blocks):
+        for number, (x, y) in enumerate(blocks.tolist()):
+            if regions is not None and (x // regions[0], y // regions[0]) not in regions[1]:
+                continue
             index = [
                 tiles.points(int(row)) for row in np.flatnonzero(block_of.reshape(-1) == number)
             ]

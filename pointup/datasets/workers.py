@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 # Workers take some seconds to start. Short work is finished before they are ready.
 SECONDS_ALONE = 2.0
 # The fork server imports these modules once for all workers.
-PRELOADED = ["pointup.datasets.meshes", "pointup.datasets.surveys"]
+PRELOADED = ["pointup.datasets.meshes", "pointup.datasets.region_pairs"]
 # Workers ignore these signals, because this process ends them.
 IGNORED_SIGNALS = tuple(number for number in STOP_SIGNALS if number != signal.SIGTERM)
 

@@ -38,8 +38,20 @@ def parse_command_line(args: Sequence[str] | None, description: str) -> TrainCon
     for name in sorted(names & RENAMED_OPTIONS.keys()):
         raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
     from_file = flags_of_file(file, leave_out_lengths=bool(names & set(LENGTHS))) if file else []
-    # The last value of a repeated flag wins.
+    # The last value of a repeated flag wins, except for `--data`, which collects its values.
+    if "--data" in names:
+        from_file = without_data(from_file)
     return tyro.cli(TrainConfig, args=from_file + flags, description=description + OPTIONS_FILE)
+
+
+def without_data(flags: list[str]) -> list[str]:
+    """Flags of a file without `--data NAME`."""
+    is_data = [flag == "--data" for flag in flags]
+    return [
+        flag
+        for flag, is_name, follows in zip(flags, is_data, [False, *is_data], strict=False)
+        if not (is_name or follows)
+    ]
 
 
 def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -94,6 +106,8 @@ def flag_of(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         prefix, _, last = name.rpartition(".")
         return [name] if value else [f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"]
+    if name == "--data":
+        return [word for each in value for word in (name, str(each))]
     if isinstance(value, list | tuple):
         return [name, *map(str, value)]
     return [name, str(value)]

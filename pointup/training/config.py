@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import tyro
+
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
+from pointup.training.data_sources import data_sources
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory.checkpointing import OnSaveError
 from pointup.training.schedule import LrScaling
@@ -40,8 +43,10 @@ AT_MOST = {
 class TrainConfig:
     """Train a point cloud upsampler."""
 
-    data: str | None = None
+    data: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Pair dataset: a directory from `pointup prepare`, or a Hub dataset with the same columns.
+    Given several times, with a weight if wanted (`--data a --data b=2`): an epoch has each sample
+    of b twice; of a weight of 0.5, half of the samples, and the others in the next epoch.
     By default, procedural shapes and scenes, which are generated on first use and cached."""
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
@@ -145,6 +150,9 @@ class TrainConfig:
                 raise ConfigError(f"{option(name)} is {value}; it must be a finite number")
             if name in AT_MOST and value not in (None, "auto") and value > AT_MOST[name]:
                 raise ConfigError(f"{option(name)} is {value}; it can be at most {AT_MOST[name]:g}")
+        if isinstance(self.data, str):
+            raise ConfigError(f"data is {self.data!r}; give a tuple of names")
+        data_sources(self.data)
         positive = (
             "steps", "epochs", "hours", "token_budget", "max_clouds", "accumulation_steps",
             "learning_rate", "reference_clouds", "clip_norm", "worker_timeout", "log_every",
@@ -178,17 +186,17 @@ class TrainConfig:
 
 def default_token_budget(config: TrainConfig) -> int:
     """The token budget if none is given; procedural pairs are small, and so are their steps."""
-    return PROCEDURAL_TOKEN_BUDGET if config.data is None else DEFAULT_TOKEN_BUDGET
+    return DEFAULT_TOKEN_BUDGET if config.data else PROCEDURAL_TOKEN_BUDGET
 
 
 def default_steps(config: TrainConfig) -> int:
     """The length of a run in steps if none is given."""
-    return PROCEDURAL_STEPS if config.data is None else DEFAULT_STEPS
+    return DEFAULT_STEPS if config.data else PROCEDURAL_STEPS
 
 
 def default_evaluations(config: TrainConfig) -> int:
     """The number of evaluations and checkpoints of a run if no interval is given."""
-    return PROCEDURAL_EVALUATIONS if config.data is None else DEFAULT_EVALUATIONS
+    return DEFAULT_EVALUATIONS if config.data else PROCEDURAL_EVALUATIONS
 
 
 def option(field_name: str) -> str:

@@ -1,35 +1,39 @@
-"""Opens the pair dataset of a run, excludes bad samples, and makes its sampler and loader."""
+"""Opens the pair datasets of a run, excludes bad samples, and makes its sampler and loader."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
+from pointup.datasets.joined_samples import JoinedSamples
+from pointup.datasets.mixture import Mixture
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
-from pointup.datasets.samples import usable_samples
+from pointup.datasets.samples import Samples, usable_samples
 from pointup.datasets.sizes import checksum_of_sizes
 from pointup.datasets.table_store import open_samples
 from pointup.errors import TrainingError
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import TrainConfig
+from pointup.training.data_sources import DataSource, data_sources
 from pointup.training.unreadable_samples import UnreadableSamples
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Train and validation splits of a pair dataset, without bad samples."""
+    """Train and validation splits of the datasets of a run, without bad samples."""
 
-    name: str
-    """Directory of the dataset, or its name on the Hub."""
+    sources: tuple[DataSource, ...]
     train: PairDataset
     validation: PairDataset
     description: str
@@ -51,6 +55,30 @@ class TrainingData:
             for split, dataset in (("train", self.train), ("validation", self.validation))
         }
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A name of each dataset for metrics; none if there is one dataset only."""
+        return tuple(s.label for s in self.sources) if len(self.sources) > 1 else ()
+
+    @property
+    def mixture(self) -> Mixture:
+        """Numbers of training samples and weights of the datasets."""
+        lengths = tuple(np.diff(self.bounds["train"]).tolist())
+        return Mixture(lengths, tuple(source.weight for source in self.sources))
+
+    def source_of(self, batch: Batch) -> Tensor:
+        """The number (B,) int64 of the dataset of each cloud of a training batch."""
+        bounds = torch.tensor(self.bounds["train"][1:])
+        return torch.bucketize(batch.index.cpu(), bounds, right=True)
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, ...]]:
+        """By split: dataset d has the samples bounds[d] to bounds[d + 1]."""
+        return {
+            split: part.samples.bounds
+            for split, part in (("train", self.train), ("validation", self.validation))
+        }
+
     @contextmanager
     def worker_faults(self) -> Iterator[None]:
         """Turn the failure of a data worker inside the `with` block into a one-line error.
@@ -69,49 +97,65 @@ class TrainingData:
 
 
 def open_training_data(config: TrainConfig, accelerator: Accelerator) -> TrainingData:
-    """Open `config.data`, or the procedural dataset, which is generated on first use.
+    """Open the datasets of `config.data`, or the procedural one, which is generated on first use.
 
     Reads the sample tables, and no points. Every process excludes the samples that the tables call
     bad, and those with fewer points than the model has neighbours. Raises DataError if no sample of
     a split can be used.
     """
-    name = config.data
-    if name is None:
+    names = list(config.data)
+    if not names:
         with accelerator.local_main_process_first():
-            name = str(default_dataset())
-    parts, left_out = [], []
-    for split in ("train", "validation"):
-        samples, bad = usable_samples(open_samples(name, split), config.model.k, split)
-        left_out += [f"{split} sample {sample.name}: {sample.reason}" for sample in bad]
-        augment = config.augment and split == "train"
-        parts.append(PairDataset(samples, seed=config.seed, augment=augment))
-    train, validation = parts
-    where = config.data or "procedural shapes and scenes"
-    description = f"{where}, {len(train):,} for training, {len(validation):,} for validation"
+            names = [str(default_dataset())]
+    sources = tuple(data_sources(names))
+    train, bad = open_split(sources, "train", config.model.k)
+    validation, others = open_split(sources, "validation", config.model.k)
+    where = ", ".join(config.data) or "procedural shapes and scenes"
     return TrainingData(
-        name,
-        train,
-        validation,
-        description,
-        left_out=tuple(left_out),
-        unreadable=UnreadableSamples(name, len(train), config.max_unreadable),
+        sources,
+        PairDataset(train, seed=config.seed, augment=config.augment),
+        PairDataset(validation, seed=config.seed),
+        f"{where}, {len(train):,} for training, {len(validation):,} for validation",
+        left_out=tuple(bad + others),
+        unreadable=UnreadableSamples(
+            [source.name for source in sources], train.bounds, config.max_unreadable
+        ),
     )
 
 
+def open_split(
+    sources: Sequence[DataSource], split: str, min_points: int
+) -> tuple[Samples | JoinedSamples, list[str]]:
+    """The usable samples of a split of all datasets, and a line for each of the others.
+
+    Raises what `usable_samples` raises.
+    """
+    parts, left_out = [], []
+    for source in sources:
+        samples, bad = usable_samples(open_samples(source.name, split), min_points, split)
+        parts.append(samples)
+        label = f"{source.label}/" if len(sources) > 1 else ""
+        left_out += [f"{split} sample {label}{sample.name}: {sample.reason}" for sample in bad]
+    if len(parts) == 1:
+        return parts[0], left_out
+    return JoinedSamples(tuple(source.label for source in sources), tuple(parts)), left_out
+
+
 def training_sampler(
-    config: TrainConfig, dataset: PairDataset, token_budget: int, accelerator: Accelerator
+    config: TrainConfig, data: TrainingData, token_budget: int, accelerator: Accelerator
 ) -> TokenBudgetBatchSampler:
     """The batch sampler of this process; raises what `TokenBudgetBatchSampler` raises."""
     return TokenBudgetBatchSampler(
-        dataset.full_sizes,
+        data.train.full_sizes,
         token_budget,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
         accumulation_steps=config.accumulation_steps,
         seed=config.seed,
         max_clouds=config.max_clouds,
-        names=dataset.names,
+        names=data.train.names,
         crop=config.crop,
+        mixture=data.mixture,
     )
 
 

@@ -59,6 +59,10 @@ class EvaluationResult:
     """Whether the model's output was measured on every cloud on which the references were."""
     clouds: dict[str, SampleClouds] = field(default_factory=dict)
     """Clouds of the same samples as `pictures`."""
+    by_dataset: dict[str, tuple[dict[str, dict[str, float]], list[float]]] = field(
+        default_factory=dict
+    )
+    """`rows` and `shares` of each dataset by its label, if there are several."""
 
     @property
     def score(self) -> float:
@@ -123,14 +127,19 @@ class Evaluation:
                 faults[0]["fault"],
             )
             logger.debug("can't be measured: %s", ", ".join(names))
-        measured = [record["rows"] for record in gathered if "rows" in record]
+        rows, shares = summary_of(gathered)
+        bounds = self.data.bounds["validation"]
         drawn = self.clouds_of(gathered) if self.accelerator.is_main_process else {}
         return EvaluationResult(
-            rows=mean_rows(measured),
-            shares=[share for share in map(share_of_midpoints, measured) if share is not None],
+            rows=rows,
+            shares=shares,
             pictures=self.draw(drawn),
             is_complete=not any(record["is_model_fault"] for record in faults),
             clouds=drawn,
+            by_dataset={
+                label: summary_of(gathered[bounds[number] : bounds[number + 1]])
+                for number, label in enumerate(self.data.labels)
+            },
         )
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
@@ -249,6 +258,13 @@ class Evaluation:
                 logger.warning("no picture of %s: %s", name, error)
                 logger.debug("drawing failed", exc_info=True)
         return pictures
+
+
+def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:
+    """The mean metrics of records by row, and the share of the midpoint baseline of each."""
+    measured = [record["rows"] for record in records if "rows" in record]
+    shares = [share for share in map(share_of_midpoints, measured) if share is not None]
+    return mean_rows(measured), shares
 
 
 def share_of_midpoints(rows: dict[str, Figures]) -> float | None:

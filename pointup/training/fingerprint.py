@@ -36,7 +36,15 @@ class Fingerprint:
         for datasets from other sources. For each split there are checksums of all names, sizes and
         points.
         """
-        return {"written": written_digests(Path(self.data.name)), **self.data.checksums}
+        digests = [written_digests(Path(source.name)) for source in self.data.sources]
+        written: dict[str, str] | None = digests[0]
+        if len(digests) > 1:
+            written = {
+                f"{split} of dataset {number}": digest
+                for number, of_one in enumerate(digests)
+                for split, digest in (of_one or {}).items()
+            }
+        return {"written": written, **self.data.checksums}
 
     def check_same(self, before: Any) -> None:
         """Raise ConfigError, naming the differences, if a checkpoint was saved with other data.

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.commands.config.config_args import default_config_file
 
+from pointup.errors import ConfigError
 from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file
+from pointup.training.data_sources import data_sources
+from pointup.training.renamed_options import with_current_options
 
 if TYPE_CHECKING:
     # The training modules take seconds and 200 MB to import; upsampling uses this module too.
@@ -35,16 +38,17 @@ def training_command(data: Path) -> str:
 def commands_after_training(config: TrainConfig) -> list[str]:
     """The commands that upsample the sparse survey with the model of a run and evaluate the model.
 
-    A command is left out if its input is unknown: for a dataset that `pointup prepare` did not
-    write, or a survey that no longer exists.
+    Each dataset is evaluated. A command is left out if its input is unknown: for a dataset that
+    `pointup prepare` did not write, or a survey that no longer exists.
     """
     model = config.output_dir / "model"
-    if config.data is None or not model.is_dir():
+    names = [source.name for source in data_sources(config.data)]
+    if not names or not model.is_dir():
         return []
-    surveys = _surveys_of(Path(config.data))
+    surveys = _surveys_of(Path(names[0])) if len(names) == 1 else []
     upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
     commands = [[*upsampling, "--model", str(model)]] if surveys else []
-    commands.append(["pointup", "evaluate", "pairs", config.data, "--model", str(model)])
+    commands += [["pointup", "evaluate", "pairs", name, "--model", str(model)] for name in names]
     return [shlex.join(command) for command in commands]
 
 
@@ -52,12 +56,11 @@ def command_after_upsampling(model: str | Path) -> str | None:
     """The command that evaluates a run's model on its held-out pairs; None for other models."""
     path = Path(model).parent / "config.json"
     try:
-        data = json.loads(path.read_text())["data"]
-    except (OSError, ValueError, KeyError, TypeError):
+        data = with_current_options(json.loads(path.read_text()))["data"]
+        name = data_sources(data)[0].name
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
-    if not isinstance(data, str):
-        return None
-    return shlex.join(["pointup", "evaluate", "pairs", data, "--model", str(model)])
+    return shlex.join(["pointup", "evaluate", "pairs", name, "--model", str(model)])
 
 
 def _launch_options() -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any, get_type_hints
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
@@ -38,6 +39,8 @@ class Progress:
     """Steps without an update, for a non-finite loss or gradient."""
     unreadable: int = 0
     """Samples that were left out of their step because they couldn't be read."""
+    seen: list[int] = field(default_factory=list)
+    """Clouds of the run so far, of each dataset."""
     out_of_memory: int = 0
     """Out-of-memory errors since the token budget last changed."""
     budget_at_start: int | None = None
@@ -52,8 +55,12 @@ class Progress:
         Raises ValueError, naming the field, for an invalid value.
         """
         hints = get_type_hints(cls)
-        values = {field.name: state[field.name] for field in fields(cls) if field.name in state}
+        values = {each.name: state[each.name] for each in fields(cls) if each.name in state}
         for name, value in values.items():
+            if name == "seen":
+                if type(value) is not list or not all(type(n) is int and n >= 0 for n in value):
+                    raise ValueError(f"{name} is {value!r}")
+                continue
             # JSON may hold an integer for a float.
             kinds = (int, float) if hints[name] is float else hints[name]
             is_flag = isinstance(value, bool)
@@ -79,7 +86,7 @@ class Progress:
         if config.hours is not None:
             share = self.elapsed_seconds / (3600 * config.hours)
         elif config.epochs is not None:
-            passes = sampler.epoch + 1 - sampler.num_left / len(sampler.sizes)
+            passes = sampler.epoch + 1 - sampler.num_left / sampler.num_samples
             share = round(passes / config.epochs, 9)
         else:
             share = self.step / (config.steps or default_steps(config))
@@ -97,6 +104,8 @@ class Progress:
         self.elapsed_seconds = totals.elapsed_seconds
         self.out_of_memory += totals.out_of_memory
         self.unreadable += totals.num_unreadable
+        counts = zip_longest(self.seen, totals.clouds_by_dataset, fillvalue=0)
+        self.seen = [before + now for before, now in counts]
         share_done = self.share_done(config, sampler)
         self.finished = share_done >= 1.0
         self.evaluation_due = self.step % eval_every == 0 or self.finished
@@ -149,7 +158,7 @@ class RunSchedule:
             scaled_learning_rate(
                 config.learning_rate,
                 config.lr_scaling,
-                len(sampler.sizes) / sampler.num_steps,
+                sampler.num_samples / sampler.num_steps,
                 config.reference_clouds,
             ),
             config.warmup_steps,

@@ -18,6 +18,9 @@ RENAMED_CHAMFER = {"plain": "unsquared"}
 def with_current_options(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The stored options of a run, with current names and values."""
     current = dict(saved)
+    if "data" in saved and not isinstance(saved["data"], list | tuple):
+        # A run had one dataset, or none.
+        current["data"] = [] if saved["data"] is None else [str(saved["data"])]
     model, loss = saved.get("model"), saved.get("loss")
     if isinstance(model, dict):
         current["model"] = with_current_names(model)

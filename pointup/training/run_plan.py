@@ -28,7 +28,7 @@ def plan_of_run(run: Run) -> str:
         "processes": f"{accelerator.num_processes}, of "
         f"{config.accumulation_steps} micro-batches per step",
         "token budget": describe_budget(config, data, sampler.token_budget, fill),
-        "clouds per step": f"{len(data.train) / sampler.num_steps:.1f}",
+        "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
         "steps": f"{run.schedule.total_steps or '?'}, {sampler.num_steps} per epoch",
         "learning rate": f"{run.schedule.peak_learning_rate:.3g}, scaling {config.lr_scaling}",
     }

@@ -39,7 +39,7 @@ def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
     (data / "pointup.json").write_text(json.dumps(info))
     (folder / "model").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"data": str(data)}))
-    return TrainConfig(data=str(data), output_dir=folder)
+    return TrainConfig(data=(str(data),), output_dir=folder)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_training_command_names_the_configuration_of_the_machine(
     assert words[:3] == ["accelerate", "launch", "--config_file"]
     assert words[3 : words.index("train.py")] == expected
     config = tyro.cli(TrainConfig, args=words[words.index("train.py") + 1 :])
-    assert (config.data, config.output_dir) == ("my pairs", Path("runs/my pairs"))
+    assert (config.data, config.output_dir) == (("my pairs",), Path("runs/my pairs"))
 
 
 def test_from_another_folder_files_are_named_in_full_and_runs_that_are_there_are_left_alone(

@@ -37,7 +37,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(path: Path, data: Path, learning_rate: float, shares: list[float]) -> Path:
     """A run directory as train.py leaves it, with an untrained model."""
     path.mkdir()
-    config = as_dict(TrainConfig(data=str(data), learning_rate=learning_rate))
+    config = as_dict(TrainConfig(data=(str(data),), learning_rate=learning_rate))
     (path / "config.json").write_text(json.dumps(config))
     lines: list[dict] = [
         {"step": step, "loss": 1 / step, "learning_rate": learning_rate, "step_seconds": 0.5,
@@ -92,7 +92,7 @@ def test_a_report_without_its_dataset_says_what_is_missing(data: Path, tmp_path:
 
 def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run", data, 0.02, [0.9]), "run")
-    assert differing_options([run]) == {"data": [str(data), None], "learning_rate": [0.02, 0.003]}
+    assert differing_options([run]) == {"data": [[str(data)], []], "learning_rate": [0.02, 0.003]}
     assert run.best and run.best["step"] == 10
     assert len(run.steps) == 40, "the incomplete last line is left out"
 

@@ -28,7 +28,7 @@ def test_pairs_have_the_figures_that_training_validates_on(
     assert "validation pairs of" in capsys.readouterr().out
     content = figures_of(path)
     upsampler = Upsampler.from_pretrained(model).eval()
-    config = TrainConfig(data=str(pair_directory), model=upsampler.config, num_pictures=0)
+    config = TrainConfig(data=(str(pair_directory),), model=upsampler.config, num_pictures=0)
     accelerator = Accelerator(cpu=True)
     data = open_training_data(config, accelerator)
     evaluation = Evaluation(data, accelerator, config, token_budget=1000)

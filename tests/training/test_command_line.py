@@ -35,7 +35,7 @@ def test_flags_override_the_options_of_a_file_which_override_the_defaults(tmp_pa
     )
     config = parse("--config", file, "--model.k", 9, "--num-workers", 0)
     assert config == TrainConfig(
-        data="pairs",
+        data=("pairs",),
         steps=50,
         log_with=(),
         augment=False,

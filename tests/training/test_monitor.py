@@ -187,7 +187,7 @@ def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
     with Monitor(accelerator, TrainConfig(output_dir=tmp_path / "run")) as monitor:
-        monitor.plan("device  cpu", str(tmp_path / "pairs"))
+        monitor.plan("device  cpu", [str(tmp_path / "pairs")])
     recorded = EventAccumulator(str(tmp_path / "run")).Reload()
     texts = {
         title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()

@@ -184,5 +184,5 @@ def test_a_cache_that_can_not_be_written_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "file" / "cache"))
-    outcome = start(tmp_path / "run", "--data", "None")
+    outcome = start(tmp_path / "run", data=None)
     refused_in_a_line(outcome, str(tmp_path / "file" / "cache"), "POINTUP_CACHE")

@@ -38,7 +38,7 @@ def test_scaling_grows_with_the_clouds_in_a_step() -> None:
 
 
 def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
-    assert length_in_steps(TrainConfig(data="pairs"), 7) == 200
+    assert length_in_steps(TrainConfig(data=("pairs",)), 7) == 200
     assert length_in_steps(TrainConfig(), 7) == 120
     assert length_in_steps(TrainConfig(steps=50), 7) == 50
     assert length_in_steps(TrainConfig(epochs=2.5), 7) == 18
@@ -100,8 +100,8 @@ def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_
     sampler = TokenBudgetBatchSampler([10] * 40, 40)
     for config, interval in (
         (TrainConfig(), 60),
-        (TrainConfig(data="pairs"), 50),
-        (TrainConfig(data="pairs", epochs=2.0), 5),
+        (TrainConfig(data=("pairs",)), 50),
+        (TrainConfig(data=("pairs",), epochs=2.0), 5),
         (TrainConfig(hours=1.0), 500),
     ):
         schedule = RunSchedule.of(config, sampler)

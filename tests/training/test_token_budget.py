@@ -208,7 +208,7 @@ def grown(
         tried.append(num_tokens(batch))
         return torch.ones(bytes_per_token // 4, num_tokens(batch)).sum()
 
-    config = TrainConfig(data="pairs", **changes)
+    config = TrainConfig(data=("pairs",), **changes)
     found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None, validation)
     return found, tried
 
@@ -251,14 +251,14 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
 def test_the_plan_reports_a_raised_budget(
     dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = TrainingData("", dataset, dataset, "", (), UnreadableSamples("", 1, 0.0))
+    data = TrainingData((), dataset, dataset, "", (), UnreadableSamples([""], (0, 1), 0.0))
     largest = str(dataset.names[int(dataset.full_sizes.argmax())])
-    assert describe_budget(TrainConfig(data="pairs"), data, 20480, 0.5) == "20,480, 50.0% used"
+    assert describe_budget(TrainConfig(data=("pairs",)), data, 20480, 0.5) == "20,480, 50.0% used"
     monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
-    text = describe_budget(TrainConfig(data="pairs"), data, 720, 0.5)
+    text = describe_budget(TrainConfig(data=("pairs",)), data, 720, 0.5)
     assert text == f"720, 50.0% used; raised from 500 to the largest pair, {largest}"
     assert "raised" not in describe_budget(
-        TrainConfig(data="pairs", token_budget=720), data, 720, 0.5
+        TrainConfig(data=("pairs",), token_budget=720), data, 720, 0.5
     )
 
 

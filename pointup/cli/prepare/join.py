@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from pointup.cli.prepare.join_shards import join_shards, shard_descriptions
 from pointup.cli.prepare.new_dataset import NewDataset, note
 from pointup.errors import ConfigError
 
@@ -25,8 +26,9 @@ SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs"
 class Join:
     """Join pair datasets into one. Pairs keep their split: training or validation.
 
-    If two datasets were made from the same survey file, training pairs of one that touch validation
-    pairs of the other are left out.
+    All parts of a survey that `--shard` made are linked, not copied: the result is the dataset that
+    a command without `--shard` makes. If two other datasets were made from the same survey file,
+    training pairs of one that touch validation pairs of the other are left out.
     """
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DATASET ...")]
@@ -36,6 +38,8 @@ class Join:
     def run(self) -> int:
         if not self.inputs:
             raise ConfigError("no input: name directories made by `pointup prepare`")
+        if shards := shard_descriptions(self.inputs):
+            return join_shards(self.inputs, shards, self.dataset)
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}
         info["validation"] = "that of the inputs"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 import pointup
+from pointup.cli.prepare.summary import note, print_summary
 from pointup.datasets.interrupts import interrupts_held_back, stopping_as_interrupts
 from pointup.datasets.workers import call_each, end_workers_except
 from pointup.errors import ConfigError, DataError, FileError, PointupError
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
 
 Result = TypeVar("Result")
-# A note is printed if the median pair has fewer source points than this.
-FEW_POINTS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,12 @@ class NewDataset:
             )
 
     @contextmanager
-    def making(self) -> Iterator[Making]:
-        """Create a scratch directory beside the output, removed at the end; yields the writer."""
+    def making(self, is_resumable: bool = False) -> Iterator[Making]:
+        """Create a scratch directory beside the output, removed at the end; yields the writer.
+
+        With `is_resumable` the directory is kept if the block is interrupted or killed, and found
+        again by the next call. Raises FileError if another process works in it.
+        """
         import datasets
 
         self._check_output()
@@ -68,6 +71,10 @@ class NewDataset:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         others = active_children()
         with stopping_as_interrupts():
+            if is_resumable:
+                with self._kept_scratch(others) as scratch:
+                    yield Making(self, scratch)
+                return
             with interrupts_held_back():
                 scratch = Path(mkdtemp(prefix=f".{self.output.name}-", dir=self.output.parent))
             try:
@@ -77,6 +84,33 @@ class NewDataset:
                     # Workers that still write would create the removed directory again.
                     end_workers_except(others)
                     shutil.rmtree(scratch)
+
+    @contextmanager
+    def _kept_scratch(self, others: list[BaseProcess]) -> Iterator[Path]:
+        """The scratch directory of this output, locked; removed if the block ends without error."""
+        from filelock import FileLock, Timeout
+
+        scratch = self.output.parent / f".{self.output.name}-unfinished"
+        scratch.mkdir(exist_ok=True)
+        lock = FileLock(scratch / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise FileError(f"{self.output}: another process prepares it; wait for it") from None
+        try:
+            yield scratch
+            with interrupts_held_back():
+                shutil.rmtree(scratch)
+        except BaseException as error:
+            with interrupts_held_back():
+                end_workers_except(others)
+                if not any((scratch / "parts").glob("*")):
+                    shutil.rmtree(scratch)
+                elif isinstance(error, KeyboardInterrupt):
+                    note(f"interrupted; the same command continues from {scratch}")
+            raise
+        finally:
+            lock.release()
 
     def _check_output(self) -> None:
         if not self.output.exists():
@@ -100,6 +134,8 @@ class Making:
     left_out: list[str] = field(default_factory=list)
     strip: str = ""
     """Remark for the summary on the strip that is left out around validation tiles."""
+    stem: str = "tile"
+    """Beginning of the names of tiles."""
     remedy: str = ""
     """Remedy for the error if no training pairs are left."""
     started: float = field(default_factory=time.monotonic)
@@ -121,6 +157,42 @@ class Making:
             else:
                 yield result
 
+    def each_or_none(
+        self, calls: Sequence[Callable[[], Result]], title: str
+    ) -> Iterator[Result | None]:
+        """Like `each`, with None in place of each error."""
+        for result in self.progress(
+            call_each(calls, min(self.options.num_workers, len(calls))), len(calls), title
+        ):
+            if isinstance(result, PointupError):
+                self.left_out.append(str(result))
+            yield None if isinstance(result, PointupError) else result
+
+    def check_same_options(self, options: dict[str, Any]) -> None:
+        """Raise ConfigError if an interrupted call that is continued had other options or files."""
+        path = self.scratch / "options.json"
+        options = json.loads(json.dumps(options, default=str))
+        if not path.exists():
+            path.with_suffix(".tmp").write_text(json.dumps(options))
+            path.with_suffix(".tmp").replace(path)
+        before = json.loads(path.read_text())
+        differing = [name for name in options if before.get(name) != options[name]]
+        if differing:
+            raise ConfigError(
+                f"{self.scratch}: holds the unfinished dataset of a command with another "
+                f"{' and '.join(differing)}; delete it, or repeat that command"
+            )
+
+    def remove_stale(self) -> None:
+        """Make the folders of parts and sorted files; remove what a killed process left half."""
+        for name in ("parts", "sorted"):
+            (self.scratch / name).mkdir(exist_ok=True)
+            for path in (self.scratch / name).glob("*.*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+        if (self.scratch / "old").exists():
+            shutil.rmtree(self.scratch / "old")
+
     def progress(self, items: Iterable[Result], total: int, title: str) -> Iterator[Result]:
         from tqdm import tqdm
 
@@ -136,15 +208,21 @@ class Making:
         """Write the pairs and publish the dataset. Returns the exit status."""
         from pointup.datasets.pair_writer import write_pairs
 
-        info = {"made_by": f"pointup {pointup.__version__} {info.pop('command')}", **info}
-        info.setdefault("validation", self.options.validation)
-        info["seed"] = self.options.seed
-        # Paths become text, and tuples lists.
-        info = json.loads(json.dumps(info, default=str))
+        info = self.description(info)
         # Inputs are left out while the pairs are written, so that the list is filled later.
         info["left_out"] = self.left_out
         write_pairs(self._some(train), validation, self.unfinished, info, surfaces)
         return self.publish()
+
+    def description(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The description of the dataset for pointup.json, from its `command` and options."""
+        made_by = f"pointup {pointup.__version__} {info['command']}"
+        info = {"made_by": made_by, **{k: v for k, v in info.items() if k != "command"}}
+        info.setdefault("validation", self.options.validation)
+        info["seed"] = self.options.seed
+        # Paths become text, and tuples lists.
+        described: dict[str, Any] = json.loads(json.dumps(info, default=str))
+        return described
 
     def publish(self) -> int:
         """Move the dataset to the output directory, and print the summary and what was left out.
@@ -156,14 +234,16 @@ class Making:
             if output.exists():
                 output.rename(self.scratch / "old")
             self.unfinished.rename(output)
-        self._print_summary()
+            # Nothing is left to continue, whatever happens to the summary.
+            shutil.rmtree(self.scratch / "parts", ignore_errors=True)
+        print_summary(output, self.options.validation, self.strip, time.monotonic() - self.started)
         for reason in self.left_out:
             print(f"pointup: left out: {reason}", file=sys.stderr)
         return int(bool(self.left_out))
 
-    def nothing_usable(self, remedy: str) -> DataError:
+    def nothing_usable(self, remedy: str, left_out: Sequence[str] = ()) -> DataError:
         """The error for a dataset without pairs, with the reason of the first left-out input."""
-        return DataError(": ".join([remedy, *self.left_out[:1]]))
+        return DataError(": ".join([remedy, *[*left_out, *self.left_out][:1]]))
 
     def _some(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         any_pair = False
@@ -173,48 +253,3 @@ class Making:
         if not any_pair:
             remedy = f"; {self.remedy}" if self.remedy else ""
             raise self.nothing_usable(f"no training pairs are left{remedy}")
-
-    def _print_summary(self) -> None:
-        import datasets
-        import numpy as np
-
-        from pointup.training.next_commands import training_command
-
-        output, seconds = self.options.output, time.monotonic() - self.started
-        splits = datasets.load_from_disk(str(output))
-        sizes_of = {
-            name: np.column_stack([split["num_source"][:], split["num_target"][:]])
-            for name, split in splits.items()
-        }
-        sizes = np.concatenate(list(sizes_of.values()))
-        numbers = ", ".join(f"{len(split):,} {name}" for name, split in sizes_of.items())
-        print(
-            f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s"
-        )
-        source, target = np.median(sizes, axis=0)
-        ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
-        print(
-            f"median pair: {source:,.0f} source points, {target:,.0f} target points, {ratio:.2g}x"
-        )
-        if "validation" in sizes_of:
-            share = sizes_of["validation"].sum() / sizes.sum()
-            strip = f", {self.strip}" if self.strip else ""
-            print(f"held out for validation: {share:.0%} of the points{strip}")
-            print(f"details: pointup inspect {shlex.quote(str(output))}")
-        if len(sizes) == 1:
-            print("next: prepare more than one pair, so that some can be held out for validation")
-        else:
-            print(f"next: {training_command(output)}")
-        if source < FEW_POINTS:
-            note(f"the median pair has only {source:.0f} source points")
-        if ratio < 1:
-            note("the target is sparser than the source in half of the pairs; are they swapped?")
-        if self.options.validation and "validation" not in splits:
-            note(
-                "too few pairs to hold some out for validation; make more pairs, for "
-                "example with a smaller --tile"
-            )
-
-
-def note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr)

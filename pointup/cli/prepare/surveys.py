@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
+from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
+from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
+    from pointup.datasets.region_pairs import MakePairs
     from pointup.datasets.surveys import Place
 
 
@@ -61,26 +64,20 @@ class Pairs:
     target: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
     """Dense survey of the same area. With --separate, as many files as --source, in the same
     order."""
+    shard: ShardOption = None
+    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
+    parts. For surveys of more than 200 MB."""
     tiling: Tiling = Tiling()
     dataset: NewDataset
 
     def run(self) -> int:
-        from pointup.datasets.surveys import two_survey_pairs
-
-        def make(place: Place) -> partial[list[Pair]]:
-            return partial(
-                two_survey_pairs,
-                place.folders(0),
-                place.folders(1),
-                tile=self.tiling.tile,
-                min_points=self.tiling.min_points,
-                stem=place.stem,
-            )
-
+        shard = parse_shard(self.shard)
+        make = partial(_from_two_surveys, tile=self.tiling.tile, min_points=self.tiling.min_points)
         sides = [_survey_files(self.source), _survey_files(self.target)]
         info = {"command": "prepare pairs", "source": self.source, "target": self.target}
         tiling = self.tiling
-        return _cut_surveys(sides, tiling, self.dataset, tiling.min_points, 1.0, make, info)
+        fewest = tiling.min_points
+        return _cut_surveys(sides, tiling, self.dataset, fewest, 1.0, make, info, shard)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +94,9 @@ class Thin:
     target: Literal["rest", "all"] = "rest"
     """Points of the target. rest: all points that are not in the source, as if from another survey.
     all: all points, source included, which makes scores look better than they are."""
+    shard: ShardOption = None
+    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
+    parts. For surveys of more than 200 MB."""
     tiling: Tiling = Tiling()
     dataset: NewDataset
 
@@ -105,30 +105,42 @@ class Thin:
             raise ConfigError(f"--ratio {self.ratio}: must be at least 1")
 
     def run(self) -> int:
-        from pointup.datasets.surveys import fewest_dense_points, thinned_pairs
+        from pointup.datasets.surveys import fewest_dense_points
 
+        shard = parse_shard(self.shard)
         disjoint = self.target == "rest"
 
-        def make(place: Place) -> partial[list[Pair]]:
-            return partial(
-                thinned_pairs,
-                place.folders(0),
-                tile=self.tiling.tile,
-                stem=place.stem,
-                ratio=self.ratio,
-                pattern=self.pattern,
-                disjoint=disjoint,
-                seed=self.dataset.seed,
-                min_points=self.tiling.min_points,
-            )
-
+        make = partial(
+            _from_one_survey,
+            tile=self.tiling.tile,
+            ratio=self.ratio,
+            pattern=self.pattern,
+            disjoint=disjoint,
+            seed=self.dataset.seed,
+            min_points=self.tiling.min_points,
+        )
         info = {"command": "prepare thin", "inputs": self.inputs, "ratio": self.ratio}
         info |= {"pattern": self.pattern, "target": self.target}
         fewest = fewest_dense_points(self.tiling.min_points, self.ratio, disjoint)
         sides = [_survey_files(self.inputs)]
         # Average number of pairs that a point of the survey is in.
         copies = 1.0 if disjoint else 1 + 1 / self.ratio
-        return _cut_surveys(sides, self.tiling, self.dataset, fewest, copies, make, info)
+        return _cut_surveys(sides, self.tiling, self.dataset, fewest, copies, make, info, shard)
+
+
+def _from_two_surveys(place: Place, **options: Any) -> partial[list[Pair]]:
+    """The function that makes the pairs of a block of two surveys."""
+    from pointup.datasets.surveys import two_survey_pairs
+
+    sides = place.folders(0), place.folders(1)
+    return partial(two_survey_pairs, *sides, stem=place.stem, **options)
+
+
+def _from_one_survey(place: Place, **options: Any) -> partial[list[Pair]]:
+    """The function that makes the pairs of a block of a survey by thinning."""
+    from pointup.datasets.surveys import thinned_pairs
+
+    return partial(thinned_pairs, place.folders(0), stem=place.stem, **options)
 
 
 def _survey_files(paths: Sequence[Path]) -> list[Path]:
@@ -143,8 +155,9 @@ def _cut_surveys(
     dataset: NewDataset,
     fewest_points: int,
     copies: float,
-    make: Callable[[Place], partial[list[Pair]]],
+    make: MakePairs,
     info: dict[str, Any],
+    shard: tuple[int, int] | None,
 ) -> int:
     """Sort the points into tiles, split the tiles into training and validation, write the pairs.
 
@@ -153,8 +166,17 @@ def _cut_surveys(
     """
     import numpy as np
 
+    from pointup.datasets.region_pairs import blocks_of
+    from pointup.datasets.regions import LARGE_BYTES, is_large
     from pointup.datasets.surveys import HeldOutTiles, hold_out
 
+    if not tiling.separate and is_large([path for side in sides for path in side]):
+        return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)
+    if shard is not None:
+        raise ConfigError(
+            f"--shard {shard[0]}/{shard[1]}: for surveys of more than "
+            f"{LARGE_BYTES / 1e6:.0f} MB without --separate; leave it out"
+        )
     with dataset.making() as making:
         places = _sort_places(making, sides, tiling)
         tiles = [place.tiles_with(fewest_points) for place in places]
@@ -174,7 +196,7 @@ def _cut_surveys(
         for place, tile_xy, held in zip(places, tiles, held_out, strict=True):
             around = HeldOutTiles(tiling.tile, tile_xy[held], tiling.strip_width)
             for split in calls:
-                for block_xy, names in _blocks(place.stem, tile_xy[held == split], tiling.block):
+                for block_xy, names in blocks_of(place.stem, tile_xy[held == split], tiling.block):
                     near = None if split else around.near_block(block_xy, tiling.block)
                     call = partial(make(place), block_xy=block_xy, names=names, held_out=near)
                     calls[split].append(call)
@@ -196,6 +218,35 @@ def _cut_surveys(
         info |= {**asdict(tiling), "strip": tiling.strip_width, "points_in_tiles": num_offered}
         making.remedy = "try a smaller --tile, --strip or --validation"
         return making.write(pairs(False, "training blocks"), pairs(True, "validation blocks"), info)
+
+
+def _cut_regions(
+    sides: list[list[Path]],
+    tiling: Tiling,
+    dataset: NewDataset,
+    fewest_points: int,
+    copies: float,
+    make: MakePairs,
+    info: dict[str, Any],
+    shard: tuple[int, int] | None,
+) -> int:
+    """Make the pairs of a large survey region by region; see `_cut_surveys`."""
+    from pointup.datasets.region_pairs import RegionTiling
+
+    with dataset.making(is_resumable=True) as making:
+        making.stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
+        survey = read_headers(making, sides, tiling.tile * tiling.block)
+        regional = RegionTiling(
+            tiling.tile,
+            tiling.block,
+            survey.index.size,
+            tiling.strip_width,
+            dataset.validation,
+            dataset.seed,
+            fewest_points,
+        )
+        info |= {**asdict(tiling), "strip": tiling.strip_width}
+        return prepare_regions(making, survey, regional, make, copies, info, shard)
 
 
 def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> list[Place]:
@@ -220,17 +271,6 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
         for number, stem in enumerate(name_inputs(sides[-1]))
         if all(f"{side}-{number}" in done for side in range(len(sides)))
     ]
-
-
-def _blocks(
-    stem: str, tile_xy: Any, block: int
-) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
-    """The blocks of the given tiles, ascending, with the names of the tiles in each."""
-    names: dict[tuple[int, int], list[str]] = {}
-    for x, y in tile_xy.tolist():
-        names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
-    for block_xy in sorted(names):
-        yield block_xy, frozenset(names[block_xy])
 
 
 def _no_tiles(making: Making, places: list[Place], tiling: Tiling, fewest_points: int) -> DataError:

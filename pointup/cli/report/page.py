@@ -65,7 +65,7 @@ def _runs(runs: Sequence[RunRecord]) -> Cells:
                 best.get("step", "-"),
                 _number(chamfer),
                 "-" if share is None else f"{share:.1%}",
-                run.options.get("data") or "procedural pairs",
+                ", ".join(run.options.get("data") or ["procedural pairs"]),
             ]
         )
     return rows

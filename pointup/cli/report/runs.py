@@ -13,6 +13,7 @@ import numpy as np
 
 from pointup.errors import FileError
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.renamed_options import with_current_options
 
 NOT_COMPARED = frozenset({"output_dir"})
 
@@ -73,7 +74,9 @@ def read_run(path: Path, name: str) -> RunRecord:
             f"{path}: no run of train.py; name a directory with config.json and metrics.jsonl"
         )
     try:
-        options = flattened(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        options = flattened(
+            with_current_options(json.loads((path / "config.json").read_text(encoding="utf-8")))
+        )
         # The last line of a run that is still writing may be incomplete.
         complete = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         lines = [json.loads(line) for line in complete if line.endswith("\n")]

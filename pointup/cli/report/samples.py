@@ -12,14 +12,15 @@ from tqdm import tqdm
 
 from pointup.cli.report.runs import RunRecord
 from pointup.datasets.batch import collate
-from pointup.datasets.pair_dataset import PairDataset, open_samples
-from pointup.datasets.samples import usable_samples
+from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import DataError
 from pointup.evaluation.pair_scenes import worst_to_best
 from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs
 from pointup.io.length_unit import dataset_unit
 from pointup.model.upsampler import Upsampler
 from pointup.synthetic.default_dataset import default_dataset
+from pointup.training.data_sources import data_sources
+from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
 from pointup.upsampling.in_memory import default_device
 from pointup.upsampling.models import load_model
@@ -51,11 +52,11 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
     Raises DataError if the dataset of the first run is gone, ModelError without a model.
     """
     first = runs[0]
-    name = str(first.options.get("data") or default_dataset())
+    sources = data_sources(first.options.get("data") or [str(default_dataset())])
     device = default_device()
     models = {run.name: load_model(str(run.path / "model"), device) for run in runs}
     min_points = max(model.config.k for model in models.values())
-    usable, _ = usable_samples(open_samples(name, "validation"), min_points, "validation")
+    usable, _ = open_split(sources, "validation", min_points)
     pairs = PairDataset(usable)
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
@@ -67,8 +68,8 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
         if midpoints and "model" in rows:
             shares[i] = rows["model"]["chamfer"] / midpoints
     if not np.isfinite(shares).any():
-        raise DataError(f"{name}: the model can't be measured on any validation pair")
-    found = dataset_unit(name)
+        raise DataError(f"{sources[0].name}: the model can't be measured on any validation pair")
+    found = dataset_unit(sources[0].name)
     unit = "" if found.metres is None else found.name
     scenes, pictures = [], {}
     for place, i in worst_to_best(shares.tolist()).items():

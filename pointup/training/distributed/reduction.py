@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,10 @@ class StepTotals:
     """Time of each stage of making this process's batches, in this process or in its workers."""
     num_unreadable: int = 0
     """Samples of the step that couldn't be read, on all processes; they don't count as clouds."""
+    clouds_by_dataset: tuple[int, ...] = ()
+    """Clouds of the step of each dataset."""
+    loss_by_dataset: tuple[float, ...] = ()
+    """Mean loss of a cloud of each dataset; NaN for a dataset without a cloud in the step."""
 
     @property
     def idle_fraction(self) -> float:
@@ -72,20 +77,28 @@ class StepReduction:
     micro-batch can't block the other processes.
     """
 
-    def __init__(self, accelerator: Accelerator, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        parameters: Iterable[nn.Parameter],
+        num_datasets: int = 1,
+    ) -> None:
         self.accelerator = accelerator
         self.parameters = [p for p in parameters if p.requires_grad]
         self.sizes = [p.numel() for p in self.parameters]
         self.num_weights = sum(self.sizes)
         # After the gradients: sum of losses, clouds, tokens, stop, elapsed seconds, out-of-memory
-        # errors, unreadable samples, and two durations per process.
+        # errors, unreadable samples, and two durations per process; then the sums of losses and the
+        # clouds of each dataset.
+        self.num_datasets = num_datasets
         self.buffer = torch.zeros(
-            self.num_weights + 7 + 2 * accelerator.num_processes,
+            self.num_weights + 7 + 2 * accelerator.num_processes + 2 * num_datasets,
             dtype=widest_float(accelerator.device),
             device=accelerator.device,
         )
         self.no_gradient = torch.zeros(max(self.sizes, default=0), device=accelerator.device)
         self.num_clouds = self.num_tokens = 0
+        self.clouds_by_dataset = torch.zeros(num_datasets, dtype=torch.int64)
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
@@ -100,6 +113,7 @@ class StepReduction:
         self.micro_batches = []
         self.drop_gradients()
         self.num_clouds = self.num_tokens = 0
+        self.clouds_by_dataset.zero_()
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds = Counter()
         self.out_of_memory = 0
@@ -131,10 +145,17 @@ class StepReduction:
         yield
         self.busy_seconds += time.monotonic() - began
 
-    def add(self, losses: Tensor, num_tokens: int, names: Sequence[str] = ()) -> None:
+    def add(
+        self,
+        losses: Tensor,
+        num_tokens: int,
+        names: Sequence[str] = (),
+        datasets: Tensor | None = None,
+    ) -> None:
         """Add the gradients of a micro-batch after its backward pass, and clear them.
 
         `losses` (B,) has the loss of each cloud in `names`; the backward pass was of their sum.
+        `datasets` (B,) int64 on the CPU is the number of the dataset of each cloud, by default 0.
         """
         losses = losses.detach()
         parts = [
@@ -145,6 +166,14 @@ class StepReduction:
         # Concatenated, because one addition per parameter would launch a kernel for a few numbers.
         sums += torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
         self.drop_gradients()
+        datasets = torch.zeros(len(losses), dtype=torch.int64) if datasets is None else datasets
+        is_of = datasets == torch.arange(self.num_datasets)[:, None]
+        # Not `index_add_`, which adds in any order on a GPU; a loss that is not finite stays in its
+        # dataset.
+        own = torch.where(is_of.to(losses.device, non_blocking=True), losses, 0.0)
+        end = len(self.buffer) - self.num_datasets
+        self.buffer[end - self.num_datasets : end] += own.sum(1, dtype=self.buffer.dtype)
+        self.clouds_by_dataset += is_of.sum(1)
         self.num_clouds += len(losses)
         self.num_tokens += num_tokens
         # Not read here, because that would synchronise with the device.
@@ -183,12 +212,16 @@ class StepReduction:
         )  # fmt: skip
         tail[6 + rank] = self.busy_seconds
         tail[6 + num_processes + rank] = self.data_wait_seconds
-        self.buffer[self.num_weights + 1 :].copy_(
-            torch.tensor(tail, dtype=self.buffer.dtype), non_blocking=True
+        first, dtype = self.num_weights + 1, self.buffer.dtype
+        self.buffer[first : first + len(tail)].copy_(
+            torch.tensor(tail, dtype=dtype), non_blocking=True
         )
+        self.buffer[-self.num_datasets :].copy_(self.clouds_by_dataset, non_blocking=True)
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
         loss, *totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])
+        by_dataset = totals[len(tail) :]
+        counts = [round(number) for number in by_dataset[self.num_datasets :]]
         mean = (reduced[: self.num_weights] / max(num_clouds, 1)).float()
         for parameter, part in zip(self.parameters, mean.split(self.sizes), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
@@ -199,8 +232,13 @@ class StepReduction:
             stop=totals[2] > 0,
             elapsed_seconds=totals[3],
             busy_seconds=tuple(totals[6 : 6 + num_processes]),
-            data_wait_seconds=tuple(totals[6 + num_processes :]),
+            data_wait_seconds=tuple(totals[6 + num_processes : len(tail)]),
             out_of_memory=round(totals[4]),
             data_seconds=self.data_seconds,
             num_unreadable=round(totals[5]),
+            clouds_by_dataset=tuple(counts),
+            loss_by_dataset=tuple(
+                total / number if number else math.nan
+                for total, number in zip(by_dataset, counts, strict=False)
+            ),
         )

@@ -91,6 +91,7 @@ def facts_of_epoch(sampler: TokenBudgetBatchSampler, data: TrainingData) -> dict
     """Facts that are compared before the first step of an epoch."""
     return {
         "dataset": data.checksums,
+        "weights": data.mixture.weights,
         "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
         "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
     }

@@ -13,12 +13,20 @@ from accelerate import Accelerator
 
 from pointup.errors import ConfigError
 from pointup.terminal import literal
-from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.config import TrainConfig
 from pointup.training.distributed.accelerator import peak_memory_bytes
 from pointup.training.distributed.reduction import StepTotals
 from pointup.training.evaluation import EvaluationResult
+from pointup.training.progress import Progress
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
+from pointup.training.tracking.by_dataset import (
+    training_curves,
+    training_figures,
+    validation_curves,
+    validation_figures,
+    validation_table,
+)
 from pointup.training.tracking.progress_bar import ProgressBar
 from pointup.training.tracking.tables import dataset_card, evaluation_table, plan_table
 from pointup.training.tracking.tensorboard import (
@@ -28,13 +36,11 @@ from pointup.training.tracking.tensorboard import (
     training_tag,
     validation_tag,
 )
+from pointup.training.tracking.trackers import start_trackers
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
 logger = logging.getLogger("pointup")
-
-PROJECT = "pointup"
-"""Name of the project in trackers."""
 
 
 class Monitor:
@@ -43,7 +49,8 @@ class Monitor:
     The main process writes everything; the others write only their log file. `resume_step` is the
     step that the run continues from, 0 for a new run: records of later steps, by an interrupted
     attempt, are removed from metrics.jsonl and from TensorBoard's curves. With `evaluation_due` the
-    evaluation of that step is removed too, because it is repeated.
+    evaluation of that step is removed too, because it is repeated. `labels` name the datasets of a
+    run that trains on several.
 
     Raises ConfigError, on every process, for a tracker whose package is not installed.
     """
@@ -54,7 +61,9 @@ class Monitor:
         config: TrainConfig,
         resume_step: int = 0,
         evaluation_due: bool = False,
+        labels: Sequence[str] = (),
     ) -> None:
+        self.labels = labels
         self.accelerator, self.config, self.resume_step = accelerator, config, resume_step
         self.evaluation_due = evaluation_due
         self.is_main = accelerator.is_main_process
@@ -80,7 +89,7 @@ class Monitor:
             path = self.config.output_dir / "metrics.jsonl"
             self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
             self.bar = ProgressBar()
-            self._unless_it_fails(self._start_trackers)
+            self._unless_it_fails(self._start)
             if self.trackers_failed:
                 self.accelerator.trackers = []
         return self
@@ -113,17 +122,19 @@ class Monitor:
         grad_norm: float,
         step_seconds: float,
         fill: float,
-        unreadable: int = 0,
+        progress: Progress | None = None,
     ) -> None:
         """Record a training step: a line of metrics.jsonl, and points of the curves.
 
         Counts, loss and speed are over all processes. `data_wait_seconds` is the longest wait of
         any process. `totals.data_seconds` is the time of each stage of making the main process's
         batches, in its data workers if it has any. `fill` is the used share of the token budget.
-        `unreadable` counts the samples of the run so far that were left out of their steps.
+        `progress` counts the samples of the run so far that were left out of their steps, and those
+        of each dataset.
         """
         if self.metrics is None:
             return
+        progress = progress or Progress()
         self.learning_rate = learning_rate
         stages = {f"data_{stage}_seconds": time for stage, time in totals.data_seconds.items()}
         values: dict[str, float] = {
@@ -140,9 +151,13 @@ class Monitor:
             "idle_fraction": totals.idle_fraction,
             "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
             "out_of_memory": totals.out_of_memory,
-            "unreadable_clouds": unreadable,
+            "unreadable_clouds": progress.unreadable,
         }
-        self.metrics.write({"step": step, **values, "limited_by": totals.limited_by})
+        record: dict[str, Any] = {"step": step, **values, "limited_by": totals.limited_by}
+        if self.labels:
+            record["datasets"] = training_figures(self.labels, totals, progress.seen)
+            self._track_datasets(step, training_curves(record["datasets"]))
+        self.metrics.write(record)
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
         self._track({training_tag(name): value for name, value in values.items()}, step)
@@ -153,20 +168,22 @@ class Monitor:
         If no cloud was measured, only pictures are recorded.
         """
         if result.shares:
-            self._validation(step, result.rows, result.shares)
+            self._validation(step, result)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
         if self.tensorboard is not None:
             for name, clouds in result.clouds.items():
                 self._unless_it_fails(self.tensorboard.write_clouds, step, name, clouds)
 
-    def _validation(
-        self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
-    ) -> None:
+    def _validation(self, step: int, result: EvaluationResult) -> None:
         if self.metrics is None or self.bar is None:
             return
+        rows, shares = result.rows, result.shares
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
-        self.metrics.write({"step": step, "share_of_midpoints": share, "validation": rows})
+        record = {"step": step, "share_of_midpoints": share, "validation": rows}
+        by_dataset = validation_figures(result.by_dataset)
+        self.metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
+        self._track_datasets(step, validation_curves(by_dataset))
         curves = {validation_tag(metric): value for metric, value in rows.get("model", {}).items()}
         self._track({TAGS["share_of_midpoints"]: share, **curves}, step)
         if self.tensorboard is not None:
@@ -185,6 +202,7 @@ class Monitor:
             evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
             + f"\nThe model's Chamfer is {share:.1%} of the midpoint baseline's, mean over clouds; "
             f"lower for {lower:.0%} of them."
+            + (f"\n{validation_table(by_dataset)}" if by_dataset else "")
         )
         self.num_evaluations += 1
         self.bar.pause()
@@ -220,18 +238,30 @@ class Monitor:
         if self.is_main:
             logger.info(text)
 
-    def plan(self, text: str, dataset: str) -> None:
-        """Print the plan of a run, and keep it with the dataset's description as text."""
+    def plan(self, text: str, datasets: Sequence[str]) -> None:
+        """Print the plan of a run, and keep it with the datasets' descriptions as text."""
         self.print(text)
         if self.is_main:
             # For `pointup report`.
             self._unless_it_fails((self.config.output_dir / "plan.txt").write_text, f"{text}\n")
         if self.tensorboard is not None:
             self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
-            self._unless_it_fails(self.tensorboard.write_text, "dataset", dataset_card(dataset))
+            cards = "\n\n".join(map(dataset_card, datasets))
+            self._unless_it_fails(self.tensorboard.write_text, "dataset", cards)
 
     def _track(self, values: Mapping[str, float], step: int) -> None:
         self._unless_it_fails(self.accelerator.log, values, step=step)
+
+    def _track_datasets(self, step: int, curves: Mapping[str, Mapping[str, float]]) -> None:
+        """Points of the curves of each dataset: runs of TensorBoard, curves of other trackers."""
+        for label, values in curves.items():
+            if self.tensorboard is not None:
+                name = f"datasets/{label}"
+                self._unless_it_fails(self.tensorboard.write_beside, step, name, values)
+            named = {f"{tag}, {label}": value for tag, value in values.items()}
+            for tracker in self.accelerator.trackers:
+                if tracker.name != "tensorboard":
+                    self._unless_it_fails(tracker.log, named, step=step)
 
     def _unless_it_fails(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
         """Call a tracker; its failure is logged and doesn't end the run.
@@ -251,29 +281,5 @@ class Monitor:
             logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
             logger.debug("a tracker failed", exc_info=True)
 
-    def _start_trackers(self) -> None:
-        # `--quick` uses a subdirectory of the Accelerator's output directory.
-        self.accelerator.project_configuration.logging_dir = str(self.config.output_dir)
-        name = self.config.output_dir.resolve().name
-        # Without a checkpoint all steps are purged, else those after the checkpoint.
-        purge_step = self.resume_step + 1 if self.resume_step else 0
-        names = self.accelerator.log_with
-        values = {
-            key: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for key, value in flattened(as_dict(self.config)).items()
-        }
-        # TensorBoard names a run by its directory, the others by project and run.
-        others = [each for each in names if getattr(each, "value", each) != "tensorboard"]
-        self.accelerator.log_with = others
-        try:
-            self.accelerator.init_trackers(
-                PROJECT, init_kwargs={"wandb": {"name": name, "dir": str(self.config.output_dir)}}
-            )
-        finally:
-            self.accelerator.log_with = names
-        for tracker in self.accelerator.trackers:
-            tracker.store_init_configuration(values)
-        if len(others) < len(names):
-            self.tensorboard = TensorBoardRun(self.config.output_dir, purge_step)
-            self.accelerator.trackers.append(self.tensorboard.tracker)
-            self.tensorboard.start(values)
+    def _start(self) -> None:
+        self.tensorboard = start_trackers(self.accelerator, self.config, self.resume_step)

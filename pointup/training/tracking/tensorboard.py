@@ -39,6 +39,7 @@ TAGS = {
     "idle_fraction": "4 speed/idle fraction",
     "peak_memory_gib": "5 memory/peak in GiB",
     "out_of_memory": "5 memory/steps out of memory",
+    "seen_clouds": "3 training/clouds so far",
     "unreadable_clouds": "3 training/unreadable clouds",
 }
 """Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first."""
@@ -69,7 +70,8 @@ class TensorBoardRun:
 
     TensorBoard draws a curve of the same name in several runs in one chart, each run in its own
     colour. So the references are runs, in `baselines/`, and their lines lie in the model's charts.
-    Points from `purge_step` on, of an interrupted attempt, are removed.
+    So are the datasets of a run that trains on several, in `datasets/`. Points from `purge_step`
+    on, of an interrupted attempt, are removed.
     """
 
     def __init__(self, output_dir: Path, purge_step: int) -> None:
@@ -78,7 +80,7 @@ class TensorBoardRun:
         self.purge_step = purge_step
         self.tracker = TensorBoardTracker("", str(self.directory), purge_step=purge_step)
         self.tracker.start()
-        self.references: dict[str, SummaryWriter] = {}
+        self.others: dict[str, SummaryWriter] = {}
         self.drawn: set[str] = set()
 
     @property
@@ -136,20 +138,23 @@ class TensorBoardRun:
 
     def write_references(self, step: int, rows: Mapping[str, Mapping[str, float]]) -> None:
         """Points of the lines of the references; the midpoint baseline's share is 1."""
+        for row, name in REFERENCES.items():
+            if row in rows:
+                values = {validation_tag(metric): value for metric, value in rows[row].items()}
+                if row == "midpoints":
+                    values[TAGS["share_of_midpoints"]] = 1.0
+                self.write_beside(step, f"baselines/{name}", values)
+
+    def write_beside(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        """Points of curves of another run, in the subdirectory `name`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        for row, name in REFERENCES.items():
-            if row not in rows:
-                continue
-            if row not in self.references:
-                directory = str(self.directory / "baselines" / name)
-                self.references[row] = SummaryWriter(directory, purge_step=self.purge_step)
-            writer = self.references[row]
-            for metric, value in rows[row].items():
-                writer.add_scalar(validation_tag(metric), value, step)
-            if row == "midpoints":
-                writer.add_scalar(TAGS["share_of_midpoints"], 1.0, step)
-            writer.flush()
+        if name not in self.others:
+            directory = str(self.directory / name)
+            self.others[name] = SummaryWriter(directory, purge_step=self.purge_step)
+        for tag, value in values.items():
+            self.others[name].add_scalar(tag, value, step)
+        self.others[name].flush()
 
     def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
         """Clouds of a sample to turn about, coloured by error; source and target only once."""
@@ -179,5 +184,5 @@ class TensorBoardRun:
             )
 
     def finish(self) -> None:
-        for writer in self.references.values():
+        for writer in self.others.values():
             writer.close()

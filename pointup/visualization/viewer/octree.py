@@ -6,18 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pointup.geometry.morton import morton_codes
+
 BITS = 21
 """Levels of the octree; three times this many bits fit into a 64-bit code."""
 NODE_POINTS = 65_536
-
-# Shifts and masks that spread 21 bits to every third bit.
-_STEPS = (
-    (32, 0x001F00000000FFFF),
-    (16, 0x001F0000FF0000FF),
-    (8, 0x100F00F00F00F00F),
-    (4, 0x10C30C30C30C30C3),
-    (2, 0x1249249249249249),
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +54,7 @@ def _morton_codes(points: np.ndarray) -> np.ndarray:
     low = points.min(axis=0)
     side = max(float((points - low).max()), 1e-12)
     cells = ((points - low) * ((2**BITS - 1) / side)).astype(np.int64)
-    code = np.zeros(len(points), dtype=np.int64)
-    for axis in range(3):
-        bits = cells[:, axis]
-        for shift, mask in _STEPS:
-            bits = (bits | (bits << shift)) & mask
-        code |= bits << axis
-    return code
+    return morton_codes(cells)
 
 
 def _node_starts(code: np.ndarray, node_points: int) -> np.ndarray:

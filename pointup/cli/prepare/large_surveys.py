@@ -1,0 +1,194 @@
+"""Prepares surveys by the thousand files: region by region, resumed where it stopped, in shards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pointup.cli.prepare.new_dataset import Making, note
+from pointup.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pointup.datasets.dataset_parts import DatasetPart
+    from pointup.datasets.region_pairs import MakePairs, RegionTiling
+    from pointup.datasets.regions import Region, SurveyIndex
+    from pointup.io.extents import FileExtent
+
+
+@dataclass(frozen=True)
+class LargeSurvey:
+    """A survey of one or two sides that is prepared by regions.
+
+    Attributes:
+        sides: the files of each side.
+        extents: their extents; None for files that can't be used.
+        unreadable: why they can't be used.
+        index: which files each region needs.
+    """
+
+    sides: list[list[Path]]
+    extents: list[list[FileExtent | None]]
+    unreadable: list[str]
+    index: SurveyIndex
+
+
+def read_headers(making: Making, sides: list[list[Path]], block_width: float) -> LargeSurvey:
+    """Read the extents of all files, in all processes, and index them."""
+    from pointup.datasets.regions import index_survey
+    from pointup.io.extents import read_extent
+
+    paths = [path for side in sides for path in side]
+    found = making.each_or_none([partial(read_extent, path) for path in paths], "reading headers")
+    extents = [[next(found) for _ in side] for side in sides]
+    unreadable, making.left_out[:] = list(making.left_out), []
+    return LargeSurvey(sides, extents, unreadable, index_survey(extents, block_width))
+
+
+def prepare_regions(
+    making: Making,
+    survey: LargeSurvey,
+    tiling: RegionTiling,
+    make: MakePairs,
+    copies: float,
+    info: dict[str, Any],
+    shard: tuple[int, int] | None,
+) -> int:
+    """Make the dataset of a survey, or of a shard (k, n) of it. Returns the exit status.
+
+    What an interrupted call has finished is used. A point of the survey is in `copies` pairs on
+    average.
+    """
+    from pointup.datasets.dataset_parts import PartSource, assemble, read_part, total
+    from pointup.datasets.regions import shard_of
+
+    regions = survey.index.regions
+    if not regions:
+        raise making.nothing_usable("no region has points of every side", survey.unreadable)
+    if shard is not None:
+        regions = tuple(shard_of(regions, shard))
+        if not regions:
+            raise ConfigError(
+                f"--shard {shard[0]}/{shard[1]}: the survey has {len(survey.index.regions)} "
+                "regions; give fewer shards"
+            )
+        info = {**info, "shard": list(shard)}
+    making.check_same_options({**_identity(survey, tiling, info), "shard": shard})
+    _make_parts(making, survey, regions, tiling, make)
+
+    parts = [read_part(_part_folder(making, region)) for region in regions]
+    making.left_out += survey.unreadable
+    making.left_out += dict.fromkeys(text for part in parts for text in part.facts["left_out"])
+    num_filled, num_tiles = total(parts, "num_filled"), total(parts, "num_tiles")
+    if num_tiles < 0.9 * num_filled:
+        note(
+            f"left out {num_filled - num_tiles:,} of {num_filled:,} tiles, which have fewer than "
+            f"{tiling.fewest_points} points (see --tile, --min-points)"
+        )
+    num_offered = round(copies * total(parts, "points_in_tiles"))
+    making.strip = strip_remark(tiling.strip, parts, copies)
+    if not sum(part.num_rows["train"] for part in parts):
+        raise making.nothing_usable("no training pairs are left; try a smaller --tile or --strip")
+    sources = [PartSource(part, _part_folder(making, part)) for part in parts]
+    info = making.description({**info, "points_in_tiles": num_offered, "regions": len(regions)})
+    making.unfinished.mkdir()
+    assemble(sources, making.unfinished, {**info, "left_out": making.left_out})
+    return making.publish()
+
+
+def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> str:
+    """The remark for the summary on the strip around validation tiles, from the facts of parts."""
+    from pointup.datasets.dataset_parts import total
+
+    offered = copies * total(parts, "points_in_tiles")
+    share = 1 - total(parts, "points_in_pairs") / max(offered, 1)
+    return f"a strip of {strip:g} around them left out ({share:.0%})"
+
+
+def _make_parts(
+    making: Making,
+    survey: LargeSurvey,
+    regions: Sequence[Region],
+    tiling: RegionTiling,
+    make: MakePairs,
+) -> None:
+    """Make the parts that are missing; the points of a file are removed after its last region."""
+    import shutil
+
+    from pointup.datasets.region_pairs import make_part, sort_into
+
+    making.remove_stale()
+    todo = [region for region in regions if not _part_folder(making, region).exists()]
+    if len(todo) < len(regions):
+        note(f"continuing: {len(regions) - len(todo):,} of {len(regions):,} regions are finished")
+    wanted = frozenset(region.xy for region in regions)
+    left: Counter[tuple[int, int]] = Counter(chain.from_iterable(map(_files_of, todo)))
+
+    def sorting(region: Region) -> Iterator[Callable[[], None]]:
+        for side, number in _files_of(region):
+            if (side, number) not in started:
+                started.add((side, number))
+                extent = survey.extents[side][number]
+                assert extent is not None
+                folder = _sorted_folder(making, side, number)
+                yield partial(sort_into, folder, survey.sides[side][number], extent, tiling, wanted)
+
+    def calls() -> Iterator[Callable[[], None]]:
+        # The files of the next region are sorted while a region waits for the last of its own.
+        for region, following in zip(todo, [*todo[1:], None], strict=True):
+            yield from sorting(region)
+            if following is not None:
+                yield from sorting(following)
+            folders = tuple(
+                tuple(_sorted_folder(making, side, number) for number in numbers)
+                for side, numbers in enumerate(region.files)
+            )
+            place = _part_folder(making, region)
+            yield partial(make_part, place, region, folders, tiling, making.stem, make)
+
+    started: set[tuple[int, int]] = set()
+    finished = 0
+    num_calls = len(todo) + len(left)
+    for _ in making.each(calls(), num_calls, "files and regions"):
+        # Results come in the order of the calls, but parts appear when they are complete.
+        while finished < len(todo) and _part_folder(making, todo[finished]).exists():
+            for side, number in _files_of(todo[finished]):
+                left[side, number] -= 1
+                if not left[side, number]:
+                    folder = _sorted_folder(making, side, number)
+                    if folder.is_dir():
+                        shutil.rmtree(folder)
+            finished += 1
+    if finished < len(todo):
+        raise DataError(": ".join(["a region could not be made", *making.left_out[:1]]))
+
+
+def _files_of(region: Region) -> list[tuple[int, int]]:
+    return [(side, number) for side, files in enumerate(region.files) for number in files]
+
+
+def _part_folder(making: Making, region: Region | DatasetPart) -> Path:
+    return making.scratch / "parts" / f"{region.number:07}"
+
+
+def _sorted_folder(making: Making, side: int, number: int) -> Path:
+    return making.scratch / "sorted" / f"{side}-{number}"
+
+
+def _identity(survey: LargeSurvey, tiling: RegionTiling, info: dict[str, Any]) -> dict[str, Any]:
+    """What a continued call must have in common with the interrupted one, as JSON values."""
+    files = [
+        [
+            [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+            for path in side
+            if (stat := path.stat())
+        ]
+        for side in survey.sides
+    ]
+    values: dict[str, Any] = json.loads(json.dumps({**info, **asdict(tiling)}, default=str))
+    return {**values, "files": files}

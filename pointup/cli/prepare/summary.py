@@ -1,0 +1,61 @@
+"""What `pointup prepare` prints about a new dataset."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+# A note is printed if the median pair has fewer source points than this.
+FEW_POINTS = 100
+
+
+def print_summary(output: Path, validation: float, strip: str, seconds: float) -> None:
+    """Print what a new dataset holds, the next command, and notes on what looks wrong.
+
+    `validation` is the share that was to be held out, `strip` a remark on the points that were left
+    out for it, `seconds` the time that it took.
+    """
+    import numpy as np
+
+    from pointup.datasets.sample_table import SampleTable
+    from pointup.training.next_commands import training_command
+
+    tables = {
+        name: SampleTable(path, output)
+        for name in ("train", "validation")
+        if (path := output / "samples" / f"{name}.arrow").exists()
+    }
+    sizes_of = {
+        name: np.column_stack([table.array("num_source"), table.array("num_target")])
+        for name, table in tables.items()
+    }
+    sizes = np.concatenate(list(sizes_of.values()))
+    numbers = ", ".join(f"{len(split):,} {name}" for name, split in sizes_of.items())
+    print(f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s")
+    source, target = np.median(sizes, axis=0)
+    ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
+    print(f"median pair: {source:,.0f} source points, {target:,.0f} target points, {ratio:.2g}x")
+    if "validation" in sizes_of:
+        share = sizes_of["validation"].sum() / sizes.sum()
+        remark = f", {strip}" if strip else ""
+        print(f"held out for validation: {share:.0%} of the points{remark}")
+        print(f"details: pointup inspect {shlex.quote(str(output))}")
+    if len(sizes) == 1:
+        print("next: prepare more than one pair, so that some can be held out for validation")
+    else:
+        print(f"next: {training_command(output)}")
+    if source < FEW_POINTS:
+        note(f"the median pair has only {source:.0f} source points")
+    if ratio < 1:
+        note("the target is sparser than the source in half of the pairs; are they swapped?")
+    if validation and "validation" not in tables:
+        note(
+            "too few pairs to hold some out for validation; make more pairs, for "
+            "example with a smaller --tile"
+        )
+
+
+def note(text: str) -> None:
+    """Print a note on stderr."""
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,28 @@
+"""Morton codes: numbers of cells of a grid, such that cells with near numbers are near in space.
+
+Morton 1966, "A computer oriented geodetic data base".
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Shifts and masks that spread 21 bits to every third bit.
+_STEPS = (
+    (32, 0x001F00000000FFFF),
+    (16, 0x001F0000FF0000FF),
+    (8, 0x100F00F00F00F00F),
+    (4, 0x10C30C30C30C30C3),
+    (2, 0x1249249249249249),
+)
+
+
+def morton_codes(cells: np.ndarray) -> np.ndarray:
+    """The codes (N,) int64 of cells (N, D) int64 of up to three axes, each from 0 to 2**21 - 1."""
+    code = np.zeros(len(cells), dtype=np.int64)
+    for axis in range(cells.shape[1]):
+        bits = cells[:, axis]
+        for shift, mask in _STEPS:
+            bits = (bits | (bits << shift)) & mask
+        code |= bits << axis
+    return code

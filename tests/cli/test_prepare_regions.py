@@ -1,0 +1,228 @@
+"""`pointup prepare` on large surveys: by regions, continued where it stopped, in shards."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+
+from pointup.cli.main import main
+from pointup.datasets import region_pairs, regions
+from pointup.datasets.pair_dataset import open_pairs, open_samples
+from pointup.datasets.region_pairs import is_held_out
+
+WIDTH = 50.0
+
+
+@pytest.fixture(autouse=True)
+def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "LARGE_BYTES", 0)
+    monkeypatch.setattr(regions, "POINTS_PER_REGION", 1500)
+
+
+def write_las(path: Path, points: np.ndarray) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.scales, header.offsets = [0.001] * 3, [500_000, 4_000_000, 0]
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = points.T
+    path.parent.mkdir(exist_ok=True)
+    las.write(path)
+
+
+@pytest.fixture(scope="module")
+def surveys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dense/ and sparse/ of 3 x 3 tiles of 50 m, with 2,000 and 600 points each."""
+    folder, rng = tmp_path_factory.mktemp("surveys"), np.random.default_rng(0)
+    for name, number in (("dense", 2000), ("sparse", 600)):
+        for i in range(9):
+            corner = np.array([500_000 + i // 3 * WIDTH, 4_000_000 + i % 3 * WIDTH, 0])
+            points = corner + rng.random((number, 3)) * [WIDTH - 0.01, WIDTH - 0.01, 2]
+            write_las(folder / name / f"{i}.las", points)
+    return folder
+
+
+def prepare(surveys: Path, output: Path, *more: object) -> int:
+    words = ("prepare", "pairs", "--source", surveys / "sparse", "--target", surveys / "dense",
+             "--tile", 5, "--block", 2, "--min-points", 2, "--num-workers", 1, "-o", output,
+             *more)  # fmt: skip
+    return main([str(word) for word in words])
+
+
+@pytest.fixture
+def undisturbed(surveys: Path, tmp_path: Path) -> Path:
+    assert prepare(surveys, tmp_path / "undisturbed") == 0
+    return tmp_path / "undisturbed"
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = [{p.relative_to(f) for p in f.rglob("*") if p.is_file()} for f in (one, other)]
+    return names[0] == names[1] and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names[0]
+    )
+
+
+def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
+    undisturbed: Path,
+) -> None:
+    info = json.loads((undisturbed / "pointup.json").read_text())
+    assert info["regions"] > 4 and len(list((undisturbed / "train").glob("*.arrow"))) > 4
+    held, names = [], []
+    for split in ("train", "validation"):
+        pairs = open_pairs(undisturbed, split)
+        assert list(open_samples(undisturbed, split).names) == pairs["name"]
+        tiles = np.array([name.split("_")[1:] for name in pairs["name"]], dtype=np.int64)
+        held.append(is_held_out(tiles // 2, 0.1, 0))
+        names += pairs["name"]
+    assert not held[0].any() and held[1].all() and len(set(names)) == len(names)
+    # 900 tiles of 5 m; each has about 6 points of the sparse survey.
+    assert 700 < len(names) <= 900
+    points, boxes = [], []
+    for row in open_pairs(undisturbed, "train"):
+        points.append(np.reshape(row["target"], (-1, 3)) + row["origin"])
+    for name in open_pairs(undisturbed, "validation")["name"]:
+        boxes.append(np.array(name.split("_")[1:], dtype=float) * 5)
+    xy = np.concatenate(points)[:, :2]
+    for low in boxes:
+        beside = np.maximum(low - xy, xy - low - 5).clip(0)
+        assert np.hypot(*beside.T).min() >= 2.5 - 1e-3
+
+
+def test_an_interrupted_command_continues_to_the_same_bytes(
+    surveys: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "pairs"
+    real, made = region_pairs.write_part, []
+
+    def interrupted(folder: Path, *rest: object) -> None:
+        made.append(folder)
+        if len(made) in (3, 6):
+            (folder.with_name(f"{folder.name}.half") / "train").mkdir(parents=True)
+            raise KeyboardInterrupt
+        real(folder, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(region_pairs, "write_part", interrupted)
+    for _ in range(2):
+        assert prepare(surveys, output) == 130
+        assert "the same command continues" in capsys.readouterr().err
+        assert not output.exists()
+    assert prepare(surveys, output) == 0
+    assert "continuing: 4 of" in capsys.readouterr().err
+    assert same_files(output, undisturbed)
+    assert not list(tmp_path.glob(".*")), "nothing is left"
+
+
+def test_other_options_do_not_continue_an_interrupted_command(
+    surveys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        real = region_pairs.write_part
+
+        def interrupted(folder: Path, number: int, *rest: object) -> None:
+            if number == 2:
+                raise KeyboardInterrupt
+            real(folder, number, *rest)  # type: ignore[arg-type]
+
+        patch.setattr(region_pairs, "write_part", interrupted)
+        assert prepare(surveys, tmp_path / "pairs") == 130
+    capsys.readouterr()
+    assert prepare(surveys, tmp_path / "pairs", "--seed", 1) == 1
+    assert "another seed; delete it" in capsys.readouterr().err
+
+
+def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
+    surveys: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [tmp_path / f"shard{k}" for k in (1, 2, 3)]
+    for k, shard in enumerate(shards, start=1):
+        assert prepare(surveys, shard, "--shard", f"{k}/3") == 0
+    sizes = [len(open_samples(shard, "train")) for shard in shards]
+    assert max(sizes) < 2.5 * min(sizes)
+    joined = tmp_path / "joined"
+    words = ["prepare", "join", *map(str, (shards[2], shards[0], shards[1])), "-o", str(joined)]
+    assert main(words) == 0
+    assert same_files(joined, undisturbed)
+    file = next((shards[0] / "train").glob("*.arrow"))
+    assert file.samefile(joined / "train" / file.name)
+    shutil.rmtree(shards[0])
+    assert len(open_samples(joined, "train").points(0)["source"])
+
+    capsys.readouterr()
+    assert main(["prepare", "join", *map(str, shards[1:]), "-o", str(tmp_path / "two")]) == 1
+    assert "1/3 are missing" in capsys.readouterr().err
+    one_more = [*map(str, shards[1:]), str(undisturbed)]
+    assert main(["prepare", "join", *one_more, "-o", str(tmp_path / "two")]) == 1
+    assert "is no shard" in capsys.readouterr().err
+
+
+def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(
+    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "surveys"
+    shutil.copytree(surveys, copy)
+    (copy / "dense" / "4.las").write_bytes((copy / "dense" / "4.las").read_bytes()[:20_000])
+    with laspy.open(copy / "sparse" / "1.las", "r") as reader:
+        points = reader.read().points
+    with (copy / "sparse" / "1.las").open("r+b") as file:
+        # max x of the header, by 10 m too small
+        file.seek(179)
+        file.write(np.float64(np.max(points.x) - 10).tobytes())
+    assert prepare(copy, tmp_path / "pairs") == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "left out: " in line]
+    assert len(lines) == 2 and "4.las" in lines[0] + lines[1]
+    assert any("outside of the extent in its header" in line for line in lines)
+    names = open_pairs(tmp_path / "pairs", "train")["name"]
+    assert not any(name.startswith("tile_100015_80001") for name in names)
+    assert len(names) > 400
+
+
+def test_a_small_survey_is_not_sharded(
+    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(regions, "LARGE_BYTES", 10**9)
+    assert prepare(surveys, tmp_path / "pairs", "--shard", "1/2") == 1
+    assert "leave it out" in capsys.readouterr().err
+    assert prepare(surveys, tmp_path / "pairs", "--shard", "3/2") == 1
+    assert "K from 1 to N" in capsys.readouterr().err
+
+
+# In short: an interrupt within the process, above.
+@pytest.mark.slow
+def test_a_command_that_is_killed_twice_continues_to_the_same_bytes(
+    surveys: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import sys\nfrom pointup.datasets import regions, workers\n"
+        "regions.LARGE_BYTES, regions.POINTS_PER_REGION = 0, 1500\n"
+        "workers.SECONDS_ALONE = 0.0\nfrom pointup.cli.main import main\n"
+        "if __name__ == '__main__':\n    sys.exit(main(sys.argv[1:]))\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    command = [
+        sys.executable, str(tmp_path / "script.py"), "prepare", "pairs", "--source",
+        str(surveys / "sparse"), "--target", str(surveys / "dense"), "--tile", "5", "--block", "2",
+        "--min-points", "2", "--num-workers", "2", "-o", str(tmp_path / "pairs"),
+    ]  # fmt: skip
+    for number in (1, 3):
+        process = subprocess.Popen(command, start_new_session=True)
+        parts = tmp_path / ".pairs-unfinished" / "parts"
+        while len([p for p in parts.glob("*") if "." not in p.name]) < number:
+            assert process.poll() is None, "finished before it was killed"
+        os.killpg(process.pid, 9)
+        process.wait()
+    subprocess.run(command, check=True)
+    assert same_files(tmp_path / "pairs", undisturbed)

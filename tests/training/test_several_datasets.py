@@ -1,0 +1,151 @@
+"""Training on several datasets with weights: shares, figures by dataset, resuming in mid-epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from accelerate import Accelerator
+from conftest import metrics_of, wavy_pair
+from forked import run_forked
+from runs import final_weights, options, training
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_distributed import SMALL, steps_of
+
+from pointup.datasets.pair_writer import write_pairs
+from pointup.errors import ConfigError
+from pointup.training.command_line import parse_command_line
+from pointup.training.config import TrainConfig
+from pointup.training.data_sources import data_sources
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two datasets of 16 + 4 and 8 + 2 pairs, whose pairs have the same names."""
+    folder, rng = tmp_path_factory.mktemp("two"), np.random.default_rng(1)
+
+    def pairs(split: str, number: int) -> Iterator[Any]:
+        for i in range(number):
+            yield wavy_pair(f"{split}_{i}", int(rng.integers(20, 90)), 3.0, rng)
+
+    for name, size in (("city", 8), ("forest", 4)):
+        write_pairs(
+            pairs("train", 2 * size), pairs("validation", size // 2), folder / name, info={}
+        )
+    return [folder / "city", folder / "forest"]
+
+
+def arguments(two: list[Path], run: Path, steps: int, *more: object) -> list[str]:
+    words = ("--data", two[0], "--data", f"{two[1]}=3", "--output-dir", run, *SMALL,
+             "--num-workers", 0, "--steps", steps, "--eval-every", 12, *more)  # fmt: skip
+    return [str(word) for word in words]
+
+
+def test_a_run_on_two_datasets_logs_each_and_continues_in_mid_epoch_on_two_processes(
+    two: list[Path], tmp_path: Path, accelerator: Accelerator
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    config = parse_command_line(arguments(two, whole, 12, "--accumulation-steps", 2), "")
+    training.train(config, accelerator)
+    lines = steps_of(whole)
+    assert lines[-1]["epoch"] >= 1, "more than an epoch"
+    # Until the end of the first epoch: 16 samples once, 8 samples three times.
+    last = [line for line in lines if line["epoch"] == 0][-1]["datasets"]
+    assert [last[name]["seen_clouds"] for name in ("city", "forest")] == [16, 24]
+    for line in lines:
+        losses, counts = zip(
+            *((d["loss"] or 0.0, d["num_clouds"]) for d in line["datasets"].values()), strict=True
+        )
+        assert sum(counts) == line["num_clouds"]
+        assert np.dot(losses, counts) == pytest.approx(line["loss"] * line["num_clouds"], rel=1e-6)
+
+    stopped = parse_command_line(
+        arguments(two, run, 12, "--accumulation-steps", 2, "--save-every", 3), ""
+    )
+    training.train(stopped, accelerator, stop_after=3)
+    ended = run_forked("train", *arguments(two, run, 12, "--save-every", 3))
+    assert ended.returncode == 0, ended.stderr
+    for expected, line in zip(lines, steps_of(run), strict=True):
+        for name in ("num_clouds", "seen_clouds"):
+            assert [d[name] for d in line["datasets"].values()] == [
+                d[name] for d in expected["datasets"].values()
+            ]
+        for label, figures in line["datasets"].items():
+            assert figures["loss"] == pytest.approx(expected["datasets"][label]["loss"], rel=1e-4)
+    evaluations = [
+        next(line for line in metrics_of(each) if "validation" in line) for each in (whole, run)
+    ]
+    both = evaluations[1]["datasets"]
+    assert [both[name]["num_clouds"] for name in both] == [4, 2]
+    chamfer = [both[name]["validation"]["model"]["chamfer"] for name in both]
+    total = evaluations[1]["validation"]["model"]["chamfer"]
+    assert np.dot(chamfer, [4, 2]) / 6 == pytest.approx(total)
+    assert both["city"]["share_of_midpoints"] == pytest.approx(
+        evaluations[0]["datasets"]["city"]["share_of_midpoints"], rel=1e-3
+    )
+    weights = final_weights(whole, 12)
+    for name, weight in final_weights(run, 12).items():
+        assert np.allclose(weight, weights[name], atol=1e-4)
+
+    curves = EventAccumulator(str(run / "datasets" / "forest")).Reload()
+    assert [e.step for e in curves.Scalars("3 training/clouds so far")] == list(range(1, 13))
+    assert len(curves.Scalars("1 overview/2 validation Chamfer distance")) == 1
+    log = (run / "logs" / "rank_0.log").read_text()
+    assert "city" in log and "of the midpoint baseline's" in log
+
+
+def test_other_weights_or_another_order_do_not_continue_a_run(
+    two: list[Path], tmp_path: Path, accelerator: Accelerator
+) -> None:
+    names = (str(two[0]), f"{two[1]}=3")
+    config = options(two[0], tmp_path, steps=2, save_every=1, eval_every=2)
+    training.train(replace(config, data=names), accelerator, stop_after=1)
+    for changed in (names[::-1], (names[0], str(two[1]))):
+        # The checkpoint is compared too, as config.json may have been edited.
+        values = json.loads((tmp_path / "config.json").read_text()) | {"data": list(changed)}
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        with pytest.raises(ConfigError, match="dataset"):
+            training.train(replace(config, data=changed), accelerator)
+
+
+def test_a_dataset_is_named_with_or_without_a_weight(two: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "lr=2").mkdir()
+    named = data_sources([f"{two[0]}", f"{two[1]}=0.5", f"{tmp_path}/lr=2"])
+    assert [(s.name, s.weight) for s in named[:2]] == [(str(two[0]), 1.0), (str(two[1]), 0.5)]
+    assert (named[2].name, named[2].weight) == (f"{tmp_path}/lr=2", 1.0)
+    assert data_sources([f"{tmp_path}/lr=2=3"])[0].weight == 3
+    assert [s.label for s in data_sources(["x/pairs", "y/pairs"])] == ["x/pairs", "y/pairs"]
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        (("a=0",), "greater than 0"),
+        (("a=-1",), "greater than 0"),
+        (("a=nan",), "greater than 0"),
+        (("a", "./a=2"), "given twice"),
+        ("pairs", "give a tuple"),
+    ],
+)
+def test_impossible_datasets_are_refused(data: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(data=data)
+
+
+def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"data": ["a", "b=2"], "steps": 5}))
+    assert parse_command_line(["--config", str(file)], "").data == ("a", "b=2")
+    assert parse_command_line(["--config", str(file), "--data", "c"], "").data == ("c",)
+    file.write_text('{"data": null, "steps": 5}')
+    assert parse_command_line(["--config", str(file)], "").data == ()
+    file.write_text('{"data": "a"}')
+    assert parse_command_line(["--config", str(file), "--data=c", "--data=d"], "").data == (
+        "c",
+        "d",
+    )
