@@ -20,7 +20,7 @@ from pointup.errors import PointupError
 COMMANDS = {
     "train": "pointup.cli.train:Train",
     "prepare": "pointup.cli.prepare.command:Prepare",
-    "inspect": "pointup.cli.inspect:Inspect",
+    "inspect": "pointup.cli.inspect.command:Inspect",
     "upsample": "pointup.cli.upsample.command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
     "view": "pointup.cli.view:View",
