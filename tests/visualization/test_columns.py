@@ -29,9 +29,9 @@ def forest(number: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw panels of 80 pixels, for pictures that nobody looks at."""
+    """Draw panels of 240 pixels, for pictures that nobody looks at."""
     for module in (columns, maps):
-        monkeypatch.setattr(module, "SIZE", 80)
+        monkeypatch.setattr(module, "SIZE", 240)
     monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
     monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 
@@ -42,7 +42,7 @@ def test_any_cloud_can_be_a_column(name: str, vertical: bool, small: None) -> No
     cloud, good = DEGENERATE[name], sphere(200, 2)
     for clouds, reference in (({"source": good, "model": cloud}, good), ({"source": cloud}, good)):
         picture = columns_picture(clouds, reference, vertical=vertical)
-        assert picture.dtype == np.uint8 and picture.shape[1] == 16 + 96 * (len(clouds) + 1)
+        assert picture.dtype == np.uint8 and picture.shape[1] == 16 + 256 * (len(clouds) + 1)
     assert columns_picture({"source": good}, cloud, vertical=vertical, errors=False).size
 
 
@@ -51,7 +51,7 @@ def test_any_survey_has_maps(name: str, small: None) -> None:
     good = np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
     for clouds, reference in (({"a": DEGENERATE[name]}, good), ({"a": good}, DEGENERATE[name])):
         picture = maps_picture(clouds, reference, unit="m")
-        assert picture.dtype == np.uint8 and picture.shape[1] == 16 + 96 * 2
+        assert picture.dtype == np.uint8 and picture.shape[1] == 16 + 256 * 2
 
 
 def test_a_survey_is_shown_as_overview_section_close_up_and_errors(written: list[str]) -> None:
