@@ -4,8 +4,8 @@
                             [--meshes FOLDER]
 
 rooms.svg needs no data. transect.png needs an airborne survey, and slices.png and columns.png a
-drone survey of the same ground besides. shape_good.png and shape_bad.png need a folder with the meshes that `SHAPES`
-names. docs/results.md says where these data come from.
+drone survey of the same ground besides. shape_good.png and shape_bad.png need a folder with the
+meshes that `SHAPES` names. docs/results.md says where these data come from.
 """
 
 from __future__ import annotations

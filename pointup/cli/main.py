@@ -25,6 +25,7 @@ COMMANDS = {
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
     "view": "pointup.cli.view:View",
     "report": "pointup.cli.report.command:Report",
+    "push": "pointup.cli.push.command:Push",
     "config": "pointup.cli.config:Config",
     "doctor": "pointup.cli.doctor.command:Doctor",
     "bench": "pointup.cli.bench:Bench",
