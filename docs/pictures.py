@@ -3,9 +3,9 @@
     python docs/pictures.py [--survey transect_als.laz [--reference transect_drone.laz]]
                             [--meshes FOLDER]
 
-rooms.svg needs no data. transect.png needs an airborne survey, and slices.png a drone survey of the
-same ground besides. shape_good.png and shape_bad.png need a folder with the meshes that `SHAPES`
-names. docs/results.md says where these data come from.
+rooms.svg needs no data. transect.png needs an airborne survey, and slices.png and columns.png a
+drone survey of the same ground besides. shape_good.png and shape_bad.png need a folder with the
+meshes that `SHAPES` names. docs/results.md says where these data come from.
 """
 
 from __future__ import annotations
@@ -153,6 +153,18 @@ def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
     plt.close(figure)
 
 
+def draw_columns(survey: Path, reference: Path, picture: Path) -> None:
+    """Source, midpoint baseline, model and drone survey beside each other."""
+    from PIL import Image
+
+    from pointup.cli.main import main as pointup
+
+    clouds = ["--source", str(survey), "--reference", str(reference), "--model", "forest"]
+    if pointup(["evaluate", "lidar", *clouds, "--picture", str(picture)]):
+        raise SystemExit(f"pictures.py: {survey} was not evaluated")
+    Image.open(picture).convert("RGB").quantize(96).save(picture, optimize=True)
+
+
 def draw_shapes(meshes: Path, folder: Path) -> None:
     """Source, prediction, target and error of the shapes, as in the tables of docs/results.md."""
     from pointup import upsample
@@ -179,7 +191,7 @@ def main(args: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--survey", type=Path, help="airborne survey of transect.png")
-    parser.add_argument("--reference", type=Path, help="drone survey of slices.png")
+    parser.add_argument("--reference", type=Path, help="drone survey of slices.png and columns.png")
     parser.add_argument("--meshes", type=Path, help="folder of the meshes of shape_*.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures")
     options = parser.parse_args(args)
@@ -188,6 +200,7 @@ def main(args: Sequence[str] | None = None) -> None:
         draw_survey(options.survey, options.output / "transect.png")
     if options.survey and options.reference:
         draw_slices(options.survey, options.reference, options.output / "slices.png")
+        draw_columns(options.survey, options.reference, options.output / "columns.png")
     if options.meshes:
         draw_shapes(options.meshes, options.output)
 

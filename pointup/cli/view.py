@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from pointup.cli.html_output import HtmlFile, Title, describe_page
 from pointup.cli.input_files import Inputs
 from pointup.errors import ConfigError
 
@@ -23,7 +24,7 @@ class View:
 
     inputs: Inputs
     """Files to show, or folders of tiles, which become one cloud each."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.html")]
+    output: HtmlFile
     """HTML file to write."""
     names: Annotated[
         tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(optional)")
@@ -37,9 +38,7 @@ class View:
     """Largest number of points of each cloud; of more, a random subset is shown."""
     up: Literal["y", "z"] | None = None
     """Axis that points upwards. By default z for LAS and LAZ and for flat clouds, else y."""
-    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")] = (
-        None
-    )
+    title: Title = None
     """Title of the page. By default the names of the clouds."""
 
     def run(self) -> int:
@@ -69,5 +68,5 @@ class View:
             shown = len(layer.positions)
             part = "" if shown == layer.num_points else f", {shown:,} of them shown"
             print(f"{layer.name}: {layer.num_points:,} points{part}")
-        print(f"{self.output}: {size / 1e6:.1f} MB; open it in a browser")
+        print(describe_page(self.output, size))
         return 0

@@ -97,7 +97,15 @@ def evaluate_shape(
     upsampler: Upsampler | None,
     protocol: Protocol = "pu-gcn",
 ) -> dict[str, Figures]:
-    """Figures of the rows "model", "prediction", "midpoints" (no network) and "resampled".
+    """Figures of the clouds of `clouds_of_shape`, by row."""
+    return {
+        row: measure_shape(points, shape, protocol)
+        for row, points in clouds_of_shape(shape, upsampler).items()
+    }
+
+
+def clouds_of_shape(shape: Shape, upsampler: Upsampler | None) -> dict[str, np.ndarray]:
+    """Clouds (N, 3) of the rows "model", "prediction", "midpoints" (no network) and "resampled".
 
     Rows whose cloud is not available are left out. The ratio is that of the truth to the source.
     Model and midpoint baseline upsample in the passes of `pass_ratios`: 16x is 4x twice, as in the
@@ -115,11 +123,7 @@ def evaluate_shape(
         if upsampler is not None:
             clouds = {"model": upsample_shape(shape.source, ratio, upsampler), **clouds}
     clouds["resampled"] = shape.second
-    return {
-        row: measure_shape(points, shape, protocol)
-        for row, points in clouds.items()
-        if points is not None
-    }
+    return {row: points for row, points in clouds.items() if points is not None}
 
 
 def upsample_shape(source: np.ndarray, ratio: float, upsampler: Upsampler | None) -> np.ndarray:

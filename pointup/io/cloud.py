@@ -263,6 +263,21 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     return values.astype(dtype)
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file, all or nothing; the target of a symbolic link is replaced.
+
+    Raises FileError where it can't be written.
+    """
+    with os_errors(path, "written"):
+        written = resolve_symlink(path)
+        part = written.with_name(f".{path.name}.{os.getpid()}.part")
+        try:
+            part.write_bytes(content)
+            part.replace(written)
+        finally:
+            part.unlink(missing_ok=True)
+
+
 @contextmanager
 def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
     """Raise an OSError of the block as a FileError that names the file."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from pointup.io.cloud import (
     os_errors,
     resolve_symlink,
     warn_once,
+    write_file,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
 from pointup.io.kitti import SweepWriter, read_sweep
@@ -165,13 +165,7 @@ def copy_file(path: Path, target: Path) -> None:
         content = path.read_bytes()
     with os_errors(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = resolve_symlink(target)
-        part = written.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content)
-            part.replace(written)
-        finally:
-            part.unlink(missing_ok=True)
+    write_file(target, content)
 
 
 def read_mesh(path: str | Path) -> Surface:

@@ -1,10 +1,21 @@
-"""Pictures of point clouds: before and after, prediction and error, statistics of a dataset.
+"""Pictures of point clouds: before and after, columns of clouds beside a reference, maps, datasets.
 
 Pictures are (height, width, 3) uint8 and deterministic. They need neither a GPU nor a display.
 """
 
+from pointup.visualization.columns import columns_picture
 from pointup.visualization.comparisons import before_after_picture, evaluation_picture
 from pointup.visualization.dataset import dataset_picture
-from pointup.visualization.page import save_picture
+from pointup.visualization.maps import maps_picture
+from pointup.visualization.page import check_picture_path, save_picture, stacked
 
-__all__ = ["before_after_picture", "dataset_picture", "evaluation_picture", "save_picture"]
+__all__ = [
+    "before_after_picture",
+    "check_picture_path",
+    "columns_picture",
+    "dataset_picture",
+    "evaluation_picture",
+    "maps_picture",
+    "save_picture",
+    "stacked",
+]

@@ -76,7 +76,7 @@ def evaluation_picture(
         page.caption(left, upper + rows + 10, name, ", ".join(notes))
         page.paste(left, upper, paint.render(cloud, camera, largest))
         page.paste(left, foot, paint.render(cloud, close, largest))
-        _outline(page, left, upper, camera, close)
+        page.outline(left, upper, camera, close)
     note = "no points"
     if len(error):
         note = f"mean {number(error.mean(), unit)}, largest {number(error.max(), unit)}"
@@ -104,15 +104,6 @@ def _close_up(source: np.ndarray, target: np.ndarray, camera: Camera) -> Camera:
     # Not the very nearest one, which may be an outlier.
     centre = far[np.argsort(towards)[int(0.8 * (len(far) - 1))]]
     return replace(camera, centre=centre, scale=4 * camera.scale, height=rows)
-
-
-def _outline(page: Page, left: float, bottom: float, camera: Camera, close: Camera) -> None:
-    """Draw the outline of the close-up over a panel, as far as it lies within the panel."""
-    middle = (close.centre - camera.centre) @ camera.axes[:2].T * camera.scale
-    half = np.array([close.width, close.height]) / 2 * camera.scale / close.scale
-    sides = np.array([camera.width, camera.height])
-    low, high = (np.clip(middle + sides / 2 + sign * half, 0, sides) for sign in (-1, 1))
-    page.frame(left + low[0], bottom + low[1], *(high - low))
 
 
 def before_after_picture(

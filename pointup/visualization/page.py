@@ -6,6 +6,7 @@ so that pictures can be drawn anywhere, in a training loop too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from pointup.errors import FileError
+from pointup.visualization.rendering import Camera
 
 INK, FAINT = "#22262b", "#6b727b"
 SERIES = ("#3b6fb6", "#e08a3c")
+PICTURES = (".png", ".jpg", ".jpeg")
 
 
 class Page:
@@ -96,12 +99,22 @@ class Page:
             )
             self.figure.add_artist(box)
 
-    def scale_bar(self, left: float, scale: float, unit: str, note: str = "") -> float:
+    def outline(self, left: float, bottom: float, camera: Camera, close: Camera) -> None:
+        """Frame what `close` shows in the picture of `camera`, as far as it lies within it."""
+        middle = (close.centre - camera.centre) @ camera.axes[:2].T * camera.scale
+        half = np.array([close.width, close.height]) / 2 * camera.scale / close.scale
+        sides = np.array([camera.width, camera.height])
+        low, high = (np.clip(middle + sides / 2 + sign * half, 0, sides) for sign in (-1, 1))
+        self.frame(left + low[0], bottom + low[1], *(high - low))
+
+    def scale_bar(
+        self, left: float, scale: float, unit: str, note: str = "", longest: int = 180
+    ) -> float:
         """Draw a scale bar of a round length, for `scale` pixels per unit of the cloud.
 
         Returns the x of the right end of its label.
         """
-        length = 180 / scale
+        length = longest / scale
         power = 10.0 ** np.floor(np.log10(length))
         length = power * max(step for step in (1, 2, 5) if step * power <= length)
         line = Rectangle(
@@ -152,14 +165,41 @@ def save_picture(picture: np.ndarray, path: str | Path) -> None:
     Raises FileError for another extension and where the file can't be written.
     """
     path = Path(path)
-    if path.suffix.lower() not in (".png", ".jpg", ".jpeg"):
-        raise FileError(f"{path}: pictures are written as .png or .jpg; change the extension")
+    _check_extension(path)
     try:
         imsave(path, picture)
     except OSError as error:
         reason = error.strerror or error
         message = f"{path}: can't write the picture ({reason}); choose another path"
         raise FileError(message) from error
+
+
+def stacked(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Pictures (height, width, 3) below each other, on a white page of the largest width."""
+    width = max(picture.shape[1] for picture in pictures)
+    return np.concatenate(
+        [
+            np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=255)
+            for picture in pictures
+        ]
+    )
+
+
+def beside(pictures: Sequence[np.ndarray]) -> np.ndarray:
+    """Pictures (height, width, 3) side by side, on a white page of the largest height."""
+    return stacked([picture.transpose(1, 0, 2) for picture in pictures]).transpose(1, 0, 2)
+
+
+def check_picture_path(path: Path) -> None:
+    """Raise FileError for a path that no picture can be written to. Call it before the work."""
+    _check_extension(path)
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: there is no folder {path.parent}; make it")
+
+
+def _check_extension(path: Path) -> None:
+    if path.suffix.lower() not in PICTURES:
+        raise FileError(f"{path}: pictures are written as .png or .jpg; change the extension")
 
 
 def _around(low: float, high: float) -> tuple[float, float]:

@@ -41,16 +41,18 @@ class Section:
         return Camera(view_axes(0, 0), (self.low + self.high) / 2, scale, width, rows)
 
 
-def find_section(cloud: np.ndarray) -> Section:
+def find_section(
+    cloud: np.ndarray, aspect: float = SECTION_ASPECT, spacing: float | None = None
+) -> Section:
     """The cross-section of a cloud (N, 3), N > 0, along x where heights differ most.
 
-    At least 70 spacings wide, wider for tall objects, and at least four spacings deep, but no
-    larger than the cloud.
+    At least 70 spacings wide, `aspect` times as wide as tall objects are high, and at least four
+    spacings deep, but no larger than the cloud. `spacing`: by default that of the cloud.
     """
     low, high = cloud.min(axis=0), cloud.max(axis=0)
-    spacing = point_spacing(cloud) or 1.0
+    spacing = spacing or point_spacing(cloud) or 1.0
     tall = float(np.subtract(*np.percentile(cloud[:, 2], [99.9, 0.1])))
-    width = min(max(SECTION_SPACINGS * spacing, SECTION_ASPECT * tall), float(high[0] - low[0]))
+    width = min(max(SECTION_SPACINGS * spacing, aspect * tall), float(high[0] - low[0]))
     depth = min(max(DEPTH_SPACINGS * spacing, LEAST_DEPTH * width), float(high[1] - low[1]))
     # Candidates are adjacent boxes of half the width, so that one contains the main object.
     step = np.maximum([width / 2, depth], 1e-9)
@@ -123,35 +125,14 @@ def survey_picture(
     return page.pixels()
 
 
-def section_picture(surveys: Mapping[str, np.ndarray], unit: str, width: int) -> np.ndarray:
-    """The same cross-section of several surveys (N, 3), two per row, `width` pixels wide.
-
-    It lies where heights of the last survey differ most, and runs along its longer side. The keys
-    of `surveys` are the captions.
-    """
-    *_, last = surveys.values()
-    turned = dict(surveys)
-    if np.ptp(last[:, 1]) > np.ptp(last[:, 0]):
-        turned = {name: cloud[:, [1, 0, 2]] * (1, -1, 1) for name, cloud in surveys.items()}
-    *_, last = turned.values()
-    section = find_section(last)
-    wide = (width - 3 * GAP) // 2
-    camera = section.camera(wide, 360)
-    cuts = {name: section.cut(cloud) for name, cloud in turned.items()}
-    paint = Paint(section.cut(last), vertical=True)
-    spacings = [point_spacing(cut) for cut in cuts.values() if len(cut) > 1]
-    radius = 0.4 * min(spacings, default=1.0)
-    step, rows = camera.height + 48, -(-len(cuts) // 2)
-    page = Page(width, FOOT + rows * step)
-    for panel, (name, cut) in enumerate(cuts.items()):
-        left, bottom = GAP + panel % 2 * (wide + GAP), FOOT + (rows - 1 - panel // 2) * step
-        picture = render_points(cut, paint.colors(cut), camera, radius, haze=0.15)
-        page.paste(left, bottom, picture)
-        page.heading(left, bottom + camera.height + 14, name, f"{len(cut):,} points in the section")
-    end = page.scale_bar(GAP, camera.scale, unit, f"section {number(section.depth, unit)} deep")
-    left = max(int(end) + 40, width - GAP - 420)
-    page.color_bar(left, width - GAP - left, HEIGHTS, paint.heights, labelled("height", unit))
-    return page.pixels()
+def turned(surveys: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Surveys (N, 3), turned such that their longer side lies along x: seen from the east then,
+    with north to the right."""
+    extents = [np.ptp(cloud[:, :2], axis=0) for cloud in surveys.values() if len(cloud)]
+    across, along = np.max(extents, axis=0) if extents else (0.0, 0.0)
+    if along <= across:
+        return dict(surveys)
+    return {name: cloud[:, [1, 0, 2]] * (1, -1, 1) for name, cloud in surveys.items()}
 
 
 def _window(

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
-from pointup.cli.inspect import inspect_dataset
+from pointup.cli.inspect.statistics import inspect_dataset
 from pointup.cli.main import main
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
+from pointup.visualization import rendering
 
 
 def cloud(number: int, seed: int = 0) -> np.ndarray:
@@ -91,10 +93,16 @@ def test_json_says_the_same(with_bad: Path, capsys: pytest.CaptureFixture[str]) 
     assert [sample["name"] for sample in train["bad_samples"]] == ["hurt", "no"]
 
 
-def test_a_picture_is_drawn(with_bad: Path, tmp_path: Path) -> None:
+def test_a_picture_has_histograms_and_pairs_that_are_not_bad(
+    with_bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
     path = tmp_path / "sizes.png"
     assert main(["inspect", str(with_bad), "--picture", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
+    # Two pairs of two columns beside each other; more than histograms below each other.
+    height, width, _ = imread(path).shape
+    assert width == 2 * (2 * 408 + 16) and height > 1500
+    assert main(["inspect", str(with_bad), "--picture", str(tmp_path / "sizes.pdf")]) == 1
 
 
 def test_bars_follow_the_counts(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from viewer_files import scenes_of
 
 from pointup.cli.main import main
 from pointup.io.files import PointCloud, write_points
@@ -20,12 +18,6 @@ def write_landscape(path: Path, num_points: int, seed: int) -> Path:
     classes = np.full(num_points, 2, dtype=np.uint8)
     write_points(path, PointCloud(points, {"classification": classes}))
     return path
-
-
-def scenes_of(path: Path) -> list[dict[str, Any]]:
-    found = re.search(r'id="manifest">(.*?)</script>', path.read_text(encoding="utf-8"))
-    assert found
-    return json.loads(found[1])["scenes"]
 
 
 def test_view_shows_files_and_folders_beside_a_reference(

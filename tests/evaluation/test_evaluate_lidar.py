@@ -1,4 +1,4 @@
-"""Figures of surveys, by hand on small grids and by brute force; the common extent."""
+"""Figures of surveys, by hand on small grids and by brute force."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointup.errors import DataError
-from pointup.evaluation.common_extent import Extent, common_extent, height_grids, whole_extent
-from pointup.evaluation.density_maps import density_picture
+from pointup.evaluation.common_extent import Extent, common_extent, whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
@@ -283,65 +282,6 @@ def test_a_survey_in_feet_has_the_figures_of_the_same_in_metres() -> None:
     assert lidar_metrics(scale)["f_score_0.5"].title == "F-score at 0.5 m (1.64 ft)"
 
 
-def test_grids_hold_the_lowest_and_highest_point_of_each_cell() -> None:
-    points = np.array([[0.2, 0.2, 3], [0.9, 0.1, -1], [0.5, 0.5, 2], [1.5, 1.5, 7], [5, 5, 99.0]])
-    low, high = height_grids(points, whole(2, 2))
-    np.testing.assert_array_equal(low, [[-1, np.nan], [np.nan, 7]])
-    np.testing.assert_array_equal(high, [[3, np.nan], [np.nan, 7]])
-
-
-def test_density_is_points_by_area_and_unknown_outside() -> None:
-    extent = Extent(2.0, np.zeros(2), np.array([[True, True], [True, False]]))
-    points = np.array([[0, 0, 0], [1.9, 1.9, 0], [3, 0, 0], [3, 3, 0.0]])
-    np.testing.assert_array_equal(extent.density(points), [[0.5, 0], [0.25, np.nan]])
-
-
-def test_the_common_extent_is_what_both_surveys_cover() -> None:
-    extent = common_extent({"a": lattice(10, 6), "b": lattice(10, 6) + np.array([4, 0, 0])})
-    assert extent.area == pytest.approx(5 * 5)
-    points = np.array([[4.0, 1, 0], [9.9, 1, 0], [3.9, 1, 0], [5.0, 4.0, 9]])
-    assert extent.contains(points).tolist() == [False, False, False, True]
-
-
-def test_only_whole_cells_belong_to_the_common_extent() -> None:
-    survey = lattice(10, 10, step=0.1)
-    assert common_extent({"a": survey}, cell=1.0).covered.shape == (9, 9)
-    # From 0 to 3.9998, three places short of a whole number, as surveys are cut.
-    cut = lattice(4, 4, step=0.1) * (4 - 2e-4) / 3.9
-    assert common_extent({"a": cut}, cell=1.0).covered.shape == (4, 4)
-
-
-@pytest.mark.parametrize(("width", "belongs"), [(1, True), (3, True), (4, False)])
-def test_holes_of_up_to_three_cells_belong_to_a_survey(width: int, belongs: bool) -> None:
-    survey = lattice(40, 40, step=0.5)
-    hole = ((survey[:, :2] >= 15.25) & (survey[:, :2] < 15.25 + width)).all(axis=1)
-    extent = common_extent({"survey": survey[~hole]})
-    middle = np.array([[15.25 + width / 2, 15.25 + width / 2, 0]])
-    assert extent.contains(middle).tolist() == [belongs]
-    # Nothing that has points is lost.
-    assert extent.contains(survey[(survey[:, :2] < 39).all(axis=1) & ~hole]).all()
-
-
-def test_surveys_elsewhere_are_refused_with_their_coordinates() -> None:
-    with pytest.raises(DataError, match="don't overlap: a x 0 to 10, y 0 to 10; b x 500 to 510"):
-        common_extent({"a": lattice(10, 10), "b": lattice(10, 10) + np.array([500, 0, 0])})
-    corners = lattice(40, 40, step=20.0)
-    with pytest.raises(DataError, match="no ground in common"):
-        common_extent({"a": corners[[0, 3]], "b": corners[[1, 2]]})
-    stray = np.concatenate([lattice(10, 10), [[1e9, 1e9, 0]]])
-    with pytest.raises(DataError, match="stray points"):
-        common_extent({"a": stray, "b": stray})
-
-
 def test_a_prediction_without_points_on_the_common_extent_is_refused() -> None:
     with pytest.raises(DataError, match="prediction has no points on the common extent"):
         measure_survey(lattice(2, 2) + 50, lattice(2, 2), whole(2, 2))
-
-
-@pytest.mark.parametrize(("width", "height"), [(30, 3), (4, 25)])
-def test_density_picture_has_a_panel_for_each_survey(width: int, height: int) -> None:
-    dense, sparse = lattice(width, height, step=0.25), lattice(width, height)
-    picture = density_picture({"sparse": sparse, "dense": dense}, whole(width, height))
-    assert picture.dtype == np.uint8 and picture.shape[2] == 3
-    # The brightest yellow for the dense one, the darkest violet for nothing of it.
-    assert (np.abs(picture.astype(int) - [253, 231, 36]).sum(axis=2) < 12).mean() > 0.1

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
+from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.evaluation.baselines import BASELINES
+from pointup.visualization import rendering
 
 
 def test_pairs_have_the_figures_that_training_validates_on(
@@ -143,3 +146,24 @@ def test_pairs_don_t_depend_on_the_token_budget(
         )
         means.append(figures_of(path)["means"]["model"])
     assert means[0] == pytest.approx(means[1], rel=1e-4)
+
+
+def test_the_worst_median_and_best_pair_are_shown(
+    pair_directory: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
+    path, page, out = (tmp_path / name for name in ("pairs.png", "pairs.html", "out.json"))
+    words = ("--picture", path, "--view", page, "--json", out)
+    assert not evaluate("pairs", pair_directory, "--model", model, *words)
+    assert imread(path).shape[1] == 16 + 4 * 408
+    pairs = figures_of(out)["pairs"]
+    shares = {p["name"]: p["rows"]["model"]["chamfer"] / p["rows"]["midpoints"]["chamfer"]
+              for p in pairs}  # fmt: skip
+    in_order = sorted(shares, key=lambda name: shares[name])
+    scenes = scenes_of(page)
+    assert [scene["name"] for scene in scenes] == [
+        f"worst: {in_order[-1]}", f"median: {in_order[2]}", f"best: {in_order[0]}"
+    ]  # fmt: skip
+    assert f"{shares[in_order[0]]:.1%} of the midpoint baseline's" in scenes[2]["note"]
+    names = [layer["name"] for layer in scenes[0]["layers"]]
+    assert names == ["source", "midpoint baseline", "model", "target"]

@@ -29,7 +29,7 @@ from pointup.visualization.rendering import (
     splat,
     view_axes,
 )
-from pointup.visualization.surveys import find_section, section_picture
+from pointup.visualization.surveys import find_section
 
 
 @pytest.fixture(autouse=True)
@@ -252,17 +252,6 @@ def test_the_cross_section_goes_through_the_object_on_the_ground(seed: int) -> N
     cut = section.cut(ground)
     inside = ((ground[:, :2] >= section.low[:2]) & (ground[:, :2] <= section.high[:2])).all(axis=1)
     assert len(cut) == inside.sum() > 0
-
-
-@pytest.mark.parametrize("name", DEGENERATE)
-def test_a_section_through_any_clouds_can_be_drawn(name: str) -> None:
-    cloud, good = DEGENERATE[name], np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
-    if name in ("not finite", "diverged"):
-        pytest.skip("evaluations refuse such coordinates earlier")
-    picture = section_picture({"a": cloud, "reference": good}, "m", 1000)
-    assert picture.dtype == np.uint8 and picture.shape[1:] == (1000, 3)
-    if len(cloud):
-        section_picture({"a": good, "reference": cloud}, "", 700)
 
 
 def test_a_written_picture_equals_the_returned_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -13,11 +12,12 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
+    Picture,
     View,
     describe_upsampling,
     open_model,
 )
-from pointup.errors import ConfigError, DataError, FileError
+from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
 
-PICTURES = (".png", ".jpg", ".jpeg")
 METHODS = ("prediction", "model")
 
 
@@ -82,16 +81,20 @@ class Lidar:
     """Distance thresholds of the F-score, in metres."""
     seed: int = 0
     """Seed of --thin and of the random baselines."""
-    picture: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
-    ] = None
-    """Write maps of the point density and a cross-section to this picture file."""
+    picture: Picture = None
+    """Write a picture of the surveys beside each other: overview, cross-section, close-up, and maps
+    of density and of the distance to the reference."""
     view: View = None
     """Write an HTML file to look at the surveys, coloured by their distance to the reference."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
-        from pointup.evaluation.baselines import BASELINES, baseline_clouds
+        from pointup.cli.evaluate.lidar_shown import (
+            ShownSurveys,
+            write_lidar_picture,
+            write_lidar_view,
+        )
+        from pointup.evaluation.baselines import baseline_clouds
         from pointup.evaluation.common_extent import common_extent
         from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import SurveyReference
@@ -148,21 +151,11 @@ class Lidar:
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
         rows = {name: against.measure(points) for name, points in surveys.items()}
         self._report(rows, against, read, ratio, upsampler)
+        shown = ShownSurveys(surveys, reference.positions, extent, unit)
         if self.picture is not None:
-            from pointup.evaluation.density_maps import comparison_picture
-            from pointup.visualization import save_picture
-
-            drawn = {name: points for name, points in surveys.items() if name not in BASELINES}
-            drawn["reference"] = reference.positions
-            save_picture(comparison_picture(drawn, extent, unit), self.picture)
+            write_lidar_picture(shown, rows, self.picture)
         if self.view is not None:
-            from pointup.visualization.viewer import compare_with_reference, write_viewer
-
-            first = [name for name in ("source", "prediction", "model") if name in surveys]
-            shown = {name: surveys[name] for name in first or surveys}
-            length = "" if unit.metres is None else unit.name
-            scene = compare_with_reference(shown, reference.positions, length)
-            write_viewer(self.view, [scene], f"lidar against {self._reference_name()}")
+            write_lidar_view(shown, self.view, f"lidar against {self._reference_name()}")
         return 0
 
     def _report(
@@ -263,9 +256,7 @@ class Lidar:
             raise ConfigError(
                 "--metres-per-unit, --cell, --density and --thresholds must be greater than 0"
             )
-        if self.picture is not None and self.picture.suffix.lower() not in PICTURES:
-            raise FileError(f"{self.picture}: pictures are written as {' or '.join(PICTURES)}")
-        self.output.check(self.picture, view=self.view)
+        self.output.check(picture=self.picture, view=self.view)
 
     def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
         """What `pointup upsample` makes of a survey."""

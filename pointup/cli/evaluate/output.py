@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
+Picture = Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")]
 Model = Annotated[
     str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)")
 ]
@@ -35,13 +36,17 @@ class Output:
     markdown: File = None
     """Write the printed tables to this Markdown file."""
 
-    def check(self, *more: Path | None, view: Path | None = None) -> None:
+    def check(self, picture: Path | None = None, view: Path | None = None) -> None:
         """Raise FileError if an output file can't be written. Call it before the work."""
+        if picture is not None:
+            from pointup.visualization import check_picture_path
+
+            check_picture_path(picture)
         if view is not None:
             from pointup.visualization.viewer import check_viewer_path
 
             check_viewer_path(view)
-        for path in (self.json, self.markdown, *more):
+        for path in (self.json, self.markdown):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -12,6 +11,7 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
+    Picture,
     View,
     describe_model,
     describe_upsampling,
@@ -20,7 +20,7 @@ from pointup.cli.evaluate.output import (
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.datasets.pair_dataset import BadSample, PairDataset
+    from pointup.datasets.pair_dataset import BadSample
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
 
@@ -60,14 +60,17 @@ class Pairs:
     the files that the dataset was made from."""
     seed: int = 0
     """Seed of the random baselines."""
+    picture: Picture = None
+    """Write a picture of the worst, the median and the best pair, by the Chamfer distance of the
+    model as a share of that of the midpoints."""
     view: View = None
-    """Write an HTML file to look at the worst, the median and the best pair, by the Chamfer
-    distance of the model as a share of that of the midpoints."""
+    """Write an HTML file to look at the same pairs."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
         from tqdm import tqdm
 
+        from pointup.cli.evaluate.pairs_shown import MeasuredPairs
         from pointup.datasets.batch import collate
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
@@ -133,8 +136,10 @@ class Pairs:
         if not names:
             raise DataError(f"{self.dataset}: no {self.split} pair can be read: {bad[-1].reason}")
         self._report(in_order, names, bad, unit, upsampler)
-        if self.view is not None:
-            self._write_view(self.view, in_order, pairs, kept, unit, upsampler)
+        shown = MeasuredPairs(
+            pairs, kept, in_order, unit, self.ratio, self.max_ratio, self.as_written
+        )
+        shown.show(upsampler, self.picture, self.view)
         return 0
 
     def _report(
@@ -216,47 +221,7 @@ class Pairs:
             raise ConfigError(
                 "--oversampling needs --as-written; the network alone has no second pass"
             )
-        self.output.check(view=self.view)
-
-    def _write_view(
-        self,
-        path: Path,
-        in_order: list[Rows],
-        pairs: PairDataset,
-        kept: list[int],
-        unit: LengthUnit,
-        upsampler: Upsampler | None,
-    ) -> None:
-        from pointup.datasets.batch import collate
-        from pointup.evaluation.pair_scenes import scene_of_pair, worst_to_best
-        from pointup.training.objective import training_ratio
-        from pointup.visualization.viewer import write_viewer
-
-        row = "midpoints" if upsampler is None else "model"
-        values = [rows[row]["chamfer"] for rows in in_order]
-        shares = [
-            v / rows["midpoints"]["chamfer"] for v, rows in zip(values, in_order, strict=True)
-        ]
-        scores = values if upsampler is None else shares
-        scenes = []
-        for place, row_number in worst_to_best(scores).items():
-            index = kept[row_number]
-            batch = collate([pairs[(0, index)]])
-            batch = batch.to(next(upsampler.parameters()).device) if upsampler else batch
-            name = f"{place}: {pairs.names[index]}"
-            share = f", {shares[row_number]:.1%} of the midpoint baseline's" if upsampler else ""
-            scene = scene_of_pair(
-                batch,
-                training_ratio(batch, self.ratio, self.max_ratio),
-                upsampler,
-                vertical=pairs.samples.is_vertical(index),
-                as_written=self.as_written,
-                unit="" if unit.metres is None else unit.name,
-                name=name,
-                note=f"Chamfer distance {values[row_number]:.4g} {unit.name}{share}",
-            )
-            scenes.append(scene)
-        write_viewer(path, scenes, f"{self.split} pairs of {self.dataset}")
+        self.output.check(picture=self.picture, view=self.view)
 
 
 def _order(rows: Rows) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pointup.cli.evaluate.output import (
     Folder,
     Model,
     Output,
     Oversampling,
+    Picture,
+    View,
     describe_upsampling,
     open_model,
 )
@@ -17,6 +20,7 @@ from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
     from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+    from pointup.model.upsampler import Upsampler
 
 ROWS = {
     "model": "model",
@@ -61,6 +65,10 @@ class Shapes:
     a spacing as irregular as lidar."""
     protocol: Literal["pu-gcn", "half"] = "pu-gcn"
     """CD and HD as the sum of both directions (pu-gcn, as in most papers), or half of it."""
+    picture: Picture = None
+    """Write a picture of the shapes with the highest, the median and the lowest CD."""
+    view: View = None
+    """Write an HTML file to look at the same shapes."""
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
@@ -71,7 +79,7 @@ class Shapes:
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
         from pointup.upsampling.options import pass_ratios
 
-        self.output.check()
+        self.output.check(picture=self.picture, view=self.view)
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
         measured, sizes = [], set()
@@ -108,7 +116,50 @@ class Shapes:
             "shapes": measured,
         }
         self.output.show(Report(heading, tables), content, metrics)
+        self._show(shapes, measured, upsampler)
         return 0
+
+    def _show(
+        self,
+        shapes: StoredShapes | DrawnShapes,
+        measured: Sequence[dict[str, Any]],
+        upsampler: Upsampler | None,
+    ) -> None:
+        """Write picture and viewer of the worst, the median and the best shape, where asked for."""
+        if self.picture is None and self.view is None:
+            return
+        from pointup.evaluation.pair_scenes import ShownPair, worst_to_best
+        from pointup.evaluation.shapes import clouds_of_shape
+        from pointup.visualization import save_picture, stacked
+        from pointup.visualization.viewer import write_viewer
+
+        row = next(iter(measured[0]["rows"]))
+        chosen = worst_to_best([shape["rows"][row]["cd"] for shape in measured])
+        places = {number: place for place, number in chosen.items()}
+        shown: dict[str, ShownPair] = {}
+        # Shapes are read or sampled again, because a set may not fit into memory.
+        for number, shape in enumerate(shapes):
+            if number not in places:
+                continue
+            rows = measured[number]["rows"]
+            clouds = clouds_of_shape(shape, upsampler)
+            if shape.source is not None:
+                clouds["source"] = shape.source
+            shown[places[number]] = ShownPair(
+                f"{places[number]}: {shape.name}",
+                clouds,
+                shape.truth,
+                vertical=False,
+                note=f"CD {rows[row]['cd']:.3g} x1e-3, {ROWS[row]}",
+                notes={name: f"CD {figures['cd']:.3g} x1e-3" for name, figures in rows.items()},
+                of="ground truth",
+            )
+        in_order = [shown[place] for place in chosen]
+        if self.picture is not None:
+            save_picture(stacked([shape.picture() for shape in in_order]), self.picture)
+        if self.view is not None:
+            title = ", ".join(shape.name for shape in in_order)
+            write_viewer(self.view, [shape.scene() for shape in in_order], title)
 
     def _shapes(self) -> StoredShapes | DrawnShapes:
         from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes

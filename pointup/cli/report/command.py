@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from pointup.cli.html_output import HtmlFile, Title, describe_page
 from pointup.errors import ConfigError
 
 
@@ -24,14 +25,12 @@ class Report:
         tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)"),
     ]
     """Output directories of train.py. The first one is compared with the others."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.html")]
+    output: HtmlFile
     """HTML file to write."""
     max_pairs: int = 64
     """Largest number of validation pairs that are measured to find the worst and the best; of more,
     pairs at equal intervals."""
-    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")] = (
-        None
-    )
+    title: Title = None
     """Title of the page. By default the names of the runs."""
 
     def run(self) -> int:
@@ -56,5 +55,5 @@ class Report:
             print(f"no samples: {error}")
         title = self.title or ", ".join(run.name for run in runs)
         size = write_page(self.output, report_html(runs, samples, reason, title))
-        print(f"{self.output}: {len(runs)} runs, {size / 1e6:.1f} MB; open it in a browser")
+        print(describe_page(self.output, size))
         return 0

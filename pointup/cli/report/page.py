@@ -18,7 +18,7 @@ from pointup.cli.report.runs import RunRecord, differing_options
 from pointup.cli.report.samples import Samples
 from pointup.evaluation.cloud_metrics import METRICS
 from pointup.training.tracking.tables import ROW_LABELS
-from pointup.visualization.viewer.document import viewer_html
+from pointup.visualization.viewer.document import html_head, viewer_html
 
 Cells = Sequence[Sequence[object]]
 
@@ -33,7 +33,8 @@ def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str,
         _section("Options", _options(runs)),
         _section("Machine and speed", _machine(runs)),
     ]
-    page = (files("pointup.cli.report") / "report.html").read_text(encoding="utf-8")
+    folder = files("pointup.cli.report")
+    page = (folder / "report.html").read_text(encoding="utf-8")
     footer = f"Written by pointup {pointup.__version__}."
     for mark, text in (
         ("TITLE", escape(title)),
@@ -41,7 +42,7 @@ def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str,
         ("CONTENT", "\n".join(parts)),
     ):
         page = page.replace(f"<!--{mark}-->", text)
-    return page
+    return html_head(title, (folder / "report.css").read_text(encoding="utf-8")) + page
 
 
 def _runs(runs: Sequence[RunRecord]) -> Cells:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pointup
 from pointup.errors import FileError
-from pointup.io.cloud import os_errors, resolve_symlink
+from pointup.io.cloud import write_file
 from pointup.visualization.viewer.encoding import Blocks, encode_colormaps, encode_scene
 from pointup.visualization.viewer.layers import Scene
 
@@ -34,14 +33,7 @@ def write_page(path: Path, html: str) -> int:
     """Write an HTML file, all or nothing. Returns its size in bytes."""
     check_viewer_path(path)
     content = html.encode()
-    with os_errors(path, "written"):
-        written = resolve_symlink(path)
-        part = written.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content)
-            part.replace(written)
-        finally:
-            part.unlink(missing_ok=True)
+    write_file(path, content)
     return len(content)
 
 
@@ -79,11 +71,20 @@ def viewer_html(scenes: Sequence[Scene], title: str) -> str:
         for number, text in enumerate(blocks.texts)
     ]
     html = (page / "viewer.html").read_text(encoding="utf-8")
-    for mark, text in (
-        ("TITLE", escape(title)),
-        ("STYLE", (page / "viewer.css").read_text(encoding="utf-8")),
-        ("DATA", "\n".join(data)),
-        ("SCRIPTS", "\n".join(scripts)),
-    ):
+    for mark, text in (("DATA", "\n".join(data)), ("SCRIPTS", "\n".join(scripts))):
         html = html.replace(f"<!--{mark}-->", text)
-    return html
+    return html_head(title, (page / "viewer.css").read_text(encoding="utf-8")) + html
+
+
+def html_head(title: str, style: str) -> str:
+    """What comes before the body of a page: its title (text) and its style (CSS)."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>
+{style}</style>
+</head>
+"""

@@ -1,0 +1,1 @@
+"""`pointup inspect`: statistics, bad samples and pictures of a pair dataset."""

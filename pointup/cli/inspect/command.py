@@ -1,0 +1,62 @@
+"""`pointup inspect`: prints statistics of a pair dataset, and lists its bad samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspect:
+    """Print the statistics of a pair dataset, and list its bad samples."""
+
+    dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
+    picture: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
+    ] = None
+    """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
+    view: Annotated[
+        Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")
+    ] = None
+    """Write an HTML file to look at up to six pairs, source beside target."""
+    min_points: int = 2
+    """A sample is bad if its source or target has fewer points than this."""
+    deep: bool = False
+    """Read all points and compare them with their checksums, to find damage since they were
+    written. Otherwise the sample table is read, and the points of 64 samples."""
+    strict: bool = False
+    """Exit with status 1 if any sample is bad."""
+    json: bool = False
+    """Print all results as JSON."""
+
+    def run(self) -> int:
+        from pointup.cli.inspect.report import as_json, report
+        from pointup.cli.inspect.statistics import held_out_of, inspect_dataset
+        from pointup.visualization import check_picture_path
+        from pointup.visualization.viewer import check_viewer_path
+
+        if self.picture:
+            check_picture_path(self.picture)
+        if self.view:
+            check_viewer_path(self.view)
+        splits = inspect_dataset(self.dataset, self.min_points, self.deep)
+        held_out = held_out_of(self.dataset) if len(splits) > 1 else None
+        if self.json:
+            content = {"dataset": self.dataset, **as_json(self.dataset, splits)}
+            content["held_out"] = asdict(held_out) if held_out else None
+            print(json.dumps(content, indent=2))
+        else:
+            print(report(self.dataset, splits, held_out))
+        if self.picture or self.view:
+            from pointup.cli.inspect.shown import write_dataset_picture, write_dataset_view
+
+            if self.picture:
+                write_dataset_picture(self.dataset, splits, self.picture)
+            if self.view:
+                write_dataset_view(self.dataset, splits, self.view)
+        return int(self.strict and any(split.bad for split in splits))

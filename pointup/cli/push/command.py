@@ -1,0 +1,135 @@
+"""`pointup push`: writes a model card for a model and uploads both to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pointup.errors import ConfigError, FileError, ModelError
+
+if TYPE_CHECKING:
+    from pointup.cli.report.runs import RunRecord
+
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")]
+# As the Hub writes licences: apache-2.0, cc-by-4.0, mit, other.
+LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """Upload a model to the Hugging Face Hub, with a model card.
+
+    The card of a run states data, command, figures beside the baselines and limits, and shows a
+    validation pair. A model directory that is not part of a run keeps the card that it has. `hf
+    auth login` logs in.
+    """
+
+    model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN_OR_MODEL")]
+    """Output directory of train.py, or a model directory."""
+    repo: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OWNER/NAME")]
+    """Repository on the Hub; it is made where it is missing."""
+    license: Annotated[str, tyro.conf.arg(metavar="LICENCE")]
+    """Licence of the weights as the Hub writes it: apache-2.0, cc-by-4.0, other. It must agree with
+    the licences of the training data."""
+    limits: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")] = ""
+    """What you know about where the model fails; a paragraph of the card."""
+    dry_run: Folder = None
+    """Write what would be uploaded to this new folder, and upload nothing."""
+    private: bool = False
+    """Make a new repository private."""
+    max_pairs: int = 16
+    """Largest number of validation pairs of a run that are measured to choose the picture's."""
+
+    def run(self) -> int:
+        from tempfile import TemporaryDirectory
+
+        self._check()
+        if self.dry_run is not None:
+            self._write(self.dry_run)
+            print(f"{self.dry_run}: {_listed(self.dry_run)}; nothing was uploaded")
+            return 0
+        with TemporaryDirectory() as parent:
+            folder = Path(parent) / "model"
+            self._write(folder)
+            print(f"uploading {_listed(folder)}")
+            url = upload(folder, self.repo, self.private)
+        print(f"{url}\nuse it: pointup upsample survey.laz -o dense.laz --model {self.repo}")
+        return 0
+
+    def _check(self) -> None:
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+        try:
+            validate_repo_id(self.repo)
+        except HFValidationError as error:
+            raise ConfigError(f"{self.repo}: no name of a repository: {error}") from None
+        if "/" not in self.repo:
+            raise ConfigError(f"{self.repo}: name the owner too: OWNER/{self.repo}")
+        if not LICENCE.fullmatch(self.license):
+            raise ConfigError(
+                f"--license {self.license}: write it as the Hub does, such as apache-2.0"
+            )
+        if self.max_pairs < 1:
+            raise ConfigError(f"--max-pairs {self.max_pairs}: must be at least 1")
+        if self.dry_run is not None and self.dry_run.exists() and any(self.dry_run.iterdir()):
+            raise FileError(f"{self.dry_run}: is not empty; name a new folder")
+
+    def _write(self, folder: Path) -> None:
+        """Write weights, options and card."""
+        from pointup.cli.push.card import card_of_model, card_of_run, picture_of_run
+        from pointup.cli.report.runs import read_run
+        from pointup.model.upsampler import Upsampler
+        from pointup.visualization import save_picture
+
+        if not self.model.is_dir():
+            raise FileError(f"{self.model}: no such directory; name a run or a model directory")
+        run: RunRecord | None = None
+        source = self.model
+        if (self.model / "metrics.jsonl").is_file():
+            run, source = read_run(self.model, self.repo.split("/")[1]), self.model / "model"
+        upsampler = Upsampler.from_pretrained(f"{source.resolve()}")
+        folder.mkdir(parents=True, exist_ok=True)
+        upsampler.save_pretrained(folder)
+        if run is None:
+            card = card_of_model(source, self.repo, self.license, self.limits)
+        else:
+            picture = picture_of_run(run, self.max_pairs)
+            if picture is not None:
+                save_picture(picture.pixels, folder / "validation.png")
+            caption = picture.caption if picture else ""
+            card = card_of_run(run, upsampler, self.repo, self.license, self.limits, caption)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def upload(folder: Path, repo: str, private: bool) -> str:
+    """Upload a folder to a repository, which is made where it is missing. Returns its address.
+
+    Raises ModelError if the Hub can't be reached or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repo, private=private, exist_ok=True)
+        api.upload_folder(folder_path=folder, repo_id=repo, commit_message="Upload by pointup push")
+    except LocalTokenNotFoundError:
+        raise ModelError(f"{repo}: log in to the Hub first, with `hf auth login`") from None
+    except OfflineModeIsEnabled:
+        raise ModelError(f"{repo}: HF_HUB_OFFLINE is set; unset it, or use --dry-run") from None
+    # The errors of the network are those of requests or httpx, by the version of huggingface_hub.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{repo}: the upload failed ({reason}); `hf auth whoami` shows who is logged in"
+        ) from error
+    return str(address)
+
+
+def _listed(folder: Path) -> str:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return ", ".join(f"{path.name} ({path.stat().st_size / 1000:,.0f} kB)" for path in files)

@@ -1,0 +1,230 @@
+"""Pictures of clouds in columns: overview, cross-section, close-up and error below each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pointup.visualization.coloring import ERRORS, HEIGHTS, Paint, distances
+from pointup.visualization.page import FAINT, Page, labelled, number
+from pointup.visualization.rendering import (
+    Camera,
+    fit_camera,
+    point_spacing,
+    render_points,
+    view_axes,
+)
+from pointup.visualization.surveys import Section, find_section, turned
+
+SIZE, GAP, FOOT, HEAD = 392, 16, 84, 64
+LABEL = 26
+SECTION_ASPECT, SECTION_ROWS, CLOSE_ROWS = 1.3, 300, 250
+CLOSE_SPACINGS = 36
+"""Width of a close-up in spacings of the first cloud: wide enough to see what the points are of,
+and narrow enough to see single points."""
+OVERVIEW_POINTS = 500_000
+ERROR_PERCENTILE = 98
+
+
+def columns_picture(
+    clouds: Mapping[str, np.ndarray],
+    reference: np.ndarray,
+    *,
+    of: str = "reference",
+    unit: str = "",
+    vertical: bool = True,
+    title: str = "",
+    subtitle: str = "",
+    notes: Mapping[str, str] | None = None,
+    errors: bool = True,
+) -> np.ndarray:
+    """Clouds beside a reference, one column each, in rows with the same camera.
+
+    clouds: by name, (N, 3); the first one is the sparse cloud that the others were made from.
+    reference: (M, 3), the last column, named `of`.
+    unit: of the coordinates, such as "m".
+    vertical: z is up and height gives the colour. The rows are an overview, a cross-section where
+        heights differ most, and a close-up of it. Otherwise y is up, points are lit clay, and the
+        rows are an overview and a close-up.
+    title, subtitle: one line above the columns.
+    notes: one line for the head of a column, by name.
+    errors: add a row of the close-up in the colours of the unsquared distance to the reference;
+        in the column of the reference, of its distance to the cloud before it.
+
+    The close-up lies where the reference is dense and far from the first cloud. The scale of errors
+    ends at the 98th percentile of the errors that are shown, the first cloud's left out. In
+    close-ups and cross-sections all balls have the same size, so that columns differ by their
+    points alone. Points that are not finite are left out. Returns (height, width, 3) uint8.
+    """
+    columns = {name: _finite(cloud) for name, cloud in (*clouds.items(), (of, reference))}
+    if vertical:
+        columns = turned(columns)
+    first = next((name for name, cloud in columns.items() if len(cloud)), of)
+    rows = _Rows(columns, first, of, vertical)
+    return rows.page((title, subtitle), unit, notes or {}, errors)
+
+
+class _Rows:
+    """The cameras and colours that all columns of a picture share."""
+
+    def __init__(self, columns: dict[str, np.ndarray], first: str, of: str, vertical: bool) -> None:
+        self.columns, self.of, self.vertical = columns, of, vertical
+        known = np.concatenate([columns[first], columns[of]])
+        self.known = known
+        self.paint = Paint(known, vertical)
+        spacings = [point_spacing(cloud) for cloud in columns.values() if len(cloud) > 1]
+        self.finest, self.largest = min(spacings, default=1.0), 2 * max(spacings, default=1.0)
+        spacing = point_spacing(columns[first]) or 1.0
+        axes = view_axes(20, 28) if vertical else view_axes(30, 20, up="y")
+        across, upwards, _ = np.ptp(known @ axes.T, axis=0) if len(known) else (1.0, 1.0, 1.0)
+        rows = int(np.clip(SIZE * upwards / max(across, 1e-9), 0.3 * SIZE, SIZE))
+        self.overview = fit_camera(known, axes, SIZE, rows)
+        self.section: Section | None = None
+        wide = self.overview
+        near = columns[of] if len(columns[of]) else known
+        if vertical and len(known):
+            self.section = find_section(near, SECTION_ASPECT, spacing)
+            wide = self.section.camera(SIZE, SECTION_ROWS)
+            near = self.section.cut(near)
+        self.wide = wide
+        scale = max(SIZE / (CLOSE_SPACINGS * spacing), 1.5 * wide.scale)
+        centre = _badly_covered(near, columns[first], wide, SIZE / scale)
+        self.close = _kept_within(
+            replace(wide, centre=centre, scale=scale, height=CLOSE_ROWS), wide
+        )
+
+    def cut(self, cloud: np.ndarray) -> np.ndarray:
+        """The points of a cloud that cross-section and close-up show."""
+        return self.section.cut(cloud) if self.section else cloud
+
+    def errors(self) -> tuple[dict[str, np.ndarray], float]:
+        """Distances of the points in the close-up by column, and the end of the colour scale."""
+        *_, last = (name for name in self.columns if name != self.of)
+        found, shown = {}, []
+        for name, cloud in self.columns.items():
+            against = self.columns[last if name == self.of else self.of]
+            cut = self.cut(cloud)
+            found[name] = distances(cut, against)
+            inside = found[name][_within(cut, self.close)]
+            if name != next(iter(self.columns)) or len(self.columns) == 2:
+                shown.append(inside)
+        values = np.concatenate(shown)
+        limit = float(np.percentile(values, ERROR_PERCENTILE)) if len(values) else 0.0
+        return found, limit or 1.0
+
+    def page(
+        self, title: tuple[str, str], unit: str, notes: Mapping[str, str], errors: bool
+    ) -> np.ndarray:
+        heights = [self.close.height + LABEL] * (2 if errors else 1)
+        heights += [self.wide.height + LABEL] * (self.section is not None)
+        heights += [self.overview.height + LABEL]
+        top = HEAD + (44 if any(title) else 0)
+        page = Page(len(self.columns) * (SIZE + GAP) + GAP, FOOT + sum(heights) + top)
+        if any(title):
+            end = page.write(GAP, page.height - 34, title[0], 26, weight="bold")
+            page.write(end + 14, page.height - 34, title[1], 20, FAINT)
+        found, limit = self.errors() if errors else ({}, 1.0)
+        for column, (name, cloud) in enumerate(self.columns.items()):
+            left, bottom = GAP + column * (SIZE + GAP), FOOT
+            if errors:
+                page.paste(left, bottom, self._drawn(cloud, self.close, found[name] / limit))
+                bottom += self.close.height
+                page.write(left, bottom + 6, self._error_label(name), 18, FAINT)
+                bottom += LABEL
+            page.paste(left, bottom, self._drawn(cloud, self.close))
+            bottom += self.close.height
+            num_shown = int(_within(self.cut(cloud), self.close).sum())
+            page.write(left, bottom + 6, f"close-up: {num_shown:,} points", 18, FAINT)
+            bottom += LABEL
+            if self.section is not None:
+                page.paste(left, bottom, self._drawn(cloud, self.wide))
+                page.outline(left, bottom, self.wide, self.close)
+                bottom += self.wide.height
+                page.write(left, bottom + 6, self._section_label(unit), 18, FAINT)
+                bottom += LABEL
+            thinned = cloud[:: -(-len(cloud) // OVERVIEW_POINTS) or 1]
+            page.paste(left, bottom, self.paint.render(thinned, self.overview, self.largest))
+            if self.section is None:
+                page.outline(left, bottom, self.overview, self.close)
+            note = "; ".join(filter(None, (f"{len(cloud):,} points", notes.get(name, ""))))
+            page.caption(left, page.height - top + 6, name, note)
+        self._legends(page, unit, limit, errors)
+        return page.pixels()
+
+    def _drawn(
+        self, cloud: np.ndarray, camera: Camera, share: np.ndarray | None = None
+    ) -> np.ndarray:
+        cut = self.cut(cloud)
+        colors = self.paint.colors(cut) if share is None else ERRORS(np.clip(share, 0, 1))[:, :3]
+        factor = 0.45 if self.vertical else 0.65
+        haze = 0.15 if self.vertical else 0.4
+        return render_points(
+            cut, colors, camera, factor * self.finest, lit=not self.vertical, haze=haze
+        )
+
+    def _section_label(self, unit: str) -> str:
+        assert self.section is not None
+        return f"cross-section, {number(self.section.depth, unit)} deep"
+
+    def _error_label(self, name: str) -> str:
+        *_, last = (other for other in self.columns if other != self.of)
+        return f"distance to {last if name == self.of else self.of}"
+
+    def _legends(self, page: Page, unit: str, limit: float, errors: bool) -> None:
+        longest = 180 if len(self.columns) > 2 else 90
+        end = page.scale_bar(GAP, self.close.scale, unit, "close-up", longest)
+        if self.section is not None:
+            left = int(end) + 28
+            end = page.scale_bar(left, self.wide.scale, unit, "cross-section", longest)
+        right = page.width - GAP
+        if errors:
+            label = labelled("distance", unit)
+            page.color_bar(right - SIZE, SIZE, ERRORS, (0, limit), label)
+            right -= SIZE + GAP
+        width = min(SIZE, right - int(end) - 28)
+        if self.vertical and width >= 200:
+            label = labelled("height", unit)
+            page.color_bar(right - width, width, HEIGHTS, self.paint.heights, label)
+
+
+def _finite(cloud: np.ndarray) -> np.ndarray:
+    cloud = np.asarray(cloud, dtype=np.float64)
+    return cloud[np.isfinite(cloud).all(axis=1)]
+
+
+def _within(cloud: np.ndarray, camera: Camera) -> np.ndarray:
+    """Mask (N,) of the points that a camera shows, hidden ones too."""
+    place = np.abs((cloud - camera.centre) @ camera.axes[:2].T * camera.scale)
+    return np.asarray((place <= np.array([camera.width, camera.height]) / 2).all(axis=1))
+
+
+def _kept_within(close: Camera, wide: Camera) -> Camera:
+    """The camera moved so far that it shows only what `wide` shows, where it is not larger."""
+    room = np.array([wide.width, wide.height]) / wide.scale
+    room = np.maximum(room - np.array([close.width, close.height]) / close.scale, 0) / 2
+    place = (close.centre - wide.centre) @ close.axes.T
+    place[:2] = np.clip(place[:2], -room, room)
+    return replace(close, centre=wide.centre + place @ close.axes)
+
+
+def _badly_covered(
+    points: np.ndarray, source: np.ndarray, camera: Camera, width: float
+) -> np.ndarray:
+    """Centre (3,) of the square of `width` on the picture with the greatest sum of distances from
+    its points to the source; outliers count as the 95th percentile."""
+    if not len(points):
+        return camera.centre
+    distance = distances(points, source)
+    # A surface that is seen from behind would be hidden in the picture.
+    depth = points @ camera.axes[2]
+    weight = np.minimum(distance, np.percentile(distance, 95)) * (depth >= np.median(depth))
+    weight = weight if weight.any() else np.ones(len(points))
+    place = points @ camera.axes[:2].T
+    # Diverged points would overflow an integer.
+    cells = np.minimum((place - place.min(axis=0)) / max(width, 1e-12) * 2, 2**31).astype(np.int64)
+    _, cell = np.unique(cells, axis=0, return_inverse=True)
+    cell = cell.reshape(-1)
+    best = int(np.bincount(cell, weight).argmax())
+    return np.asarray(points[(cell == best) & (weight > 0)].mean(axis=0))

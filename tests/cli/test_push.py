@@ -1,0 +1,137 @@
+"""`pointup push`: the card of a run, the folder of --dry-run, and what reaches a Hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hub import local_hub
+from huggingface_hub import ModelCard
+from matplotlib.image import imread
+from test_report import data as data
+from test_report import make_run
+
+from pointup import Upsampler, upsample
+from pointup.cli.main import main
+from pointup.cli.push.card import command_of_run
+from pointup.cli.report.runs import read_run
+from pointup.training.command_line import parse_command_line
+from pointup.training.config import TrainConfig, as_dict
+
+
+@pytest.fixture
+def run(tmp_path: Path, data: Path) -> Path:
+    path = make_run(tmp_path / "run", data, 1e-3, [0.97, 0.9, 0.93])
+    torch.manual_seed(0)
+    upsampler = Upsampler()
+    with torch.no_grad():
+        for parameter in upsampler.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    upsampler.save_pretrained(path / "model")
+    return path
+
+
+def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hub"
+    words = ["push", str(run), "me/wavy", "--license", "cc-by-4.0", "--dry-run", str(folder)]
+    assert main([*words, "--limits", "Only sheets."]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out
+    names = {"README.md", "config.json", "model.safetensors", "validation.png"}
+    assert {path.name for path in folder.iterdir()} == names
+    points = np.random.default_rng(0).random((100, 3))
+    sides = [
+        upsample(points, 2, model=Upsampler.from_pretrained(path))
+        for path in (folder, run / "model")
+    ]
+    np.testing.assert_array_equal(*sides)
+
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.license == "cc-by-4.0" and card.data.library_name == "pointup"
+    assert "is 90.0% of that of the midpoint baseline" in card.text
+    assert "| Chamfer, data unit | 0.45 | 0.5 |" in card.text
+    assert "Pairs of `pairs`." in card.text and "| made by | tests |" in card.text
+    assert "- Only sheets." in card.text
+    assert "learning-rate 0.001" in card.text and "--model me/wavy" in card.text
+    # Nothing of the machine where the run was made.
+    assert str(tmp_path) not in card.content and str(data.parent) not in card.content
+    assert "](validation.png)" in card.text and imread(folder / "validation.png").ndim == 3
+
+
+def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:
+    changed = TrainConfig(
+        data=None, output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
+        train_only=("offset",), log_with=("tensorboard", "wandb"),
+    )  # fmt: skip
+    options = as_dict(changed)
+    options["model"] |= {"k": 8, "concat": False, "extrapolation": True}
+    (run / "config.json").write_text(json.dumps(options))
+    words = command_of_run(read_run(run, "run")).split()
+    assert words[:2] == ["pointup", "train"]
+    parsed = as_dict(parse_command_line([*words[2:], "--output-dir", "out"], ""))
+    assert parsed == json.loads(json.dumps(options))
+
+
+def test_a_run_without_its_dataset_has_a_card_without_a_picture(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = json.loads((run / "config.json").read_text()) | {"data": str(tmp_path / "gone")}
+    (run / "config.json").write_text(json.dumps(options))
+    folder = tmp_path / "hub"
+    assert main(["push", str(run), "me/w", "--license", "mit", "--dry-run", str(folder)]) == 0
+    assert "no picture: " in capsys.readouterr().out
+    text = (folder / "README.md").read_text()
+    assert "validation.png" not in text and "Pairs of `gone`." in text
+    assert not (folder / "validation.png").exists()
+
+
+def test_a_model_keeps_a_card_that_was_written_by_hand(run: Path, tmp_path: Path) -> None:
+    for number, (card, expected) in enumerate(
+        ((None, "its figures are not stated"), ("# Mine\n\nOf my scans.\n", "Of my scans."))
+    ):
+        if card is not None:
+            (run / "model" / "README.md").write_text(card)
+        folder = tmp_path / f"hub{number}"
+        words = ["push", str(run / "model"), "me/w", "--license", "mit", "--dry-run", str(folder)]
+        assert main(words) == 0
+        written = ModelCard.load(folder / "README.md")
+        assert expected in written.text and written.data.license == "mit"
+
+
+def test_a_push_sends_all_files_to_a_repository_that_it_makes(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = run / "model"
+    with local_hub(monkeypatch) as hub:
+        assert main(["push", str(model), "me/wavy", "--license", "mit", "--private"]) == 0
+        assert hub.repos == {"me/wavy": True}
+        sent = hub.files["me/wavy"]
+        assert sent.keys() == {"README.md", "config.json", "model.safetensors"}
+        assert sent["model.safetensors"] == (model / "model.safetensors").read_bytes()
+        assert f"{hub.url}/me/wavy" in capsys.readouterr().out
+        hub.token = "another"
+        assert main(["push", str(model), "me/wavy", "--license", "mit"]) == 1
+        error = capsys.readouterr().err
+        assert "me/wavy: the upload failed (" in error and "hf auth whoami" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["me/w", "--license", "My Licence"], "write it as the Hub does"),
+        (["w", "--license", "mit"], "OWNER/w"),
+        (["me/a b", "--license", "mit"], "no name of a repository"),
+        (["me/w", "--license", "mit", "--dry-run", "."], "is not empty"),
+    ],
+)
+def test_wrong_words_are_refused_before_the_work(
+    words: list[str], message: str, run: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(run)
+    assert main(["push", str(run), *words]) == 1
+    assert message in capsys.readouterr().err
