@@ -56,6 +56,7 @@ from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.run_plan import plan_of_run
 from pointup.training.saved_config import claim_output_dir
 from pointup.training.tracking.monitor import Monitor
+from pointup.training.training_state import TrainingState
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -125,13 +126,11 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     sampler = training_sampler(config, data, token_budget, accelerator)
 
     fingerprint = Fingerprint(data)
-    progress, checkpoint = continue_run(
-        config.output_dir, weights, optimizer, accelerator.scaler, sampler, fingerprint
-    )
+    trained = TrainingState(weights, optimizer, accelerator.scaler, config.ema_decay)
+    progress, checkpoint = continue_run(config.output_dir, trained, sampler, fingerprint)
     saver = Saver(
         accelerator,
-        weights,
-        optimizer,
+        trained,
         partial(state_of_run, progress, sampler, fingerprint),
         config.output_dir,
         config.keep_checkpoints,
@@ -141,10 +140,9 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
         config=config,
         accelerator=accelerator,
         data=data,
-        weights=weights,
         model=model,
         forward_backward=work,
-        optimizer=optimizer,
+        trained=trained,
         reduction=reduction,
         token_budget=token_budget,
         sampler=sampler,
@@ -196,8 +194,9 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     """
     config, accelerator, reduction = run.config, run.accelerator, run.reduction
     progress, sampler, watchdog = run.progress, run.sampler, run.watchdog
+    weights, optimizer = run.trained.weights, run.trained.optimizer
     learning_rate = run.schedule.learning_rate(progress.step, progress.share_done(config, sampler))
-    set_learning_rate(run.optimizer, learning_rate)
+    set_learning_rate(optimizer, learning_rate)
 
     step_began = time.monotonic()
     reduction.start()
@@ -214,13 +213,14 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
 
     run.data.unreadable.report(progress.step, totals.num_unreadable, reduction.faults)
-    grad_norm = accelerator.clip_grad_norm_(run.weights.parameters(), config.clip_norm).item()
+    grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
     is_sound = run.non_finite.may_step(
         progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
     )
     if is_sound:
-        run.optimizer.step()
-    progress.skipped += not is_sound or run.optimizer.step_was_skipped  # by the fp16 scaler
+        optimizer.step()
+        run.trained.update_average()
+    progress.skipped += not is_sound or optimizer.step_was_skipped  # by the fp16 scaler
     sampler.advance(1)
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)
     watchdog.step = progress.step
@@ -277,7 +277,7 @@ def evaluate(run: Run) -> None:
         if run.stop.requested:
             records.append({"index": ABORTED})
             break
-        records += run.evaluation.records_of(move(batch, run.accelerator.device), run.weights)
+        records += run.evaluation.records_of(move(batch, run.accelerator.device), run.trained.model)
     run.watchdog.enter_phase("gathering the evaluation")
     records = run.accelerator.gather_for_metrics(records, use_gather_object=True)
     result = run.evaluation.result_of(records)

@@ -145,8 +145,6 @@ class ModelConfig:
                 f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "
                 "per output point"
             )
-        if self.descent and not self.column_layers:
-            raise ValueError("model.descent needs columns: set model.column_layers to at least 1")
         if not 0.0 < self.reach <= MAX_REACH:
             raise ValueError(
                 f"model.reach is {self.reach}; it must be positive and at most {MAX_REACH:g}"

@@ -77,6 +77,9 @@ class Upsampler(
             config = ModelConfig(**options)
         except TypeError as error:
             raise ModelError(f"unknown model option: {error}") from None
+        # With `--initial-model` the option alone is valid, because that model may have columns.
+        if config.descent and not config.column_layers:
+            raise ModelError("model.descent needs columns: set model.column_layers to at least 1")
         super().__init__(config)
         self.recompute: bool | None = None
         calibrate(self, self.layers_to_calibrate())

@@ -89,6 +89,9 @@ class TrainConfig:
     """Steps of linear learning rate warm-up."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
+    ema_decay: float | None = None
+    """Decay of the exponential moving average of the weights, such as 0.999. With it, the average
+    is evaluated and saved as the model, and checkpoints hold both. By default no average."""
     clip_norm: float = 1.0
     """Largest gradient norm of a step; larger gradients are scaled down to it."""
     gradient_checkpointing: GradientCheckpointing = "auto"
@@ -176,6 +179,8 @@ class TrainConfig:
                 f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
                 "for --model.k neighbours in source and target"
             )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError(f"--ema-decay is {self.ema_decay}; it must lie between 0 and 1")
         for name in ("ratio", "max_ratio"):
             value = getattr(self, name)
             if value is not None and not value >= 1:

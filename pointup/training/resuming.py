@@ -15,6 +15,7 @@ from torch import nn
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
+from pointup.training.averaging import WeightAverage
 from pointup.training.fingerprint import Fingerprint
 from pointup.training.progress import Progress
 from pointup.training.run_directory.checkpoint import (
@@ -23,6 +24,7 @@ from pointup.training.run_directory.checkpoint import (
     latest_checkpoint,
     offer_instead_of,
 )
+from pointup.training.training_state import TrainingState
 
 PREFIXES = ("module.", "_orig_mod.")
 LOAD_ERRORS = (
@@ -43,13 +45,11 @@ OF_THIS_RUN = frozenset({"lr", "fused", "foreach"})
 
 def continue_run(
     output_dir: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: Any | None,
+    trained: TrainingState,
     sampler: TokenBudgetBatchSampler,
     fingerprint: Fingerprint,
 ) -> tuple[Progress, Path | None]:
-    """Load the run's latest checkpoint, if any, into model, optimizer, scaler and sampler.
+    """Load the run's latest checkpoint, if any, into the training state and the sampler.
 
     Returns the progress of the run and the checkpoint, None for a new run. Raises CheckpointError,
     naming the file, if the checkpoint is damaged or of another model. Raises ConfigError if the
@@ -58,7 +58,9 @@ def continue_run(
     path = latest_checkpoint(output_dir / "checkpoints")
     if path is None:
         return Progress(), None
-    state = load_checkpoint(path, model, optimizer, scaler)
+    state = load_checkpoint(
+        path, trained.weights, trained.optimizer, trained.scaler, trained.average
+    )
     fingerprint.check_same(state.pop("data", None))
     settled = sampler.token_budget
     try:
@@ -81,9 +83,14 @@ def state_of_run(
 
 
 def load_checkpoint(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: Any | None
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any | None,
+    average: WeightAverage | None = None,
 ) -> dict[str, Any]:
-    """Load the checkpoint `path` into model, optimizer and scaler; returns the rest of its state.
+    """Load the checkpoint `path` into model, optimizer, scaler and average of the weights; returns
+    the rest of its state.
 
     Weights of a wrapped model (prefix `module.` or `_orig_mod.`) load as well. Raises
     CheckpointError, naming the file, if a file is damaged or of another model.
@@ -100,6 +107,8 @@ def load_checkpoint(
         load_optimizer(optimizer, saved["optimizer"])
         if scaler is not None and saved["scaler"] is not None:
             scaler.load_state_dict(saved["scaler"])
+        if average is not None:
+            average.load_state_dict(saved.get("average"))
     except LOAD_ERRORS as error:
         raise refusal(path, error) from error
     return state

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
-from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.preemption import StopRequest
@@ -24,6 +22,7 @@ from pointup.training.faults.watchdog import Watchdog
 from pointup.training.progress import Progress, RunSchedule
 from pointup.training.run_directory.checkpointing import Saver
 from pointup.training.tracking.monitor import Monitor
+from pointup.training.training_state import TrainingState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +32,11 @@ class Run:
     config: TrainConfig
     accelerator: Accelerator
     data: TrainingData
-    weights: Upsampler
     model: torch.nn.Module
-    """`weights` after `Accelerator.prepare`, with autocast and data parallelism."""
+    """The weights after `Accelerator.prepare`, with autocast and data parallelism."""
     forward_backward: Callable[[Batch], Tensor]
     """Returns the losses (B,) of a micro-batch and adds its gradients to the weights."""
-    optimizer: AcceleratedOptimizer
+    trained: TrainingState
     reduction: StepReduction
     token_budget: int
     """The budget at the start of the run; the sampler's is lower after it was lowered."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_model import SMALL, as_if_trained, packed, surface_points
 
+from pointup.errors import ModelError
 from pointup.geometry.local_geometry import local_geometry
 from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.neighbors import knn
@@ -68,6 +69,11 @@ def test_descending_candidates_lie_below_their_parents_and_above_the_ground(reac
     assert (children[:, descends, 2] >= lowest - 1e-6).all()
     assert (below[200:, :, 2] > 0.01).all()
     assert below[200:, 0, 2].mean() != pytest.approx(float(below[200:, 1, 2].mean()), rel=0.2)
+
+
+def test_descent_needs_columns() -> None:
+    with pytest.raises(ModelError, match=r"descent needs columns: set model\.column_layers"):
+        Upsampler(**SMALL, descent=True)
 
 
 def test_depths_are_spread_evenly_however_many_slots_there_are() -> None:

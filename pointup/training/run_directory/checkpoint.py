@@ -46,12 +46,14 @@ def save_checkpoint(
     scaler: Any | None,
     state: dict[str, Any],
     keep: int,
+    average: dict[str, Any] | None = None,
 ) -> Path:
     """Write `directory/step_N` for N = `state["step"]`, set LATEST, and keep `keep` checkpoints.
 
-    Only one process calls this. Files are flushed to disk before the directory is renamed, and the
-    directory before LATEST names it, so after a kill at any moment LATEST names a complete
-    checkpoint. Raises CheckpointError, naming the path, if the disk is full or read-only.
+    `average` is the state of a `WeightAverage`. Only one process calls this. Files are flushed to
+    disk before the directory is renamed, and the directory before LATEST names it, so after a kill
+    at any moment LATEST names a complete checkpoint. Raises CheckpointError, naming the path, if
+    the disk is full or read-only.
     """
     final = directory / f"step_{state['step']}"
     temporary = final.with_suffix(".tmp")
@@ -69,6 +71,7 @@ def save_checkpoint(
             {
                 "optimizer": optimizer.state_dict(),
                 "scaler": scaler.state_dict() if scaler is not None else None,
+                "average": average,
             },
             temporary / "optimizer.pt",
         )

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
-from pointup.model.upsampler import Upsampler
 from pointup.training.run_directory.checkpoint import CheckpointError, save_checkpoint, save_model
+from pointup.training.training_state import TrainingState
 
 logger = logging.getLogger("pointup")
 
@@ -30,14 +29,13 @@ class Saver:
     def __init__(
         self,
         accelerator: Accelerator,
-        weights: Upsampler,
-        optimizer: torch.optim.Optimizer,
+        training_state: TrainingState,
         state: Callable[[], dict[str, Any]],
         output_dir: Path,
         keep: int,
         on_error: OnSaveError,
     ) -> None:
-        self.accelerator, self.weights, self.optimizer = accelerator, weights, optimizer
+        self.accelerator, self.training_state = accelerator, training_state
         self.state, self.output_dir, self.keep, self.on_error = state, output_dir, keep, on_error
 
     @property
@@ -49,20 +47,23 @@ class Saver:
         """Save a checkpoint with the state from `state()`; every process must call this."""
 
         def write() -> None:
+            trained = self.training_state
             save_checkpoint(
                 self.output_dir / "checkpoints",
-                self.weights,
-                self.optimizer,
-                self.accelerator.scaler,
+                trained.weights,
+                trained.optimizer,
+                trained.scaler,
                 self.state(),
                 self.keep,
+                trained.average.state_dict(),
             )
 
         self.on_main_process(write, must_succeed)
 
     def save_best(self) -> None:
-        """Save the current model as the best one; every process must call this."""
-        self.on_main_process(lambda: save_model(self.weights, self.output_dir / "model"))
+        """Save the current model, or its average, as the best; every process must call this."""
+        path = self.output_dir / "model"
+        self.on_main_process(lambda: save_model(self.training_state.model, path))
 
     def on_main_process(self, write: Callable[[], Any], must_succeed: bool = False) -> None:
         failure: list[str | None] = [None]

@@ -1,0 +1,96 @@
+"""The exponential moving average of the weights: its values, and its place in a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import SMALL, final_weights, options, training
+
+from pointup.errors import ConfigError
+from pointup.model.upsampler import Upsampler
+from pointup.training.averaging import WeightAverage
+from pointup.training.config import TrainConfig
+
+
+def state_of_average(run: Path, step: int) -> dict[str, object]:
+    path = run / "checkpoints" / f"step_{step}" / "optimizer.pt"
+    return dict(torch.load(path, weights_only=True)["average"])
+
+
+@settings(max_examples=10)
+@given(st.floats(0.05, 0.999), st.integers(1, 30), st.integers(0, 2**16))
+def test_the_average_follows_its_recursion(decay: float, steps: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = Upsampler(**SMALL.__dict__)
+    average = WeightAverage(weights, decay)
+    expected = [w.detach().double() for w in weights.parameters()]
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            for values in weights.parameters():
+                values += torch.randn(values.shape, generator=generator)
+        average.update()
+        share = min(decay, (1 + step) / (10 + step))
+        new = [w.detach().double() for w in weights.parameters()]
+        expected = [share * e + (1 - share) * w for e, w in zip(expected, new, strict=True)]
+    for found, value in zip(average.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(found.double(), value, atol=1e-4, rtol=1e-4)
+        assert not found.requires_grad
+
+
+def test_without_a_decay_the_model_is_that_of_the_weights() -> None:
+    weights = Upsampler(**SMALL.__dict__)
+    average = WeightAverage(weights, None)
+    average.update()
+    assert average.model is weights and average.state_dict() is None
+
+
+def test_a_run_saves_the_average_as_its_model_and_continues_it_exactly(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    for name, stop_after in (("whole", None), ("parts", 4)):
+        config = options(pair_directory, tmp_path / name, ema_decay=0.7, eval_every=6, save_every=1)
+        training.train(config, accelerator, stop_after=stop_after)
+        if stop_after is not None:
+            training.train(config, accelerator)
+    whole, parts = (state_of_average(tmp_path / name, 6) for name in ("whole", "parts"))
+    assert whole["num_steps"] == parts["num_steps"] == 6
+    averaged = whole["weights"]
+    assert isinstance(averaged, dict) and isinstance(parts["weights"], dict)
+    assert all(torch.equal(value, parts["weights"][name]) for name, value in averaged.items())
+    last = final_weights(tmp_path / "whole")
+    assert all(
+        torch.equal(value, final_weights(tmp_path / "parts")[name]) for name, value in last.items()
+    )
+    shipped = Upsampler.from_pretrained(tmp_path / "whole" / "model").state_dict()
+    assert all(torch.equal(shipped[name], value) for name, value in averaged.items())
+    assert any(not torch.equal(shipped[name], value) for name, value in last.items())
+
+
+def test_an_average_does_not_change_the_training(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    for name, decay in (("with", 0.9), ("without", None)):
+        config = options(pair_directory, tmp_path / name, steps=2, ema_decay=decay)
+        training.train(config, accelerator)
+    with_average, without = (final_weights(tmp_path / name, 2) for name in ("with", "without"))
+    assert all(torch.equal(value, without[name]) for name, value in with_average.items())
+
+
+def test_an_average_that_is_not_finite_is_refused() -> None:
+    weights = Upsampler(**SMALL.__dict__)
+    state = WeightAverage(weights, 0.9).state_dict()
+    assert state is not None
+    state["weights"]["slot.weight"] = state["weights"]["slot.weight"] * float("nan")
+    with pytest.raises(ValueError, match=r"average of slot\.weight that is not finite"):
+        WeightAverage(weights, 0.9).load_state_dict(state)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 2.0])
+def test_a_decay_outside_of_its_range_is_refused(decay: float) -> None:
+    with pytest.raises(ConfigError, match=r"--ema-decay is .* between 0 and 1"):
+        TrainConfig(ema_decay=decay)
