@@ -44,6 +44,17 @@ WAITS = {
 """Every wait of the host that a step may have, with the reason."""
 
 
+FOREST = {
+    "column_layers": 2,
+    "column_neighbors": 5,
+    "column_stride": 3,
+    "extrapolation": True,
+    "descent": True,
+    "reach": 4.0,
+    "predict_error": True,
+}
+
+
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
     with emulated_device.emulated():
@@ -141,6 +152,29 @@ def test_losses_and_gradients_are_those_of_the_cpu(
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
     for grad, want in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+def test_a_step_of_a_model_for_forests_is_that_of_the_cpu_and_never_waits(
+    dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    batch = batch_of(tmp_path, [60, 35, 90], mixed=True)
+    loss = LossConfig(unit="cloud", error=0.2)
+    expected, expected_grads, _ = step(
+        as_if_trained(**FOREST), batch, torch.device("cpu"), None, loss
+    )
+    model = as_if_trained(**FOREST).to(DEVICE)
+    with recorded() as log:
+        found, grads, output = step(model, batch, DEVICE, None, loss, dtype)
+    assert waits_of(log) <= set(WAITS) and not log.blocking_copies
+    assert output.pos.dtype == output.log_error.dtype == torch.float32
+    if dtype is None:
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        for grad, want in zip(grads, expected_grads, strict=True):
+            torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
+    else:
+        # Rounding decides between children that are as good as each other.
+        torch.testing.assert_close(found.cpu(), expected, rtol=0.1, atol=0.1)
 
 
 @pytest.mark.parametrize(
