@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import math
 import re
-import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +23,7 @@ from pointup.evaluation.cloud_metrics import Metric
 from pointup.training.config import TrainConfig
 from pointup.training.distributed.reduction import StepTotals
 from pointup.training.evaluation import EvaluationResult, SampleClouds
-from pointup.training.run_directory.metrics_file import MetricsFile
-from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.progress_bar import ProgressBar
-from pointup.training.tracking.tables import evaluation_table, plan_table
 
 ROWS = {
     "model": {"chamfer": 0.0123, "cd": 0.231, "p2f": 1.18},
@@ -286,154 +279,3 @@ def test_a_tracker_that_is_not_installed_is_an_error(
     config = TrainConfig(output_dir=tmp_path, log_with=("tensorboard", "swanlab"))
     with pytest.raises(ConfigError, match=r"swanlab.*not installed"):
         Monitor(accelerator, config)
-
-
-def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"step": 4, "lo')
-    file = MetricsFile(path, resume_step=2)
-    file.write({"step": 3, "loss": torch.tensor(float("inf")), "n": np.int64(4)})
-    # Another program sees the line before the run ends.
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    file.close()
-    assert kept == [{"step": 1}, {"step": 2}, {"step": 3, "loss": None, "n": 4}]
-    MetricsFile(path).close()
-    assert path.read_text() == ""
-
-
-def test_a_log_holds_messages_warnings_and_the_exception_that_ended_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logger = logging.getLogger("pointup.somewhere")
-    before = list(logging.getLogger().handlers)
-    with pytest.raises(RuntimeError), RankLog(tmp_path), RankLog(tmp_path):
-        logger.debug("in detail")
-        logger.info("for all to see")
-        logger.warning("a step was skipped")
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            message = "old-fashioned"
-            warnings.warn(message, UserWarning, stacklevel=1)
-        raise RuntimeError("out of luck")
-    text = (tmp_path / "logs" / "rank_0.log").read_text()
-    for part in ("in detail", "for all to see", "old-fashioned", "Traceback", "out of luck"):
-        assert part in text
-    assert text.count("in detail") == 1
-    console = capsys.readouterr().err
-    assert "for all to see\nwarning: a step was skipped\n" in console
-    assert "ERROR pointup: process 0 ends: out of luck" in text
-    assert console.count("\n") == 3
-    assert "in detail" not in console and "Traceback" not in console
-    assert logging.getLogger().handlers == before
-
-
-def test_other_processes_are_silent_on_the_console(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with RankLog(tmp_path, process_index=3, num_processes=4):
-        logging.getLogger("pointup").warning("not on the console")
-    assert capsys.readouterr().err == ""
-    assert "not on the console" in (tmp_path / "logs" / "rank_3.log").read_text()
-
-
-def test_progress_is_an_occasional_line_without_a_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = iter(np.arange(0, 1000, 0.5))
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    with RankLog(tmp_path):
-        bar = ProgressBar(seconds_between_lines=30)
-        for step in range(1, 121):
-            bar.move(step, 240, step / 240, 0.25, 1e-3, 1000)
-        bar.close()
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(",")[0] for line in said] == [
-        "step 1/240", "step 61/240", "step 120/240",
-    ]  # fmt: skip
-    assert said[1] == "step 61/240, loss 0.25, lr 0.001, 2,000 tokens/s, 01:29 left"
-
-
-def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with RankLog(tmp_path):
-        bar = ProgressBar()
-        bar.move(1, None, 0.25, 0.5, math.nan, 1000)
-        logging.getLogger("pointup").info("a message")
-        bar.move(2, None, 1.0, 0.4, math.nan, 1000)
-        bar.close()
-    text = terminal.getvalue()
-    assert "25% |" in text and "step 1, loss 0.5" in text
-    assert "100% |" in text and "step 2, loss 0.4" in text
-    assert "\ra message\n" in text.replace(" ", "").replace("amessage", "a message")
-    assert "step 1, loss 0.5" in (tmp_path / "logs" / "rank_0.log").read_text()
-
-
-def test_an_evaluation_table_is_aligned_and_defines_its_metrics() -> None:
-    text = evaluation_table(ROWS, METRICS, title="step 50")
-    table = text.splitlines()
-    assert max(map(len, table)) <= 100
-    assert table[0].split() == ["step", "50", "Chamfer", "CD", "P2F"]
-    assert table[1].split() == ["data", "unit", "x1e-3", "x1e-3"]
-    assert len({len(line) for line in table[:7] if line}) == 1
-    by_name = {line[: len("resampled ground truth")].strip(): line.split() for line in table[2:7]}
-    assert by_name["source as it is"][-1] == "-"
-    assert by_name["resampled ground truth"][-3:] == ["0.0101", "0.2185", "0"]
-    assert by_name["model against midpoints"[:22].strip()][-3:] == ["-6.1%", "-13.8%", "-33.7%"]
-    assert "Chamfer: mean distance" in text
-    assert "Chamfer: mean distance" not in evaluation_table(ROWS, METRICS, conventions=False)
-    assert evaluation_table({"model": {"own": 1.0}}).splitlines()[0].split() == ["own"]
-
-
-def test_a_plan_is_two_columns_of_at_most_a_hundred_characters() -> None:
-    text = plan_table({"processes": 2, "token budget": "24,576", "data": "word " * 50})
-    assert text.splitlines()[:2] == ["processes     2", "token budget  24,576"]
-    assert all(len(line) <= 100 for line in text.splitlines())
-    assert text.splitlines()[3].startswith(" " * 14 + "word")
-
-
-FULL_DISK = Path("/dev/full")
-
-
-@pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
-def test_lines_that_a_full_disk_rejects_are_written_once_there_is_space(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    metrics = MetricsFile(tmp_path / "metrics.jsonl")
-    metrics.write({"step": 1})
-    real, metrics.file = metrics.file, FULL_DISK.open("ab", buffering=0)
-    for step in (2, 3):
-        metrics.write({"step": step})
-    metrics.file.close()
-    metrics.file = real
-    metrics.write({"step": 4})
-    metrics.close()
-    steps = [json.loads(line)["step"] for line in metrics.path.read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
-    assert caplog.text.count("metrics.jsonl: can't be written (No space left on device)") == 1
-
-
-@pytest.mark.skipif(not FULL_DISK.exists(), reason="a device of Linux")
-def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
-    accelerator: Accelerator,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        monkeypatch.setattr(accelerator, "log", full)
-        stream = monitor.log.handlers[0].setStream(FULL_DISK.open("w"))  # type: ignore[attr-defined]
-        train(monitor, 10)
-        train(monitor, 20)
-        monitor.print("continues")
-    stream.close()
-    message = capsys.readouterr().err
-    assert message.count("rank_0.log: No space left on device") == 1
-    assert message.count("trackers can't write (No space left on device)") == 1
-    assert "continues" in message and "Traceback" not in message

@@ -11,7 +11,6 @@ from scipy.spatial import cKDTree
 from sheets import CPU, StoreMaker, grid, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
-from pointup.errors import ConfigError, DataError, FileError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
@@ -207,67 +206,6 @@ def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated
     assert (intensity[is_clear] != among[is_clear, 0]).any()
     parent = made.attributes["parent_index"][400:]
     assert np.linalg.norm(points[parent] - made.positions[400:], axis=1).max() < 6
-
-
-# Clouds that are hardly clouds
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        sheet(2),
-        sheet(5),
-        np.arange(40.0)[:, None] * (1.0, 2.0, 3.0),
-        np.concatenate([sheet(60), sheet(60), sheet(60)]),
-        np.concatenate([np.zeros((500, 3)), sheet(20)]),
-        np.concatenate([sheet(100), [[1e6, 1e6, 1e6]]]),
-    ],
-    ids=["two", "fewer than k", "line", "duplicates", "mostly one place", "outlier"],
-)
-def test_degenerate_clouds_are_upsampled(points: np.ndarray) -> None:
-    for model in (small_model(), small_model(0.1)):
-        made = upsample(points, 4.0, model=model)
-        assert len(made) == 4 * len(points)
-        assert np.isfinite(made).all()
-        assert np.array_equal(made[: len(points)], points)
-
-
-def test_points_on_a_line_stay_on_it() -> None:
-    line = np.arange(40.0)[:, None] * (1.0, 2.0, 3.0)
-    made = upsample(line, 4.0, model=small_model(0.1))
-    assert np.abs(made - made[:, :1] * (1.0, 2.0, 3.0)).max() < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("points", "error", "message"),
-    [
-        (np.empty((0, 3)), FileError, "no points"),
-        (np.zeros((1, 3)), DataError, "1 point"),
-        (np.full((9, 3), 7.0), DataError, "all 9 points are in one place"),
-        (np.array([[0, 0, 0], [1, np.nan, 0]]), FileError, "1 of 2 have NaN"),
-        (np.zeros((4, 2)), FileError, r"expected \(N, 3\)"),
-    ],
-)
-def test_an_invalid_cloud_is_an_error(
-    points: np.ndarray, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        upsample(points, model=small_model())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ratio": 0.5},
-        {"ratio": float("nan")},
-        {"density": 0.0},
-        {"max_distance": -1.0},
-        {"oversampling": 0.5},
-    ],
-)
-def test_invalid_options_are_errors(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"must be"):
-        UpsampleOptions(**options)
 
 
 def test_a_model_in_training_is_left_as_it_was() -> None:
