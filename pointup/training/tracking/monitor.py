@@ -28,6 +28,7 @@ from pointup.training.tracking.tensorboard import (
     training_tag,
     validation_tag,
 )
+from pointup.training.tracking.wandb_run import WandbRun
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
@@ -62,6 +63,7 @@ class Monitor:
         self.metrics: MetricsFile | None = None
         self.bar: ProgressBar | None = None
         self.tensorboard: TensorBoardRun | None = None
+        self.wandb: WandbRun | None = None
         self.learning_rate = math.nan
         self.num_evaluations = 0
         self.trackers_failed = False
@@ -156,9 +158,10 @@ class Monitor:
             self._validation(step, result.rows, result.shares)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
-        if self.tensorboard is not None:
+        writers = [run.write_clouds for run in (self.tensorboard, self.wandb) if run is not None]
+        for write_clouds in writers:
             for name, clouds in result.clouds.items():
-                self._unless_it_fails(self.tensorboard.write_clouds, step, name, clouds)
+                self._unless_it_fails(write_clouds, step, name, clouds)
 
     def _validation(
         self, step: int, rows: Mapping[str, Mapping[str, float]], shares: Sequence[float]
@@ -229,6 +232,8 @@ class Monitor:
         if self.tensorboard is not None:
             self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
             self._unless_it_fails(self.tensorboard.write_text, "dataset", dataset_card(dataset))
+        if self.wandb is not None:
+            self._unless_it_fails(self.wandb.write_plan, text, dataset_card(dataset))
 
     def _track(self, values: Mapping[str, float], step: int) -> None:
         self._unless_it_fails(self.accelerator.log, values, step=step)
@@ -273,6 +278,9 @@ class Monitor:
             self.accelerator.log_with = names
         for tracker in self.accelerator.trackers:
             tracker.store_init_configuration(values)
+            if tracker.name == "wandb":
+                best = [TAGS["share_of_midpoints"], TAGS["chamfer"]]
+                self.wandb = WandbRun(tracker.tracker, best)
         if len(others) < len(names):
             self.tensorboard = TensorBoardRun(self.config.output_dir, purge_step)
             self.accelerator.trackers.append(self.tensorboard.tracker)
