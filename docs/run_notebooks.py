@@ -45,20 +45,30 @@ def run_notebook(
         notebook, timeout=LONGEST_CELL, resources={"metadata": {"path": str(folder)}}
     )
     client.execute(env=environment)
-    for cell in notebook.cells:
-        # Times of cells and the versions of this machine differ in each run.
-        cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", ()):
-            if "text" in output:
-                output["text"] = _without_machine(output["text"], folder)
-    notebook.metadata.pop("language_info", None)
+    tidy(notebook, folder)
     return notebook
 
 
-def _without_machine(text: str, folder: Path) -> str:
-    """The text with relative paths, and only the last state of lines that were overwritten."""
-    text = text.replace(f"{folder}/", "").replace(f"{Path(__file__).parents[1]}/", "")
-    return re.sub(r"[^\n]*\r(?!\n)", "", text.replace("\r\n", "\n"))
+def tidy(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Leave out of the outputs what differs in each run: progress bars, times, local paths."""
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        outputs = cell.get("outputs", [])
+        printed = "".join(o["text"] for o in outputs if o.get("name") == "stdout")
+        others = [o for o in outputs if o.output_type != "stream"]
+        if text := _as_left_on_screen(printed).replace(f"{folder}/", "").strip("\n"):
+            text = text.replace(f"{Path(__file__).parents[1]}/", "")
+            others.insert(0, nbformat.v4.new_output("stream", name="stdout", text=f"{text}\n"))
+        if "outputs" in cell:
+            cell.outputs = others
+    notebook.metadata.pop("language_info", None)
+
+
+def _as_left_on_screen(text: str) -> str:
+    """Text of a terminal without control sequences, overwritten lines and progress bars."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.replace("\r\n", "\n"))
+    lines = (line.rstrip().rpartition("\r")[2].rstrip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if not re.search(r"\d%\s?\||\[00:00", line))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Adds pages to the site whose text is elsewhere in the repository (a mkdocs hook)."""
+"""Adds pages whose text is elsewhere in the repository, and links in notebooks (mkdocs hooks)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -25,3 +26,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", (ROOT / source).read_text())
         files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Makes links of a notebook to files lead to pages, which the plugin leaves out."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return output
+    return re.sub(r'href="\.\./([\w/]+)\.md"', r'href="../../\1/"', output)

@@ -104,8 +104,11 @@ def upsample_upload(
     """
     from uuid import uuid4
 
+    from pointup.io.files import writable_extensions
+
     key = uuid4().hex
-    target = folder / key / f"{source.stem}_dense{source.suffix}"
+    suffix = source.suffix if source.suffix.lower() in writable_extensions else ".ply"
+    target = folder / key / f"{source.stem}_dense{suffix}"
     target.parent.mkdir(parents=True)
     words = ["--ratio", str(ratio), "--view", str(folder / key / "view.html")]
     words += ["--model", model] if model else []

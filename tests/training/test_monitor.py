@@ -99,7 +99,7 @@ def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
         train(monitor, 20, loss=math.nan)
     assert [line["loss"] for line in lines(config)] == [0.5, None]
     recorded = events(config)
-    assert [event.step for event in recorded.Scalars("1 overview/1 training loss")] == [10, 20]
+    assert [event.step for event in recorded.Scalars("1 overview/3 training loss")] == [10, 20]
     assert recorded.Scalars("1 overview/5 tokens per second")[0].value == 8192
     assert recorded.Scalars("4 speed/data packing seconds")[0].value == pytest.approx(0.1)
     assert recorded.Scalars("5 memory/peak in GiB")[0].value > 0
@@ -123,7 +123,7 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(
         # The same name in each run, so that TensorBoard draws them in one chart.
         (event,) = EventAccumulator(str(folder)).Reload().Scalars("2 validation/cd")
         assert (event.step, event.value) == (50, pytest.approx(value))
-    (share,) = recorded.Scalars("1 overview/3 share of the midpoint baseline")
+    (share,) = recorded.Scalars("1 overview/1 share of the midpoint baseline")
     assert share.value == 1.0
 
 
@@ -144,12 +144,12 @@ def test_a_chart_holds_what_its_title_says_and_each_once(
             found = [t for t in tags if any(re.search(p, t) for p in chart.multiline.tag)]
             assert [tag[len("1 overview/1 ") :] for tag in found] == [chart.title]
     assert [chart.title for chart in layout.category[0].chart] == [
-        "training loss", "validation Chamfer distance", "share of the midpoint baseline",
+        "share of the midpoint baseline", "validation Chamfer distance", "training loss",
         "learning rate", "tokens per second",
     ]  # fmt: skip
 
 
-def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
+def test_clouds_of_the_first_sample_can_be_turned_about_and_the_source_is_stored_once(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(0)
@@ -157,7 +157,7 @@ def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
     sample = SampleClouds(source, target, target + 0.01, target, vertical=True)
     with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
         for step in (10, 20):
-            clouds = {"bunny": sample}
+            clouds = {"bunny": sample, "another": sample}
             result = EvaluationResult(ROWS, [0.9], {}, is_complete=True, clouds=clouds)
             monitor.validation(step, result)
     recorded = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
@@ -166,6 +166,8 @@ def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
         for tag in ("source", "prediction", "target")
     }
     assert steps == {"source": [10], "prediction": [10, 20], "target": [10]}
+    # A browser can't draw those of all samples and runs.
+    assert not any(tag.startswith("another") for tag in recorded.Tags()["tensors"])
     (event,) = recorded.Tensors("bunny/target_VERTEX")
     points = np.sort(np.array(event.tensor_proto.float_val).reshape(-1, 3), axis=0)
     # z of a survey is y of the plugin.
@@ -176,7 +178,7 @@ def test_clouds_of_a_sample_can_be_turned_about_and_the_source_is_stored_once(
 def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
     accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py", "--steps", "3"])
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pointup", "train", "--steps", "3"])
     (tmp_path / "pairs").mkdir()
     (tmp_path / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
     with Monitor(accelerator, TrainConfig(output_dir=tmp_path / "run")) as monitor:
@@ -186,7 +188,8 @@ def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
         title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()
         for title in ("plan", "command", "versions", "dataset")
     }
-    assert "device  cpu" in texts["plan"] and "--steps 3" in texts["command"]
+    assert "device  cpu" in texts["plan"]
+    assert "\npointup train \\\n    --steps 3" in texts["command"]
     assert f"| torch | {torch.__version__} |" in texts["versions"]
     assert "| inputs | ['a.laz'] |" in texts["dataset"]
 
@@ -216,7 +219,7 @@ def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: P
                     monitor.validation(step, RESULT)
     expected = [1.0] * 5 + [2.0] * 3 + [3.0] * 4
     recorded = events(config)
-    curve = recorded.Scalars("1 overview/1 training loss")
+    curve = recorded.Scalars("1 overview/3 training loss")
     assert [event.step for event in curve] == list(range(1, 13))
     assert [event.value for event in curve] == expected
     assert [
@@ -244,6 +247,8 @@ def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
     hparams = HParamsPluginData.FromString(content).session_start_info.hparams
     assert hparams["learning_rate"].number_value == 3e-3 and "model.num_layers" in hparams
     assert hparams["augment"].WhichOneof("kind") == "bool_value"
+    # What does not change the result is no hyperparameter.
+    assert not {"num_workers", "output_dir", "debug"} & set(hparams)
 
 
 def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
@@ -253,7 +258,7 @@ def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
         config = TrainConfig(output_dir=tmp_path / name)
         with Monitor(accelerator, config) as monitor:
             train(monitor, 1)
-        assert len(events(config).Scalars("1 overview/1 training loss")) == 1
+        assert len(events(config).Scalars("1 overview/3 training loss")) == 1
     assert not (tmp_path / "elsewhere").exists()
 
 

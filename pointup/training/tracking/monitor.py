@@ -37,6 +37,7 @@ from pointup.training.tracking.tensorboard import (
     validation_tag,
 )
 from pointup.training.tracking.trackers import start_trackers
+from pointup.training.tracking.wandb_run import WandbRun
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
@@ -71,6 +72,7 @@ class Monitor:
         self.metrics: MetricsFile | None = None
         self.bar: ProgressBar | None = None
         self.tensorboard: TensorBoardRun | None = None
+        self.wandb: WandbRun | None = None
         self.learning_rate = math.nan
         self.num_evaluations = 0
         self.trackers_failed = False
@@ -171,9 +173,10 @@ class Monitor:
             self._validation(step, result)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
-        if self.tensorboard is not None:
+        writers = [run.write_clouds for run in (self.tensorboard, self.wandb) if run is not None]
+        for write_clouds in writers:
             for name, clouds in result.clouds.items():
-                self._unless_it_fails(self.tensorboard.write_clouds, step, name, clouds)
+                self._unless_it_fails(write_clouds, step, name, clouds)
 
     def _validation(self, step: int, result: EvaluationResult) -> None:
         if self.metrics is None or self.bar is None:
@@ -244,10 +247,12 @@ class Monitor:
         if self.is_main:
             # For `pointup report`.
             self._unless_it_fails((self.config.output_dir / "plan.txt").write_text, f"{text}\n")
+        cards = "\n\n".join(map(dataset_card, datasets))
         if self.tensorboard is not None:
             self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
-            cards = "\n\n".join(map(dataset_card, datasets))
             self._unless_it_fails(self.tensorboard.write_text, "dataset", cards)
+        if self.wandb is not None:
+            self._unless_it_fails(self.wandb.write_plan, text, cards)
 
     def _track(self, values: Mapping[str, float], step: int) -> None:
         self._unless_it_fails(self.accelerator.log, values, step=step)
@@ -282,4 +287,6 @@ class Monitor:
             logger.debug("a tracker failed", exc_info=True)
 
     def _start(self) -> None:
-        self.tensorboard = start_trackers(self.accelerator, self.config, self.resume_step)
+        self.tensorboard, self.wandb = start_trackers(
+            self.accelerator, self.config, self.resume_step
+        )

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 OVERVIEW = "1 overview"
 TAGS = {
-    "loss": f"{OVERVIEW}/1 training loss",
+    "loss": f"{OVERVIEW}/3 training loss",
     "learning_rate": f"{OVERVIEW}/4 learning rate",
     "tokens_per_second": f"{OVERVIEW}/5 tokens per second",
-    "share_of_midpoints": f"{OVERVIEW}/3 share of the midpoint baseline",
+    "share_of_midpoints": f"{OVERVIEW}/1 share of the midpoint baseline",
     "chamfer": f"{OVERVIEW}/2 validation Chamfer distance",
     "grad_norm": "3 training/gradient norm",
     "epoch": "3 training/epoch",
@@ -42,15 +42,22 @@ TAGS = {
     "seen_clouds": "3 training/clouds so far",
     "unreadable_clouds": "3 training/unreadable clouds",
 }
-"""Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first."""
+"""Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first.
+Of the metrics, HPARAMS shows only the first one without a click."""
 REFERENCES = {
     "midpoints": "midpoint baseline",
     "source": "source as it is",
     "resampled": "resampled ground truth",
 }
 """Rows of an evaluation that do not depend on the model, and their names as runs."""
-CHARTS = ("loss", "chamfer", "share_of_midpoints", "learning_rate", "tokens_per_second")
-NOT_COMPARED = frozenset({"output_dir", "log_with"})
+CHARTS = ("share_of_midpoints", "chamfer", "loss", "learning_rate", "tokens_per_second")
+NOT_COMPARED = frozenset(
+    {
+        "output_dir", "log_with", "num_workers", "worker_timeout", "log_every", "save_every",
+        "keep_checkpoints", "num_pictures", "collective_timeout", "hang_timeout", "on_save_error",
+        "debug", "quick",
+    }
+)  # fmt: skip
 """Options that differ between runs and say nothing about what they learn."""
 MESH_POINTS = 10_000
 
@@ -102,7 +109,8 @@ class TensorBoardRun:
         versions = {"pointup": pointup.__version__, "Python": platform.python_version()}
         versions |= {name: version(name) for name in packages}
         rows = "\n".join(f"| {name} | {number} |" for name, number in versions.items())
-        command = shlex.join(sys.argv).replace(" --", " \\\n    --")
+        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        command = shlex.join(words).replace(" --", " \\\n    --")
         self.write_text("command", f"```\n{command}\n```")
         self.write_text("versions", f"| package | version |\n|---|---|\n{rows}")
 
@@ -157,7 +165,13 @@ class TensorBoardRun:
         self.others[name].flush()
 
     def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
-        """Clouds of a sample to turn about, coloured by error; source and target only once."""
+        """Clouds of the first sample to turn about, coloured by error; source and target only once.
+
+        A browser draws at most 16 clouds in 3D on a page; with all samples of several runs the tab
+        would stay empty.
+        """
+        if self.drawn - {name}:
+            return
         # Only here, because matplotlib is not needed for anything else in training.
         from pointup.visualization.coloring import error_colors
 
@@ -174,7 +188,7 @@ class TensorBoardRun:
             if clouds.vertical:
                 # The plugin shows y upwards.
                 places = places[:, [0, 2, 1]] * np.array([1, 1, -1])
-            size = float(np.ptp(places, axis=0).max(initial=1e-6)) / 150
+            size = float(np.ptp(places, axis=0).max(initial=1e-6)) / 60
             self.writer.add_mesh(
                 f"{literal(name)}/{title}",
                 torch.from_numpy(places.astype(np.float32))[None],

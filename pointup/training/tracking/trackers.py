@@ -5,7 +5,8 @@ from __future__ import annotations
 from accelerate import Accelerator
 
 from pointup.training.config import TrainConfig, as_dict, flattened
-from pointup.training.tracking.tensorboard import TensorBoardRun
+from pointup.training.tracking.tensorboard import TAGS, TensorBoardRun
+from pointup.training.tracking.wandb_run import WandbRun
 
 PROJECT = "pointup"
 """Name of the project in trackers."""
@@ -13,10 +14,11 @@ PROJECT = "pointup"
 
 def start_trackers(
     accelerator: Accelerator, config: TrainConfig, resume_step: int
-) -> TensorBoardRun | None:
+) -> tuple[TensorBoardRun | None, WandbRun | None]:
     """Start the trackers of `accelerator`, on the main process only.
 
-    Points of TensorBoard after `resume_step` are removed. Returns None without TensorBoard.
+    Points of TensorBoard after `resume_step` are removed. Returns the runs of TensorBoard and of
+    Weights & Biases; None for one that is not among them.
     """
     # `--quick` uses a subdirectory of the Accelerator's output directory.
     accelerator.project_configuration.logging_dir = str(config.output_dir)
@@ -37,11 +39,15 @@ def start_trackers(
         )
     finally:
         accelerator.log_with = names
+    wandb = None
     for tracker in accelerator.trackers:
         tracker.store_init_configuration(values)
+        if tracker.name == "wandb":
+            best = [TAGS["share_of_midpoints"], TAGS["chamfer"]]
+            wandb = WandbRun(tracker.tracker, best)
     if len(others) == len(names):
-        return None
+        return None, wandb
     tensorboard = TensorBoardRun(config.output_dir, purge_step)
     accelerator.trackers.append(tensorboard.tracker)
     tensorboard.start(values)
-    return tensorboard
+    return tensorboard, wandb
