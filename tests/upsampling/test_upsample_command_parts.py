@@ -135,7 +135,7 @@ def test_a_second_call_skips_what_is_written_and_says_so(
 ) -> None:
     out = tmp_path / "out"
     assert upsample(model, tiles, "-o", out, "--separate") == 0
-    assert "3 files written: 1,200 points in, 2,400 out" in capsys.readouterr().out
+    assert "3 files written: from 1,200 to 2,400 points" in capsys.readouterr().out
     times = {p.name: p.stat().st_mtime_ns for p in out.glob("*.las")}
 
     def rewritten() -> set[str]:

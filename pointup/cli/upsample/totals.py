@@ -41,6 +41,6 @@ class Totals:
         errors = f", {num_errors:,} errors" if num_errors else ""
         seconds = time.monotonic() - self.began
         return (
-            f"{self.num_files:,} files written{skipped}{errors}: {self.num_in:,} points in, "
-            f"{self.num_out:,} out, {seconds:,.1f} s"
+            f"{self.num_files:,} files written{skipped}{errors}: from {self.num_in:,} to "
+            f"{self.num_out:,} points, {seconds:,.1f} s"
         )
