@@ -188,7 +188,7 @@ SECTION = Section(
     ),
     measure,
     note="Assumed: a step takes a + b * tokens, with the spread of the steps of one process here;\n"
-    "all wait for the slowest; the reduction sends 2 * (P - 1) / P times the buffer in 2 * log2(P)\n"
-    "rounds, as measured between two processes here. Up to 4 processes share the cores of this\n"
+    "all wait for the slowest; the reduction sends 2 * (P - 1) / P times the buffer in\n"
+    "2 * log2(P) rounds, as measured between two processes here. Up to 4 share the cores of this\n"
     "machine, more have one each; data workers keep up.",
 )

@@ -216,7 +216,7 @@ def test_a_damaged_tile_is_left_out_and_reported(
     assert str(damaged) in result.err and "outside of the extent in its header" in result.err
     assert "survey of 7 files" in result.out
     assert len(list((tmp_path / "out").rglob("*.laz"))) == 7
-    assert not list((tmp_path / "out").rglob(".*"))
+    assert [p.name for p in (tmp_path / "out").rglob(".*")] == [".upsampled"]
 
 
 def test_two_files_with_the_same_output_are_refused(
