@@ -49,8 +49,7 @@ def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bo
     )
 
 
-@pytest.fixture
-def surveys(tmp_path: Path) -> Path:
+def write_surveys(folder: Path) -> Path:
     """sparse/ in two overlapping files, dense/ in three, and each as one file."""
     sparse, dense = ground(4_000, 0), ground(12_000, 1)
     east = sparse[:, 0] > OFFSET[0] + 33
@@ -58,10 +57,15 @@ def surveys(tmp_path: Path) -> Path:
     parts |= {f"dense/{i}": dense[i::3] for i in range(3)}
     parts |= {"sparse_in_one": sparse, "dense_in_one": dense}
     for name, points in parts.items():
-        path = tmp_path / f"{name}.npy"
+        path = folder / f"{name}.npy"
         path.parent.mkdir(exist_ok=True)
         np.save(path, points)
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    return write_surveys(tmp_path)
 
 
 def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
@@ -219,14 +223,17 @@ def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(
     assert len(both(out)) == 16
 
 
-@pytest.fixture
-def meshes(tmp_path: Path) -> Path:
-    folder = tmp_path / "meshes"
+def write_meshes(folder: Path) -> Path:
     for name in ("a/tetra", "b/tetra", "b/other", "b/cad_1"):
         path = folder / f"{name}.off"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(TETRAHEDRON)
     return folder
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
 
 
 SMALL = ["--num-source", 40, "--ratio", 2]

@@ -5,9 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_prepare import SMALL, read, run, same
+from test_prepare import SMALL, read, run, same, write_meshes, write_surveys
 
 from pointup.geometry.surfaces import Surface
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    return write_surveys(tmp_path)
 
 
 def test_joined_datasets_keep_their_pairs_surfaces_and_splits(

@@ -7,9 +7,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from test_prepare import SMALL, both, read, run
+from test_prepare import SMALL, both, read, run, write_meshes
 
 from pointup.geometry.surfaces import Surface
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
 
 
 def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path) -> None:
