@@ -5,8 +5,8 @@ Assumptions:
 - A process computes a micro-batch in a + b * tokens, times a factor drawn from those measured, and
   no process slows another down, except where processes share the cores of the measured machine.
 - All processes wait for the slowest one in each step. Data workers keep up.
-- The reduction sends 2 * (P - 1) / P times the buffer through the slowest connection, as ring and
-  halving-doubling algorithms do, in 2 * ceil(log2(P)) rounds of one latency each.
+- The reduction sends 2 * (P - 1) / P times the buffer through the slowest connection, as optimal
+  algorithms do, in 2 * ceil(log2(P)) rounds of one latency each.
 - After the reduction each process updates its weights in the same time.
 """
 
