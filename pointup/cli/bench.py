@@ -45,8 +45,18 @@ class Bench:
     """Time limit of each section in seconds: it starts no new measurement after it. By default 300,
     with --quick 7."""
 
+    simulate: Annotated[
+        int | None, tyro.conf.arg(metavar="PROCESSES", help_behavior_hint="(optional)")
+    ] = None
+    """In the section scaling, predict training on up to so many processes from measured step times,
+    beside real groups of 1, 2 and 4."""
+
     def run(self) -> int:
         names = self._names()
+        if self.simulate is not None and (self.simulate < 1 or "scaling" not in names):
+            raise ConfigError(
+                f"--simulate {self.simulate}: give 1 or more processes, with the section scaling"
+            )
         for path in (self.json,):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")
@@ -54,7 +64,7 @@ class Bench:
         import torch
 
         from pointup.benchmark.machine import describe_machine, machine_lines
-        from pointup.benchmark.sections import ALL
+        from pointup.benchmark.sections import ALL, SIMULATED
         from pointup.benchmark.tables import read_results, write_results
         from pointup.benchmark.timing import Effort
         from pointup.upsampling.in_memory import default_device
@@ -62,11 +72,12 @@ class Bench:
         before = read_results(self.compare) if self.compare else None
         device = torch.device(self.device) if self.device else default_device()
         seconds = self.seconds or (QUICK_SECONDS if self.quick else SECONDS)
-        effort = Effort(quick=self.quick, device=device, seconds=seconds)
+        effort = Effort(self.quick, device, seconds, self.simulate)
+        sections = SIMULATED if self.simulate else ALL
         machine = {**describe_machine(device), "quick": self.quick}
         print("\n".join(machine_lines(machine)))
         measured: dict[str, Any] = {}
-        for section in ALL:
+        for section in sections:
             if section.name not in names:
                 continue
             began = time.monotonic()
@@ -82,7 +93,7 @@ class Bench:
                 write_results(self.json, machine, measured)
         if before:
             print(f"\nChanged by more than 5 % since {self.compare}:")
-            print("\n".join(changes(ALL, before["sections"], measured)) or "  nothing")
+            print("\n".join(changes(sections, before["sections"], measured)) or "  nothing")
         return 0
 
     def _names(self) -> list[str]:

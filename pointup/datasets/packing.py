@@ -115,13 +115,13 @@ def plan_epoch(
     pieces, counts = [packed[:0]], [np.zeros(0, np.int64)]
     num_steps = -(-len(loads) // slots)
     tail = max(0, num_steps - max(STEPS_OF_TAIL, BINS_OF_TAIL // slots))
-    for first in [*range(0, tail, STEPS_PER_CHUNK), tail]:
+    chunks = _chunks(loads[order[: tail * slots]].reshape(-1, slots))
+    bin_sizes = np.diff(ptr)
+    for first, steps, is_balanced in [*chunks, (tail, num_steps - tail, False)]:
         is_last = first == tail
-        steps = num_steps - tail if is_last else min(STEPS_PER_CHUNK, tail - first)
         chunk = order[first * slots : (first + steps) * slots]
-        chunk_loads = loads[chunk]
-        items, numbers = _concatenated(packed, ptr, chunk), np.diff(ptr)[chunk]
-        if is_last or idle_share(chunk_loads.reshape(-1, slots)) > ACCEPTED_IDLE:
+        items, numbers = _concatenated(packed, ptr, chunk), bin_sizes[chunk]
+        if not is_balanced:
             bins = np.repeat(np.arange(len(chunk)), numbers)
             largest = _largest_first(sizes[items], rng)
             items, bins = items[largest], bins[largest]
@@ -138,6 +138,27 @@ def plan_epoch(
     planned = samples.astype(kind)[np.concatenate(pieces)]
     plan = Plan(planned, bounds_of(np.concatenate(counts)), slots)
     return plan if rng is None else _shuffled(plan, rng)
+
+
+def _chunks(loads: np.ndarray) -> list[tuple[int, int, bool]]:
+    """First step, number of steps, and whether they are balanced, from loads (num_steps, slots).
+
+    Steps are judged in groups of `STEPS_PER_CHUNK`; consecutive balanced groups are one chunk.
+    """
+    chunks: list[tuple[int, int, bool]] = []
+    if not len(loads):
+        return chunks
+    starts = np.arange(0, len(loads), STEPS_PER_CHUNK)
+    longest = np.add.reduceat(loads.max(axis=1) * loads.shape[1], starts)
+    idle = 1 - np.add.reduceat(loads.sum(axis=1), starts) / longest.clip(1)
+    is_balanced = (idle <= ACCEPTED_IDLE) | (longest == 0)
+    for first, balanced in zip(starts.tolist(), is_balanced.tolist(), strict=True):
+        steps = min(STEPS_PER_CHUNK, len(loads) - first)
+        if balanced and chunks and chunks[-1][2]:
+            before, number, _ = chunks.pop()
+            first, steps = before, number + steps
+        chunks.append((first, steps, balanced))
+    return chunks
 
 
 def _pack_windows(

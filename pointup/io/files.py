@@ -9,6 +9,7 @@ import numpy as np
 
 from pointup.errors import DataError, FileError
 from pointup.geometry.surfaces import Surface
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
@@ -83,20 +84,26 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
 
 
 def iter_points(
-    path: str | Path, chunk_size: int = 1_000_000, attributes: bool = True
+    path: str | Path,
+    chunk_size: int = 1_000_000,
+    attributes: bool = True,
+    bounds: Bounds | None = None,
 ) -> Iterator[PointCloud]:
-    """Yield the points of a file in order, in chunks of `chunk_size`.
+    """Yield the points of a file, or those in `bounds`, in order, in chunks of `chunk_size`.
 
-    LAS, LAZ and COPC are streamed. Other formats are read completely and then split. Raises the
-    errors of `read_points`; damage in a later chunk is reported when that chunk is read.
+    LAS, LAZ and COPC are streamed. Of a COPC file only what the bounds touch is read. Other formats
+    are read completely and then split. Raises the errors of `read_points`; damage in a later chunk
+    is reported when that chunk is read.
     """
     path = check_readable(path)
     if path.suffix.lower() in LAS_EXTENSIONS:
         from pointup.io.las import iter_las
 
-        yield from iter_las(path, chunk_size, attributes)
+        yield from iter_las(path, chunk_size, attributes, bounds)
         return
     cloud = read_points(path, attributes)
+    if bounds is not None:
+        cloud = cloud.select(bounds.inside(cloud.positions))
     for start in range(0, len(cloud), chunk_size):
         yield cloud.select(slice(start, start + chunk_size))
 
@@ -141,8 +148,13 @@ def write_points(path: str | Path, cloud: PointCloud) -> None:
         writer.write(cloud)
 
 
-def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_000) -> None:
-    """Append all points of a file to an open writer, in order and unchanged.
+def copy_points(
+    path: str | Path,
+    writer: PointWriter,
+    chunk_size: int = 1_000_000,
+    bounds: Bounds | None = None,
+) -> None:
+    """Append all points of a file, or those in `bounds`, to an open writer, unchanged, in order.
 
     From LAS to LAS the raw records are copied bit for bit. Added dimensions get their defaults.
     """
@@ -150,9 +162,9 @@ def copy_points(path: str | Path, writer: PointWriter, chunk_size: int = 1_000_0
     if path.suffix.lower() in LAS_EXTENSIONS and writer.path.suffix.lower() in LAS_EXTENSIONS:
         from pointup.io.las_writer import copy_las
 
-        copy_las(path, writer, chunk_size)
+        copy_las(path, writer, chunk_size, bounds)
         return
-    for cloud in iter_points(path, chunk_size):
+    for cloud in iter_points(path, chunk_size, bounds=bounds):
         writer.write(cloud)
 
 

@@ -14,11 +14,13 @@ from laspy.vlrs.known import ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
 from pointup.errors import FileError, NoPointsError
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     PointCloud,
     check_positions,
     os_errors,
 )
+from pointup.io.copc import is_copc, iter_nodes
 from pointup.io.las_layout import RawRecord, damaged, read_layout
 
 COORDINATES = ("X", "Y", "Z")
@@ -33,7 +35,10 @@ logging.getLogger("laspy").addHandler(logging.NullHandler())
 
 
 def iter_records(
-    path: Path, chunk_size: int, selection: DecompressionSelection | None = None
+    path: Path,
+    chunk_size: int,
+    selection: DecompressionSelection | None = None,
+    bounds: Bounds | None = None,
 ) -> Iterator[tuple[laspy.ScaleAwarePointRecord, np.ndarray, laspy.LasHeader]]:
     """Yield the point records of a file in chunks, in the order of the file.
 
@@ -43,11 +48,15 @@ def iter_records(
     replaces a date that is not set by today's. For point formats 6 and above, only the fields in
     `selection` are decompressed; the others are zero.
 
+    With `bounds`, only the records inside are yielded, and no empty chunks. Of a COPC file only the
+    nodes of its octree that touch the bounds are read, and of these alone the size is checked.
+
     Raises FileError for a file that is not LAS or LAZ, is truncated or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
         with _las_errors(path):
-            layout = read_layout(path, stream)
+            by_nodes = bounds is not None and is_copc(path)
+            layout = read_layout(path, stream, check_chunks=not by_nodes)
             reader = laspy.open(
                 stream,
                 closefd=False,
@@ -57,15 +66,36 @@ def iter_records(
             _keep_records_raw(header, layout.vlrs, layout.evlrs)
             header.raw_creation_date = layout.creation_date
         _check_header(path, header)
+        if bounds is not None and by_nodes:
+            with _las_errors(path):
+                kept = selection or DecompressionSelection.all()
+                for records in iter_nodes(path, stream, header, bounds, chunk_size, kept):
+                    yield from _inside(records, header, bounds)
+            return
         for start in range(0, header.point_count, chunk_size):
             num_expected = min(chunk_size, header.point_count - start)
             with _las_errors(path):
                 records = reader.read_points(num_expected)
             if len(records) < num_expected:
                 raise damaged(path, f"it ends after {start + len(records)} of {header.point_count}")
+            if bounds is not None:
+                yield from _inside(records, header, bounds)
+                continue
             with _las_errors(path):
                 positions = positions_of(records)
             yield records, positions, header
+
+
+def _inside(
+    records: laspy.ScaleAwarePointRecord, header: laspy.LasHeader, bounds: Bounds
+) -> Iterator[tuple[laspy.ScaleAwarePointRecord, np.ndarray, laspy.LasHeader]]:
+    positions = positions_of(records)
+    inside = bounds.inside(positions)
+    if inside.any():
+        kept = laspy.ScaleAwarePointRecord(
+            records.array[inside], records.point_format, records.scales, records.offsets
+        )
+        yield kept, positions[inside], header
 
 
 def positions_of(records: laspy.ScaleAwarePointRecord) -> np.ndarray:
@@ -84,10 +114,12 @@ def attributes_of(records: laspy.ScaleAwarePointRecord) -> dict[str, np.ndarray]
     return {name: np.array(records[name]) for name in names}
 
 
-def iter_las(path: Path, chunk_size: int, attributes: bool) -> Iterator[PointCloud]:
-    """Yield the file in chunks as clouds, with or without attributes."""
+def iter_las(
+    path: Path, chunk_size: int, attributes: bool, bounds: Bounds | None = None
+) -> Iterator[PointCloud]:
+    """Yield the file, or its points in `bounds`, as clouds, with or without attributes."""
     selection = None if attributes else POSITIONS_ONLY
-    for records, positions, header in iter_records(path, chunk_size, selection):
+    for records, positions, header in iter_records(path, chunk_size, selection, bounds):
         check_positions(positions, str(path))
         with _las_errors(path):
             read = attributes_of(records) if attributes else {}

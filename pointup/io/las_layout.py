@@ -50,7 +50,7 @@ class Layout(NamedTuple):
     creation_date: bytes
 
 
-def read_layout(path: Path, stream: BinaryIO) -> Layout:
+def read_layout(path: Path, stream: BinaryIO, check_chunks: bool = True) -> Layout:
     """Read the VLRs, the EVLRs and the creation date of a file, byte for byte.
 
     Leaves the stream at its beginning. Raises FileError for a file that is not LAS or LAZ, or that
@@ -69,10 +69,10 @@ def read_layout(path: Path, stream: BinaryIO) -> Layout:
         raise damaged(path, f"has {size} bytes, its points begin after {points_start}")
     vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEADER_SIZE)
     evlrs = _read_records(path, stream, start_of_evlrs, size, num_evlrs, EVLR_HEADER_SIZE)
-    if point_format & COMPRESSED:
+    if point_format & COMPRESSED and check_chunks:
         laszip = next((record.data for record in vlrs if record.user_id == LASZIP), b"")
         _check_chunks(path, stream, points_start, size, num_points, laszip)
-    elif points_start + num_points * point_size > size:
+    elif not point_format & COMPRESSED and points_start + num_points * point_size > size:
         end = points_start + num_points * point_size
         raise damaged(path, f"has {size} of {end} bytes")
     stream.seek(0)

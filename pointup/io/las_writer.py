@@ -19,6 +19,7 @@ from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
 from pointup.errors import DataError, FileError
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
@@ -38,10 +39,12 @@ STEPS_PER_EXTENT = 1e7
 INT32 = np.iinfo(np.int32)
 
 
-def copy_las(path: Path, writer: PointWriter, chunk_size: int) -> None:
-    """Append the raw records of a file to a writer that was opened with a cloud of that file."""
+def copy_las(
+    path: Path, writer: PointWriter, chunk_size: int, bounds: Bounds | None = None
+) -> None:
+    """Append raw records, all or those in `bounds`, to a writer opened with a cloud of the file."""
     assert isinstance(writer, LasWriter)
-    for records, _, _ in iter_records(path, chunk_size):
+    for records, _, _ in iter_records(path, chunk_size, bounds=bounds):
         writer.write_records(records)
 
 

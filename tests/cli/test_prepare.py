@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
@@ -13,7 +12,6 @@ from pointup.cli.main import main
 from pointup.cli.prepare import new_dataset as newdataset
 from pointup.datasets import workers
 from pointup.datasets.pair_dataset import open_pairs
-from pointup.geometry.surfaces import Surface
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
@@ -51,8 +49,7 @@ def same(one: dict[str, dict[str, Any]], other: dict[str, dict[str, Any]]) -> bo
     )
 
 
-@pytest.fixture
-def surveys(tmp_path: Path) -> Path:
+def write_surveys(folder: Path) -> Path:
     """sparse/ in two overlapping files, dense/ in three, and each as one file."""
     sparse, dense = ground(4_000, 0), ground(12_000, 1)
     east = sparse[:, 0] > OFFSET[0] + 33
@@ -60,10 +57,15 @@ def surveys(tmp_path: Path) -> Path:
     parts |= {f"dense/{i}": dense[i::3] for i in range(3)}
     parts |= {"sparse_in_one": sparse, "dense_in_one": dense}
     for name, points in parts.items():
-        path = tmp_path / f"{name}.npy"
+        path = folder / f"{name}.npy"
         path.parent.mkdir(exist_ok=True)
         np.save(path, points)
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    return write_surveys(tmp_path)
 
 
 def test_pairs_are_tiles_of_both_surveys(surveys: Path) -> None:
@@ -221,14 +223,17 @@ def test_an_interrupt_leaves_the_old_dataset_and_nothing_else(
     assert len(both(out)) == 16
 
 
-@pytest.fixture
-def meshes(tmp_path: Path) -> Path:
-    folder = tmp_path / "meshes"
+def write_meshes(folder: Path) -> Path:
     for name in ("a/tetra", "b/tetra", "b/other", "b/cad_1"):
         path = folder / f"{name}.off"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(TETRAHEDRON)
     return folder
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
 
 
 SMALL = ["--num-source", 40, "--ratio", 2]
@@ -243,68 +248,6 @@ def test_workers_change_nothing(
         assert run("meshes", meshes, *options) == 0
     assert same(both(tmp_path / "with_1"), both(tmp_path / "with_2"))
     assert list(both(tmp_path / "with_1")) == list(both(tmp_path / "with_2"))
-
-
-def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path) -> None:
-    options = [*SMALL, "--samples-per-mesh", 2, "--samples-for", "cad_*=1"]
-    assert run("meshes", meshes, *options, "--validation", 0.3, "-o", tmp_path / "out") == 0
-    train = [name.rpartition("/")[0] for name in read(tmp_path / "out", "train")]
-    validation = read(tmp_path / "out", "validation")
-    # One sample of each pattern, and the truth.
-    assert len(validation) == 3
-    (held_out,) = {name.rpartition("/")[0] for name in validation}
-    assert held_out not in train
-    expected = {"tetra": 2, "b/tetra": 2, "other": 2, "cad_1": 1}
-    expected.pop(held_out)
-    assert {name: train.count(name) for name in train} == expected
-    for pair in validation.values():
-        surface = Surface.load(tmp_path / "out" / "surfaces" / pair["surface"])
-        assert surface.distance(np.reshape(pair["resample"], (-1, 3))).max() < 1e-6
-        assert len(pair["target_normals"]) == len(pair["target"]) == 80
-
-
-def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
-    options = [*SMALL, "--validation-meshes", meshes / "a", "--pattern", "random"]
-    assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0
-    assert list(read(tmp_path / "out", "validation")) == ["tetra/0-random"]
-    train = {name.rpartition("/")[0] for name in read(tmp_path / "out", "train")}
-    assert train == {"b/tetra", "other", "cad_1"}
-
-
-def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rng = np.random.default_rng(0)
-    target = rng.random((40, 16, 3))
-    target[9] = np.inf
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["poisson_256"] = rng.random((40, 4, 3))
-        file["poisson_1024"] = target
-        file["name"] = np.repeat([b"cat", b"dog", b"hen", b"cow"], 10)
-    assert run("h5", tmp_path / "a.h5", "-o", tmp_path / "out") == 1
-    assert "a/9: coordinates that are not finite" in capsys.readouterr().err
-    shapes = {
-        split: {int(name.split("/")[1]) // 10 for name in read(tmp_path / "out", split)}
-        for split in ("train", "validation")
-    }
-    assert len(shapes["train"]) == 3
-    assert len(shapes["validation"]) == 1
-    assert not shapes["train"] & shapes["validation"]
-
-
-def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
-    options = ["--num-pairs", 4, "--validation", 0.25, "--num-workers", 1]
-    assert run("default", *options, "-o", tmp_path / "out") == 0
-    assert len(read(tmp_path / "out", "train")) == 3
-    assert len(read(tmp_path / "out", "validation")) == 1
-
-
-@pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
-def test_the_default_dataset_has_the_requested_share_of_scenes(
-    tmp_path: Path, share: int, all_are_scenes: bool
-) -> None:
-    options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
-    assert run("default", *options, "-o", tmp_path / "out") == 0
-    are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]
-    assert are_scenes == [all_are_scenes] * 3
 
 
 @pytest.mark.parametrize(
@@ -329,36 +272,3 @@ def test_notes_name_what_looks_wrong(
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
     assert run("pairs", *files, "--tile", 25, "-o", tmp_path / "out") == 0
     assert note in capsys.readouterr().err
-
-
-def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
-    meshes: Path, surveys: Path, tmp_path: Path
-) -> None:
-    shapes, tiles, joined = tmp_path / "shapes", tmp_path / "tiles", tmp_path / "joined"
-    one = ("--num-workers", 1)
-    assert run("meshes", meshes, *SMALL, "--validation", 0.3, "-o", shapes, *one) == 0
-    assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", tiles, *one) == 0
-    assert run("join", shapes, tiles, shapes, "-o", joined) == 0
-    for split, parts in (("train", (shapes, tiles, shapes)), ("validation", (shapes, tiles))):
-        expected = {
-            f"{number}-{part.name}/{name}": pair
-            for number, part in enumerate(parts)
-            for name, pair in read(part, split).items()
-        }
-        found = read(joined, split)
-        assert same(found, expected)
-        for name, pair in found.items():
-            original = expected[name]
-            for column in ("target_normals", "resample", "vertical", "origin"):
-                assert pair[column] == original[column]
-            if original["surface"]:
-                stored = Surface.load(joined / "surfaces" / pair["surface"])
-                assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
-
-
-def test_a_directory_that_is_not_a_dataset_is_not_joined(
-    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1
-    assert "missing" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

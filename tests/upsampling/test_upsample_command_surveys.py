@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from forked import run_forked
 from scipy.spatial import cKDTree
-from typed import Result, digest, is_one_line, positions, write_las
+from typed import Result, digest, is_one_line, positions
 
 from pointup.io.files import PointCloud, read_points, write_points
 
@@ -216,7 +216,7 @@ def test_a_damaged_tile_is_left_out_and_reported(
     assert str(damaged) in result.err and "outside of the extent in its header" in result.err
     assert "survey of 7 files" in result.out
     assert len(list((tmp_path / "out").rglob("*.laz"))) == 7
-    assert not list((tmp_path / "out").rglob(".*"))
+    assert [p.name for p in (tmp_path / "out").rglob(".*")] == [".upsampled"]
 
 
 def test_two_files_with_the_same_output_are_refused(
@@ -239,122 +239,3 @@ def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
         assert command(tmp_path / "in", "-o", tmp_path / "in" / "out").status == 0
     assert [p.name for p in (tmp_path / "in" / "out").rglob("*")] == ["deep", "a.npy"]
     assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
-
-
-def noisy(path: Path) -> laspy.LasData:
-    """A survey of 300 points, of which 40 are noise, 20 withheld, and 100 vegetation."""
-    write_las(path)
-    las = laspy.read(path)
-    las.classification = np.repeat([2, 7, 18, 2, 5], [140, 20, 20, 20, 100])
-    las.withheld = np.repeat([0, 1, 0], [180, 20, 100])
-    las.write(path)
-    return las
-
-
-@pytest.mark.parametrize(
-    ("options", "taken"),
-    [
-        ((), np.r_[0:140, 200:300]),
-        (("--include-noise",), np.r_[0:300]),
-        (("--classes", "2"), np.r_[0:140]),
-        (("--classes", "5", "7"), np.r_[140:160, 200:300]),
-        (("--classes", "5,7"), np.r_[140:160, 200:300]),
-        (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
-    ],
-)
-def test_noise_withheld_points_and_other_classes_are_only_copied(
-    options: tuple[str, ...],
-    taken: np.ndarray,
-    tmp_path: Path,
-    command: Callable[..., Result],
-) -> None:
-    las = noisy(tmp_path / "in.las")
-    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3.3", *options)
-    assert result.status == 0
-    rest = 300 - len(taken)
-    assert f"300 points in{f' ({rest} of them not upsampled)' if rest else ''}, " in result.out
-    made = laspy.read(tmp_path / "out.las")
-    assert len(made.points) == rest + round(3.3 * len(taken))
-    for name in las.points.array.dtype.names:
-        assert np.array_equal(made.points.array[name][:300], las.points.array[name])
-    assert np.isin(made.parent_index[300:], taken).all()
-    # The new points equal those of a file with the selected points only.
-    alone = laspy.LasData(las.header)
-    alone.points = las.points[taken]
-    alone.write(tmp_path / "alone.las")
-    everything = (*options, "--include-noise")
-    result = command(
-        tmp_path / "alone.las", "-o", tmp_path / "o.las", "--ratio", "3.3", *everything
-    )
-    assert result.status == 0
-    new = laspy.read(tmp_path / "o.las").points.array[len(taken) :]
-    for name in las.points.array.dtype.names:
-        assert np.array_equal(made.points.array[name][300:], new[name])
-    assert np.array_equal(made.parent_index[300:], taken[new["parent_index"]])
-
-
-@pytest.mark.parametrize("classes", [("2", "5"), ("2,5",), ("2,", "5")])
-def test_files_may_follow_classes(
-    classes: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    noisy(tmp_path / "in.las")
-    for arguments in (
-        (tmp_path / "in.las", "-o", tmp_path / "after.las", "--classes", *classes),
-        ("-o", tmp_path / "before.las", "--classes", *classes, tmp_path / "in.las"),
-        ("--classes", *classes, tmp_path / "in.las", "-o", tmp_path / "between.las"),
-    ):
-        assert command(*arguments, "--ratio", "2").status == 0
-    made = [(tmp_path / f"{name}.las").read_bytes() for name in ("after", "before", "between")]
-    assert made[0] == made[1] == made[2]
-    # 240 points of classes 2 and 5 are upsampled.
-    assert len(laspy.read(tmp_path / "after.las").points) == 300 + 240
-
-
-def test_words_in_place_of_classes_are_refused(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    noisy(tmp_path / "in.las")
-    for words, message in (
-        (("ground", "2"), "--classes ground 2: give numbers, as in --classes 2,3"),
-        (("2", "ground"), "ground: no such file"),
-    ):
-        result = command(tmp_path / "in.las", "-o", tmp_path / "out", "--classes", *words)
-        assert result.status == 1 and is_one_line(result.err) and message in result.err
-
-
-@pytest.mark.parametrize("options", [(), ("--separate",), ("--only-new",)])
-def test_a_tile_without_points_is_copied_and_no_failure(
-    options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    las = survey(600)
-    write_tiles(las, tmp_path / "tiles")
-    empty = tmp_path / "tiles" / "2" / "0.laz"
-    empty.parent.mkdir()
-    las.points = las.points[:0]
-    las.write(empty)
-    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", *options)
-    assert result.status == 0 and result.err == ""
-    copied = tmp_path / "out" / "2" / "0.laz"
-    assert result.out.count(f"{empty}: no points in it, copied: {copied}\n") == 1
-    assert copied.read_bytes() == empty.read_bytes()
-    others = [path for path in (tmp_path / "out").rglob("*.laz") if path != copied]
-    expected = 600 if options == ("--only-new",) else 1200
-    assert sum(len(laspy.read(path).points) for path in others) == expected
-    # Alone, there is nothing to do.
-    result = command(empty, "-o", tmp_path / "alone.laz")
-    assert result.status == 1 and is_one_line(result.err) and "no points in it" in result.err
-
-
-def test_classes_that_are_absent_are_reported(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    noisy(tmp_path / "in.las")
-    write_points(tmp_path / "in.npy", PointCloud(positions(20)))
-    for name, number, message in (
-        ("in.las", "9", "has 0 of 300 points in the classes to upsample"),
-        ("in.npy", "2", "no attribute `classification`"),
-        ("in.las", "256", "between 0 and 255"),
-    ):
-        result = command(tmp_path / name, "-o", tmp_path / "out.las", "--classes", number)
-        assert result.status == 1 and is_one_line(result.err) and message in result.err
-    assert not (tmp_path / "out.las").exists()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from pointup.cli.input_files import Inputs
+from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, FileError, PointupError
 
 if TYPE_CHECKING:
@@ -63,6 +64,18 @@ class Upsample:
     include_noise: bool = False
     """Upsample withheld points and noise (classes 7 and 18), too. By default they are copied, do
     not count for the ratio, and are not neighbours of new points."""
+    bounds: Annotated[
+        tuple[float, float, float, float] | None,
+        tyro.conf.arg(metavar="XMIN YMIN XMAX YMAX", help_behavior_hint="(optional)"),
+    ] = None
+    """Upsample only this part of a survey, in the unit of its files. Files that lie outside are not
+    written. Of a COPC file only what the part touches is read."""
+    shard: ShardOption = None
+    """Upsample only part K of N of the files, as a job of an array. Files that border on them are
+    read as well."""
+    redo: bool = False
+    """Upsample all files of a folder. By default those are skipped that an earlier call with the
+    same options has written."""
     separate: bool = False
     """Upsample each file separately, even if it borders on others."""
     only_new: bool = False
@@ -121,7 +134,9 @@ class Upsample:
 
     def _run(self) -> int:
         from pointup.cli.upsample.files import upsample_survey
+        from pointup.cli.upsample.finished import FinishedFiles
         from pointup.cli.upsample.plan import plan_jobs
+        from pointup.cli.upsample.totals import Totals
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
@@ -136,14 +151,25 @@ class Upsample:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         if self.view:
             check_viewer_path(self.view)
+            if self.bounds:
+                raise ConfigError("--view shows whole files; leave out --bounds or --view")
         workers = LaunchedWorkerGroup(self.output.parent)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         surveys = self._group(jobs, complaints, workers)
+        finished = FinishedFiles(self.output, self._identity(options)) if len(jobs) > 1 else None
+        totals = Totals()
         for survey in surveys:
+            model = models[survey[0].model]
+            identity = workers.from_main(finished.identity(survey, model) if finished else "")
+            if finished and not self.redo:
+                skip = workers.from_main(finished.are_written(survey, identity))
+                if skip:
+                    totals.skip(survey, workers.is_main)
+                    continue
             try:
-                lines, of_survey = upsample_survey(
+                lines, files, of_survey = upsample_survey(
                     survey,
-                    models[survey[0].model],
+                    model,
                     replace(options, above_ground=self._has_heights(survey[0])),
                     workers,
                     point_filter=point_filter,
@@ -154,18 +180,23 @@ class Upsample:
                     force=self.force,
                 )
                 complaints += of_survey
+                totals.add(files)
                 if workers.is_main:
                     print(*lines, sep="\n")
+                    if finished:
+                        finished.record([file.job for file in files], identity)
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         if self.view and workers.is_main and not complaints:
-            written = [job for survey in surveys for job in survey]
+            written = [job for survey in surveys for job in survey if not job.is_context]
             sources, targets = (
                 [getattr(job, side) for job in written] for side in ("source", "target")
             )
             size = write_before_after(sources, targets, self.view)
             print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
         workers.end()
+        if finished and workers.is_main:
+            print(totals.text(len(complaints)))
         following = command_after_upsampling(self.model) if self.model and not complaints else None
         if following and workers.is_main:
             print(f"next: {following}")
@@ -182,12 +213,22 @@ class Upsample:
         """The surveys that the files make up, as the main process sees them; it copies those that
         have no points."""
         from pointup.cli.upsample.plan import Plan, plan_surveys
+        from pointup.cli.upsample.selection import of_shard, within_bounds
+        from pointup.io.bounds import Bounds
         from pointup.io.files import copy_file
 
         plan = Plan()
+        shard = parse_shard(self.shard)
         with workers.barrier():
             if workers.is_main:
                 plan = plan_surveys(jobs, self.separate)
+                if self.bounds:
+                    inside = within_bounds(plan.surveys, Bounds.of(self.bounds))
+                    plan = replace(plan, surveys=inside, without_points=[])
+                if shard:
+                    rest = plan.without_points if shard[0] == 1 else []
+                    chosen = of_shard(plan.surveys, shard)
+                    plan = replace(plan, surveys=chosen, without_points=rest)
         plan = workers.from_main(plan)
         complaints += plan.complaints
         if workers.is_main:
@@ -200,6 +241,11 @@ class Upsample:
                 except FileError as error:
                     complaints.append(error)
         return plan.surveys
+
+    def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
+        """The options that change the result."""
+        names = ("classes", "include_noise", "only_new", "no_originals", "above_ground", "bounds")
+        return {**asdict(options), **{name: getattr(self, name) for name in names}}
 
     def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
         """The classes, and the input files; some of these may follow `--classes 2 3`."""

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from tempfile import mkdtemp
@@ -33,6 +34,15 @@ MAX_POINTS = 2_000_000_000
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
 
 
+@dataclass(frozen=True)
+class Written:
+    """A file that was written, with its numbers of points in and out."""
+
+    job: Job
+    num_in: int
+    num_out: int
+
+
 class _Unreadable(Exception):
     """Stops the building of a store at a file that can't be read."""
 
@@ -49,8 +59,10 @@ def upsample_survey(
     token_budget: int | None = None,
     picture: Path | None = None,
     force: bool = False,
-) -> tuple[list[str], list[Exception]]:
-    """Upsample the files of a survey. Returns the lines to print, and the errors of single files.
+) -> tuple[list[str], list[Written], list[Exception]]:
+    """Upsample the files of a survey.
+
+    Returns the lines to print, the files that were written, and the errors of single files.
 
     Files that can't be read or written are left out. All processes of `workers` must call this. A
     PointupError that concerns the survey as a whole is raised in all processes, and then nothing is
@@ -94,12 +106,13 @@ def upsample_survey(
                 window.draw(jobs[0].source, keep, picture)
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
-    lines = []
+    lines, files = [], []
     for number, num_written, error in written:
         if error is None:
             of_file = _count_text(int(store.num_read[number]), int(store.num_taken[number]))
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
             job = jobs[number]
+            files.append(Written(job, int(store.num_read[number]), num_written))
             lines.append(f"{job.source}: {of_file}, {num_written:,} out{time_taken}: {job.target}")
     if len(jobs) > 1:
         of_all = _count_text(int(store.num_read.sum()), int(store.num_taken.sum()))
@@ -108,7 +121,7 @@ def upsample_survey(
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
         lines[-1] += f"; {_summary_text(summary, options)}"
-    return lines, [*left_out.values(), *(error for *_, error in written if error)]
+    return lines, files, [*left_out.values(), *(error for *_, error in written if error)]
 
 
 def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
@@ -131,7 +144,7 @@ def _count_text(num_read: int, num_taken: int) -> str:
 def _work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
     """A temporary directory beside the first output file."""
     path = ""
-    target = jobs[0].target
+    target = next(job.target for job in jobs if not job.is_context)
     with workers.barrier():
         if workers.is_main:
             with os_errors(target, "written"):
@@ -155,7 +168,8 @@ def _sort_points(
     def chunks(number: int) -> Iterator[PointCloud]:
         job = jobs[number]
         try:
-            for chunk in iter_points(job.source, CHUNK_SIZE):
+            bounds = job.bounds.grown(job.margin) if job.bounds else None
+            for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
                 if job.extent and not job.extent.holds(chunk.positions):
                     raise FileError(
                         f"{job.source}: has points outside of the extent in its header, so "
@@ -237,7 +251,8 @@ def _write_each(
 ) -> list[tuple[int, int, Exception | None]]:
     """Write the files of this process. Returns number, points written and error of each."""
     written: list[tuple[int, int, Exception | None]] = []
-    for number in workers.shard(range(len(jobs))):
+    own = [number for number, job in enumerate(jobs) if not job.is_context]
+    for number in workers.shard(own):
         job = jobs[number]
         try:
             num_points = _write(
@@ -267,9 +282,11 @@ def _write(
         added = [dimension for dimension in added if dimension.name != SYNTHETIC]
     with open_writer(job.target, like, added) as writer:
         if with_originals:
-            copy_points(job.source, writer, CHUNK_SIZE)
+            copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
             progress.add(writer.num_points)
         for cloud in new_points:
+            if job.bounds is not None:
+                cloud = cloud.select(job.bounds.inside(cloud.positions))
             writer.write(cloud)
             progress.add(len(cloud))
             if window:

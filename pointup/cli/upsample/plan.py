@@ -10,6 +10,7 @@ from pathlib import Path
 from pointup.cli.input_files import find_inputs
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.io.adjacent_files import find_surveys
+from pointup.io.bounds import Bounds
 from pointup.io.extents import FileExtent, read_extent
 from pointup.io.files import (
     LAS_EXTENSIONS,
@@ -23,12 +24,24 @@ from pointup.upsampling.models import shipped_for
 
 @dataclass(frozen=True)
 class Job:
-    """A file to upsample: its output file, its model, and the extent of its points, if known."""
+    """A file to upsample.
+
+    Attributes:
+        target: its output file.
+        model: the name of its model.
+        extent: the extent of its points, if known.
+        bounds: the part that is written; all if None.
+        margin: width of the strip around the bounds that is read as well.
+        is_context: whether it is only read, for the new points of files that border on it.
+    """
 
     source: Path
     target: Path
     model: str
     extent: FileExtent | None = None
+    bounds: Bounds | None = None
+    margin: float = 0.0
+    is_context: bool = False
 
 
 @dataclass(frozen=True)

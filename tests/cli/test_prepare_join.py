@@ -1,0 +1,53 @@
+"""`pointup prepare join`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_prepare import SMALL, read, run, same, write_meshes, write_surveys
+
+from pointup.geometry.surfaces import Surface
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
+
+
+@pytest.fixture
+def surveys(tmp_path: Path) -> Path:
+    return write_surveys(tmp_path)
+
+
+def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
+    meshes: Path, surveys: Path, tmp_path: Path
+) -> None:
+    shapes, tiles, joined = tmp_path / "shapes", tmp_path / "tiles", tmp_path / "joined"
+    one = ("--num-workers", 1)
+    assert run("meshes", meshes, *SMALL, "--validation", 0.3, "-o", shapes, *one) == 0
+    assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", tiles, *one) == 0
+    assert run("join", shapes, tiles, shapes, "-o", joined) == 0
+    for split, parts in (("train", (shapes, tiles, shapes)), ("validation", (shapes, tiles))):
+        expected = {
+            f"{number}-{part.name}/{name}": pair
+            for number, part in enumerate(parts)
+            for name, pair in read(part, split).items()
+        }
+        found = read(joined, split)
+        assert same(found, expected)
+        for name, pair in found.items():
+            original = expected[name]
+            for column in ("target_normals", "resample", "vertical", "origin"):
+                assert pair[column] == original[column]
+            if original["surface"]:
+                stored = Surface.load(joined / "surfaces" / pair["surface"])
+                assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
+
+
+def test_a_directory_that_is_not_a_dataset_is_not_joined(
+    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1
+    assert "missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

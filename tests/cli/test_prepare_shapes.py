@@ -1,0 +1,79 @@
+"""`pointup prepare` of meshes, HDF5 patches and the default dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from test_prepare import SMALL, both, read, run, write_meshes
+
+from pointup.geometry.surfaces import Surface
+
+
+@pytest.fixture
+def meshes(tmp_path: Path) -> Path:
+    return write_meshes(tmp_path / "meshes")
+
+
+def test_all_pairs_of_a_mesh_are_in_the_same_split(meshes: Path, tmp_path: Path) -> None:
+    options = [*SMALL, "--samples-per-mesh", 2, "--samples-for", "cad_*=1"]
+    assert run("meshes", meshes, *options, "--validation", 0.3, "-o", tmp_path / "out") == 0
+    train = [name.rpartition("/")[0] for name in read(tmp_path / "out", "train")]
+    validation = read(tmp_path / "out", "validation")
+    # One sample of each pattern, and the truth.
+    assert len(validation) == 3
+    (held_out,) = {name.rpartition("/")[0] for name in validation}
+    assert held_out not in train
+    expected = {"tetra": 2, "b/tetra": 2, "other": 2, "cad_1": 1}
+    expected.pop(held_out)
+    assert {name: train.count(name) for name in train} == expected
+    for pair in validation.values():
+        surface = Surface.load(tmp_path / "out" / "surfaces" / pair["surface"])
+        assert surface.distance(np.reshape(pair["resample"], (-1, 3))).max() < 1e-6
+        assert len(pair["target_normals"]) == len(pair["target"]) == 80
+
+
+def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
+    options = [*SMALL, "--validation-meshes", meshes / "a", "--pattern", "random"]
+    assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0
+    assert list(read(tmp_path / "out", "validation")) == ["tetra/0-random"]
+    train = {name.rpartition("/")[0] for name in read(tmp_path / "out", "train")}
+    assert train == {"b/tetra", "other", "cad_1"}
+
+
+def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    target = rng.random((40, 16, 3))
+    target[9] = np.inf
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["poisson_256"] = rng.random((40, 4, 3))
+        file["poisson_1024"] = target
+        file["name"] = np.repeat([b"cat", b"dog", b"hen", b"cow"], 10)
+    assert run("h5", tmp_path / "a.h5", "-o", tmp_path / "out") == 1
+    assert "a/9: coordinates that are not finite" in capsys.readouterr().err
+    shapes = {
+        split: {int(name.split("/")[1]) // 10 for name in read(tmp_path / "out", split)}
+        for split in ("train", "validation")
+    }
+    assert len(shapes["train"]) == 3
+    assert len(shapes["validation"]) == 1
+    assert not shapes["train"] & shapes["validation"]
+
+
+def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
+    options = ["--num-pairs", 4, "--validation", 0.25, "--num-workers", 1]
+    assert run("default", *options, "-o", tmp_path / "out") == 0
+    assert len(read(tmp_path / "out", "train")) == 3
+    assert len(read(tmp_path / "out", "validation")) == 1
+
+
+@pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
+def test_the_default_dataset_has_the_requested_share_of_scenes(
+    tmp_path: Path, share: int, all_are_scenes: bool
+) -> None:
+    options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
+    assert run("default", *options, "-o", tmp_path / "out") == 0
+    are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]
+    assert are_scenes == [all_are_scenes] * 3

@@ -1,0 +1,99 @@
+"""Writing pair datasets: what is read back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from test_pair_dataset import UTM, cloud, pairs
+
+from pointup.datasets.pair_dataset import (
+    Pair,
+    PairDataset,
+    open_pairs,
+    open_samples,
+    write_pairs,
+)
+from pointup.errors import DataError, FileError
+
+
+def test_pairs_are_read_as_they_were_written(tmp_path):
+    full = Pair(
+        "tile",
+        cloud(5),
+        cloud(7, 1),
+        origin=UTM + 0.123,
+        target_normals=cloud(7, 2),
+        resample=cloud(9, 3),
+        vertical=False,
+        surface="tile.npz",
+    )
+    write_pairs([full, *pairs(3)], pairs(2, "v"), tmp_path / "pairs", {"made_by": "test"})
+    dataset = open_pairs(tmp_path / "pairs", "train")
+    row = dataset[0]
+    for column in ("source", "target", "target_normals", "resample", "origin"):
+        assert np.array_equal(row[column], getattr(full, column)), column
+    assert (row["num_source"], row["num_target"], row["surface"]) == (5, 7, "tile.npz")
+
+    samples = PairDataset(open_samples(tmp_path / "pairs", "train"))
+    assert samples.sizes.tolist() == [12, 3 + 8, 4 + 10, 5 + 12]
+    assert list(samples.names) == ["tile", "p0", "p1", "p2"]
+    first, second = samples[(0, 0)], samples[1]
+    assert np.array_equal(first.pos, full.source)
+    assert np.array_equal(first.resample, full.resample)
+    assert (first.name, first.index, first.vertical) == ("tile", 0, False)
+    assert "resample" not in second
+    assert "target_normals" not in second
+    assert second.vertical
+
+    assert open_pairs(tmp_path / "pairs", "validation")["name"][:] == ["v0", "v1"]
+    info = json.loads((tmp_path / "pairs" / "pointup.json").read_text())
+    assert info["made_by"] == "test" and info["contents"].keys() == {"train", "validation"}
+    assert sorted(datasets.load_from_disk(tmp_path / "pairs")) == ["train", "validation"]
+
+
+def test_surfaces_are_saved_beside_the_pairs(tmp_path):
+    class Surface:
+        def save(self, path: Path) -> None:
+            path.write_text("surface")
+
+    write_pairs(pairs(1), [], tmp_path / "pairs", {}, surfaces={"p0.npz": Surface()})
+    assert (tmp_path / "pairs" / "surfaces" / "p0.npz").read_text() == "surface"
+
+
+def test_writing_that_fails_leaves_nothing_behind(tmp_path):
+    def broken() -> Iterator[Pair]:
+        yield from pairs(2)
+        raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="disk on fire"):
+        write_pairs(broken(), [], tmp_path / "pairs", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_directory_is_not_overwritten(tmp_path):
+    write_pairs(pairs(1), [], tmp_path / "pairs", {})
+    with pytest.raises(FileError, match="exists already"):
+        write_pairs(pairs(2), [], tmp_path / "pairs", {})
+    assert len(open_pairs(tmp_path / "pairs", "train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (Pair("flat", np.zeros((4, 2)), cloud(3)), r"flat: source has shape \(4, 2\)"),
+        (Pair("n", cloud(3), cloud(4), target_normals=cloud(3)), "n: 3 normals for 4"),
+    ],
+)
+def test_a_pair_of_a_wrong_shape_is_named(tmp_path, pair, message):
+    with pytest.raises(DataError, match=message):
+        write_pairs([pair], [], tmp_path / "pairs", {})
+
+
+def test_no_training_pairs_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no training pairs"):
+        write_pairs([], pairs(1), tmp_path / "pairs", {})

@@ -1,0 +1,168 @@
+"""`pointup upsample` on parts: bounds, shards, and calls that continue where others stopped."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+from copc_files import write_copc
+
+from pointup.cli.main import main
+from pointup.cli.upsample import selection
+from pointup.io.files import read_points
+from pointup.model.upsampler import Upsampler
+
+CORNER = np.array([500_000.0, 4_000_000.0, 10.0])
+WIDTH = 40.0
+
+
+def surface(number: int, seed: int, width: float = 3 * WIDTH) -> np.ndarray:
+    xy = np.random.default_rng(seed).random((number, 2)) * [width, WIDTH]
+    z = 2 * np.sin(xy[:, 0] / 7) + xy[:, 1] / 20
+    return (CORNER + np.column_stack([xy, z])).round(3)
+
+
+def write_las(path: Path, points: np.ndarray) -> None:
+    header = laspy.LasHeader(point_format=6, version="1.4")
+    header.scales, header.offsets = [0.001] * 3, CORNER
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = points.T
+    las.write(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from runs import SMALL
+
+    folder = tmp_path_factory.mktemp("model")
+    Upsampler(**asdict(SMALL)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tiles(tmp_path: Path) -> Path:
+    """Three files side by side in a row, one survey."""
+    points = surface(1200, 0)
+    (tmp_path / "tiles").mkdir()
+    column = ((points[:, 0] - CORNER[0]) // WIDTH).astype(int)
+    for i in range(3):
+        write_las(tmp_path / "tiles" / f"{i}.las", points[column == i])
+    return tmp_path / "tiles"
+
+
+def upsample(model: Path, *words: object) -> int:
+    arguments = ("upsample", *words, "--model", model, "--ratio", 2)
+    return main([str(word) for word in arguments])
+
+
+def rows(path: Path) -> set[tuple[float, ...]]:
+    return set(map(tuple, read_points(path, attributes=False).positions.tolist()))
+
+
+def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_the_whole(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "MARGIN", 12.0)
+    write_copc(tmp_path / "a.copc.laz", surface(6000, 1), node_points=60)
+    bounds = (500_050, 4_000_010, 500_060, 4_000_020)
+    read, real = [], __import__("lazrs").decompress_points_with_chunk_table
+
+    def counted(chunks: bytes, *rest: object) -> None:
+        read.append(len(chunks))
+        real(chunks, *rest)
+
+    monkeypatch.setattr("lazrs.decompress_points_with_chunk_table", counted)
+    words = (tmp_path / "a.copc.laz", "-o")
+    assert upsample(model, *words, tmp_path / "part.las", "--bounds", *bounds) == 0
+    # Once with the margin, once for the originals.
+    assert read and max(read) < 0.4 * (tmp_path / "a.copc.laz").stat().st_size
+    assert upsample(model, *words, tmp_path / "whole.las") == 0
+    part, whole = rows(tmp_path / "part.las"), rows(tmp_path / "whole.las")
+    originals = rows(tmp_path / "a.copc.laz")
+    xy = np.array(sorted(part))[:, :2]
+    assert (xy >= bounds[:2]).all() and (xy < bounds[2:]).all()
+    inside = {
+        p for p in whole if all(np.array(p[:2]) >= bounds[:2]) and all(p[:2] < np.array(bounds[2:]))
+    }
+    assert part & originals == inside & originals
+    assert len(part) == pytest.approx(len(inside), rel=0.05)
+    # The grid of the target counts begins at the corner of what is read, so that new points lie
+    # elsewhere than those of the whole, in the same number.
+    assert not (part - originals) & originals and len(part - originals) > 50
+
+
+def test_bounds_leave_out_files_outside_and_read_those_near(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bounds = (500_002, 4_000_000, 500_039, 4_000_020)
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *bounds) == 0
+    assert [p.name for p in sorted((tmp_path / "out").glob("*.las"))] == ["0.las"]
+    assert "1 files written" in capsys.readouterr().out
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", 0, 0, 1, 1) == 1
+    assert "the files span x 500000" in capsys.readouterr().err
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", 2, 0, 1, 1) == 1
+    assert "XMIN below XMAX" in capsys.readouterr().err
+
+
+def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ("-o", tmp_path / "whole")
+    assert upsample(model, tiles, *whole) == 0
+    capsys.readouterr()
+    assert upsample(model, tiles, *whole) == 0
+    assert "0 files written, 3 skipped" in capsys.readouterr().out
+    assert upsample(model, tiles, *whole, "--redo") == 0
+    assert "3 files written:" in capsys.readouterr().out
+    seen: list[set[str]] = []
+    for k in (1, 2, 3):
+        assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", f"{k}/3") == 0
+        seen.append({p.name for p in (tmp_path / "out").glob("*.las")})
+    assert [len(names) for names in seen] == [1, 2, 3]
+    for i in range(3):
+        name = f"{i}.las"
+        sharded, at_once = rows(tmp_path / "out" / name), rows(tmp_path / "whole" / name)
+        assert rows(tiles / name) <= sharded
+        assert len(sharded) == pytest.approx(len(at_once), rel=0.03)
+        assert len(sharded & at_once) > 0.8 * len(at_once)
+
+
+def test_a_second_call_skips_what_is_written_and_says_so(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert upsample(model, tiles, "-o", out, "--separate") == 0
+    assert "3 files written: from 1,200 to 2,400 points" in capsys.readouterr().out
+    times = {p.name: p.stat().st_mtime_ns for p in out.glob("*.las")}
+
+    def rewritten() -> set[str]:
+        now = {p.name: p.stat().st_mtime_ns for p in out.glob("*.las")}
+        changed = {name for name in now if now[name] != times.get(name)}
+        times.update(now)
+        return changed
+
+    (out / "1.las").unlink()
+    assert upsample(model, tiles, "-o", out, "--separate") == 0
+    text = capsys.readouterr().out
+    assert rewritten() == {"1.las"}
+    assert f"{tiles / '0.las'}: already written, skipped: {out / '0.las'}" in text
+    assert "1 files written, 2 skipped, which were already written (see --redo)" in text
+
+    (out / "2.las").write_bytes(b"cut short")
+    assert upsample(model, tiles, "-o", out, "--separate") == 0
+    assert rewritten() == {"2.las"}
+    write_las(tiles / "0.las", surface(300, 5, WIDTH))
+    assert upsample(model, tiles, "-o", out, "--separate") == 0
+    assert rewritten() == {"0.las"}
+    assert upsample(model, tiles, "-o", out, "--separate", "--seed", 1) == 0
+    assert len(rewritten()) == 3, "other options"
+
+
+def test_an_impossible_shard_is_refused(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "0/3") == 1
+    assert "--shard 0/3: give K/N" in capsys.readouterr().err
