@@ -88,7 +88,8 @@ class ModelConfig:
     density_exponent: float = 0.7
     """Exponent of the predicted quotas (share of the output per input point) by which the first
     pass of `pointup upsample` distributes new points: 1 follows the prediction, 0 keeps differences
-    in density as measured. No weight depends on it: it can be changed in the config.json of a
+    in density as measured. With `predict_error` quotas follow from the errors: in inverse
+    proportion to their square. No weight depends on it: it can be changed in the config.json of a
     trained model."""
     oversampling: float = 1.0
     """Candidates per output point that `pointup upsample` computes in a second pass, over the

@@ -1,7 +1,7 @@
 """Local ground below a survey: keeps new points above it, and decides which are ground points.
 
-Measured points are sorted into square cells of a few points each, and into coarser cells of two,
-four and eight times the side. In the 3 x 3 cells around a place, a plane is fitted to the points of
+Measured points are sorted into square cells of a few points each, and into coarser cells of two
+and four times the side. In the 3 x 3 cells around a place, a plane is fitted to the points of
 class 2 if there are enough of them, else to the lowest point of each cell. Where no return around a
 place is near the plane of the coarser cells, as below a dense crown or on a roof, no return came
 from the ground there: the coarser cells describe it. Cells start at the anchor of the cloud, so
@@ -20,12 +20,14 @@ CLASSIFICATION = "classification"
 
 _POINTS_PER_CELL = 4
 # Sides of the coarse cells, in cells, from coarse to fine.
-_COARSE = (8, 4, 2)
+_COARSE = (4, 2)
 # Cells of the largest size around a place on which its ground depends.
-_MARGIN = 4
+_MARGIN = 7
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
 # coarser cells of their plane.
 _TOLERANCE = 0.5
+# Fits of the planes of the coarsest cells; lowest returns far above one are left out of the next.
+_FITS = 3
 # A point is on the ground if its height above the plane is at most this many standard deviations of
 # the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
@@ -34,44 +36,61 @@ _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
 class _Level:
     """Planes and lowest returns in the 3 x 3 cells around each cell of a raster.
 
-    `coarser` decides which of the lowest returns came from the ground; None: all of them, but for
-    the very lowest of a cell with many points.
+    `low_returns` (L,) are the lowest points of small cells. `coarser` decides which of the lowest
+    returns came from the ground; None: all of them, but for the very lowest of a cell with many.
 
     Attributes:
         planes: (C, 3), see `Raster.planes`.
         deviation: (C,) standard deviation of the points of class 2 there, NaN with too few.
         lowest: (C,) height of the lowest return, inf without one.
         below: (C,) lowest height of a return relative to the plane of its cell, -inf without plane.
-        has_ground: (C,) whether a return came from the ground.
+        has_plane: (C,) whether enough returns came from the ground.
     """
 
     def __init__(
-        self, raster: Raster, points: np.ndarray, is_ground: np.ndarray, coarser: _Level | None
+        self,
+        raster: Raster,
+        points: np.ndarray,
+        is_ground: np.ndarray,
+        low_returns: np.ndarray,
+        coarser: _Level | None,
     ) -> None:
         self.raster, self._coarser = raster, coarser
-        cell = raster.cells(points)
-        lowest = raster.lowest(points[:, 2], cell)
-        # Empty cells have infinite height, so that they are never the lowest.
-        heights = np.append(points[:, 2], np.inf)[lowest]
-        self.lowest = raster.around(heights, np.inf, np.minimum)
-        if coarser is None:
-            from_ground = raster.lowest(points[:, 2], cell, robust=True)
-            from_ground = from_ground[from_ground >= 0]
-        else:
-            found = lowest[lowest >= 0]
-            from_ground = found[coarser.is_near(points[found]) | is_ground[found]]
-        planes, _, enough = raster.planes(points[from_ground])
+        lowest = raster.lowest(
+            points[low_returns, 2], raster.cells(points[low_returns]), robust=coarser is None
+        )
+        from_ground = low_returns[lowest[lowest >= 0]]
+        if coarser is not None:
+            near = coarser.is_near(points[from_ground]) | is_ground[from_ground]
+            from_ground = from_ground[near]
+        num_fits = _FITS if coarser is None else 1
+        planes, enough = self._fit(points, from_ground, num_fits)
         by_class, deviation, known = raster.planes(points[is_ground])
         self.planes = np.where(known[:, None], by_class, planes)
         self.deviation = np.where(known, deviation, np.nan)
-        self._has_plane = enough | known
+        self.has_plane = enough | known
+        cell = raster.cells(points)
+        self.lowest = raster.minimum(points[:, 2], cell)
         height = points[:, 2] - raster.height_of(self.planes, points, cell)
-        deepest = raster.lowest(height, cell)
-        below = raster.around(np.append(height, np.inf)[deepest], np.inf, np.minimum)
-        self.below = np.where(self._has_plane, below, -np.inf)
-        has_ground = np.zeros(len(raster), dtype=bool)
-        has_ground[cell[from_ground]] = True
-        self.has_ground = known | raster.around(has_ground, False, np.logical_or)
+        self.below = np.where(self.has_plane, raster.minimum(height, cell), -np.inf)
+
+    def _fit(
+        self, points: np.ndarray, from_ground: np.ndarray, num_fits: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Planes through the lowest returns `from_ground`, and the mask of `Raster.planes`.
+
+        Returns that lie far above a fit are left out of the next one.
+        """
+        for _ in range(num_fits):
+            lowest = points[from_ground]
+            planes, _, enough = self.raster.planes(lowest)
+            cell = self.raster.cells(lowest)
+            above = lowest[:, 2] - self.raster.height_of(planes, lowest, cell)
+            is_ground = (above <= _TOLERANCE * self.raster.side) | ~enough[cell]
+            if is_ground.all():
+                break
+            from_ground = from_ground[is_ground]
+        return planes, enough
 
     def is_near(self, points: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) are near the plane of their cell, or of the coarser one if it has
@@ -79,15 +98,15 @@ class _Level:
         cell = self.raster.cells(points)
         height = np.abs(points[:, 2] - self.raster.height_of(self.planes, points, cell))
         otherwise = True if self._coarser is None else self._coarser.is_near(points)
-        return np.where(self._has_plane[cell], height <= _TOLERANCE * self.raster.side, otherwise)
+        return np.where(self.has_plane[cell], height <= _TOLERANCE * self.raster.side, otherwise)
 
     def floor(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest allowed height (Q,) of points (Q, 3), and whether it is known from the ground."""
+        """Lowest allowed height (Q,) of points (Q, 3), and whether it follows the ground there."""
         cell = self.raster.cells(points)
         plane = self.raster.height_of(self.planes, points, cell) + self.below[cell]
         lowest = self.lowest[cell]
         floor = np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
-        return floor, self.has_ground[cell]
+        return floor, self.has_plane[cell]
 
 
 class Ground:
@@ -103,23 +122,22 @@ class Ground:
         )
         finest = Raster(side, largest * first, largest * shape)
         lowest = finest.lowest(points[:, 2], finest.cells(points))
-        # Coarse cells are described by the lowest returns of the small ones, to save time.
-        lowest = lowest[lowest >= 0]
-        coarser = None
+        low_returns = lowest[lowest >= 0]
         self._levels: list[_Level] = []
-        for factor in _COARSE:
+        for factor in (*_COARSE, 1):
             scale = largest // factor
             raster = Raster(factor * side, scale * first, scale * shape)
-            coarser = _Level(raster, points[lowest], is_ground[lowest], coarser)
-            self._levels.insert(0, coarser)
-        self._levels.insert(0, _Level(finest, points, is_ground, coarser))
+            coarser = self._levels[0] if self._levels else None
+            level = _Level(raster, points, is_ground, low_returns, coarser)
+            self._levels.insert(0, level)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         """Lowest allowed height (Q,) of new points at (Q, 3).
 
         It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
-        plus the lowest height of a return relative to it. The cells are the smallest in which a
-        return came from the ground. It is -inf without returns.
+        plus the lowest height of a return relative to it. The cells are the smallest in which
+        enough returns came from the ground for a plane, or those of the finest raster where there
+        are none. It is -inf without returns.
         """
         floor, known = self._levels[0].floor(points)
         for level in self._levels[1:]:

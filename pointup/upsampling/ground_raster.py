@@ -7,7 +7,7 @@ import numpy as np
 # Smallest number of points for a plane.
 _LEAST_POINTS = 5
 # With so many points, a cell still has several on the ground without the lowest.
-_MANY = 16
+_MANY = 12
 
 
 class Raster:
@@ -43,6 +43,15 @@ class Raster:
         lowest = np.full(len(self), -1, dtype=np.int64)
         lowest[cells] = order[place]
         return lowest
+
+    def minimum(self, values: np.ndarray, cell: np.ndarray) -> np.ndarray:
+        """Smallest of the values (N,) in the 3 x 3 cells around each cell (C,); inf without any.
+
+        `cell`: (N,) the cell of each value.
+        """
+        smallest = np.full(len(self), np.inf)
+        np.minimum.at(smallest, cell, values)
+        return self.around(smallest, np.inf, np.minimum)
 
     def around(self, values: np.ndarray, nothing: float, combine: np.ufunc) -> np.ndarray:
         """Values (C, F) or (C,) of the 3 x 3 cells around each cell, combined.

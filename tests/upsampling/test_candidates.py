@@ -58,6 +58,20 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
         assert np.isclose(found.distance, nearest, atol=1e-5).mean() > 0.9
 
 
+def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store: StoreMaker) -> None:
+    """A point whose candidates have twice the error gets a quarter of the points."""
+    model = small_model(noise=0.1, **FOREST, error_exponent=1.0)
+    store = make_store(sheet(300), block_size=300)
+    region = Region(store, 0, 1)
+    core = region.places(0)
+    num_slots = np.where(np.arange(len(core)) % 3 == 0, 4, 9)
+    found = make_candidates(model, region, core, num_slots, CPU, 300, SingleProcess().barrier())
+    density = np.where(found.distance > 0, found.error.astype(np.float64) ** -2, 0.0)
+    expected = np.log(np.bincount(found.parent, density) / num_slots)
+    assert found.quota.std() > 0.1
+    assert np.allclose(found.quota, expected, atol=1e-4)
+
+
 def test_points_may_have_different_numbers_of_children(make_store: StoreMaker) -> None:
     model, store = small_model(noise=0.1), make_store(sheet(300), block_size=400)
     region = Region(store, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from pointup.geometry.columns import columns_of, drops
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import LocalGeometry, local_geometry
 from pointup.geometry.midpoints import slot_ranks
+from pointup.model.children import LARGEST_LOG_ERROR
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.single_pass.neighborhood import Neighborhood, gather_neighborhood
@@ -175,25 +177,38 @@ def _run(
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
+    quota = model.quota_logits(features, geometry)
     offsets, distances, errors = [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
         children = model.place_children(pos, rows, index, tables, g, normals, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
         if config.predict_error:
-            error = children[..., 3].mul(config.error_exponent).exp()
-            children = children[..., :3]
+            log_error, children = children[..., 3], children[..., :3]
+            error = log_error.mul(config.error_exponent).exp()
         offset = children - pos[rows].unsqueeze(1)
         distance, is_near = _distance_to_points(offset, rows, slot_index, pos, reach, geometry)
         # An offset that is not finite is out of reach. It is kept, so that the caller reports it.
         is_copy = (index < 0) | (~is_near & offset.isfinite().all(-1))
+        if config.predict_error:
+            quota[rows] = _quota_of_errors(log_error.masked_fill(is_copy, torch.inf))
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
         errors.append(error.flatten().cpu())
-    quota = model.quota_logits(features, geometry)
     of_parents = (values[: len(num_slots)].cpu() for values in (spacing[:, 0], reach, quota))
     of_children = (torch.cat(values) for values in (offsets, distances, errors))
     return tuple(values.numpy() for values in (*of_children, *of_parents))
+
+
+def _quota_of_errors(log_error: Tensor) -> Tensor:
+    """Quotas (n,) of points from the log errors (n, R) of their candidates, inf for copies.
+
+    Thinning of the whole cloud keeps candidates farther apart than a radius times their error: on a
+    surface, a number in inverse proportion to the square of the error.
+    """
+    num_slots = log_error.shape[1]
+    lowest = log_error.new_full((), -2 * LARGEST_LOG_ERROR)
+    return torch.logsumexp(-2 * log_error, dim=1).maximum(lowest) - math.log(num_slots)
 
 
 def _calls(num_slots: np.ndarray, children_per_call: int) -> list[tuple[slice, int]]:
