@@ -50,7 +50,8 @@ def digest(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Names in a folder, without the record of the files that were upsampled."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".upsampled")
 
 
 def is_one_line(text: str) -> bool:

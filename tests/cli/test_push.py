@@ -64,7 +64,7 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
 
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:
     changed = TrainConfig(
-        data=None, output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
+        data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
         train_only=("offset",), log_with=("tensorboard", "wandb"),
     )  # fmt: skip
     options = as_dict(changed)

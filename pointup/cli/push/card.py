@@ -20,13 +20,14 @@ from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
 from pointup.training.command_line import flag_of
 from pointup.training.config import option
+from pointup.training.data_sources import DataSource, data_sources
 from pointup.training.tracking.tables import ROW_LABELS
 
 TAGS = ["point-cloud", "upsampling", "lidar"]
 SHOWN_METRICS = ("chamfer", "hausdorff", "cd", "hd", "p2f", "spacing_cv")
 LIMITS = (
-    "New points are estimates between measured ones, within 1.5 local spacings of them; they are "
-    "no measurements, and gaps are not filled.",
+    "New points are estimates, at most `reach` (config.json) local spacings from measured ones. "
+    "They are no measurements, and gaps are not filled.",
     "The figures are those of validation data that were prepared like the training data. On other "
     "sensors, densities and landscapes or shapes, measure before use: `pointup evaluate`.",
 )
@@ -100,8 +101,10 @@ def command_of_run(run: RunRecord) -> str:
     without its folder."""
     words = ["pointup", "train"]
     for name, (value, _) in differing_options([run]).items():
-        if name in ("initial_model", "data") and value is not None:
+        if name == "initial_model" and value is not None:
             value = _name(value)
+        if name == "data":
+            value = [_name(source.name) + _weight(source) for source in data_sources(value)]
         if value is not None:
             words += flag_of(option(name), value)
     return shlex.join(words)
@@ -150,11 +153,15 @@ def _figures(run: RunRecord) -> str:
 
 
 def _data(run: RunRecord) -> str:
-    data = run.options.get("data")
-    if data is None:
+    sources = data_sources(run.options.get("data") or ())
+    if not sources:
         return "Procedural shapes and scenes, which `pointup train` generates."
-    path = Path(data, "pointup.json")
-    lines = [f"Pairs of `{_name(data)}`."]
+    return "\n\n".join(_dataset(source) for source in sources)
+
+
+def _dataset(source: DataSource) -> str:
+    path = Path(source.name, "pointup.json")
+    lines = [f"Pairs of `{_name(source.name)}{_weight(source)}`."]
     if path.is_file():
         info = json.loads(path.read_text(encoding="utf-8"))
         sides = [name for side in ("inputs", "source", "target") for name in info.get(side, ())]
@@ -164,6 +171,11 @@ def _data(run: RunRecord) -> str:
         rows = (f"| {name.replace('_', ' ')} | {_cell(value)} |" for name, value in known.items())
         lines += ["", "| | |", "|---|---|", *rows]
     return "\n".join(lines)
+
+
+def _weight(source: DataSource) -> str:
+    """The weight as `--data` has it, nothing for a weight of 1."""
+    return "" if source.weight == 1 else f"={source.weight:g}"
 
 
 def _training(run: RunRecord, upsampler: Upsampler) -> str:

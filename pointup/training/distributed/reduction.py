@@ -89,16 +89,16 @@ class StepReduction:
         self.num_weights = sum(self.sizes)
         # After the gradients: sum of losses, clouds, tokens, stop, elapsed seconds, out-of-memory
         # errors, unreadable samples, and two durations per process; then the sums of losses and the
-        # clouds of each dataset.
-        self.num_datasets = num_datasets
+        # clouds of each dataset. With one dataset these are the totals.
+        self.num_datasets = num_datasets if num_datasets > 1 else 0
         self.buffer = torch.zeros(
-            self.num_weights + 7 + 2 * accelerator.num_processes + 2 * num_datasets,
+            self.num_weights + 7 + 2 * accelerator.num_processes + 2 * self.num_datasets,
             dtype=widest_float(accelerator.device),
             device=accelerator.device,
         )
         self.no_gradient = torch.zeros(max(self.sizes, default=0), device=accelerator.device)
         self.num_clouds = self.num_tokens = 0
-        self.clouds_by_dataset = torch.zeros(num_datasets, dtype=torch.int64)
+        self.clouds_by_dataset = torch.zeros(self.num_datasets, dtype=torch.int64)
         self.busy_seconds = self.data_wait_seconds = 0.0
         self.data_seconds: Counter[str] = Counter()
         self.out_of_memory = 0
@@ -166,14 +166,15 @@ class StepReduction:
         # Concatenated, because one addition per parameter would launch a kernel for a few numbers.
         sums += torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
         self.drop_gradients()
-        datasets = torch.zeros(len(losses), dtype=torch.int64) if datasets is None else datasets
-        is_of = datasets == torch.arange(self.num_datasets)[:, None]
-        # Not `index_add_`, which adds in any order on a GPU; a loss that is not finite stays in its
-        # dataset.
-        own = torch.where(is_of.to(losses.device, non_blocking=True), losses, 0.0)
-        end = len(self.buffer) - self.num_datasets
-        self.buffer[end - self.num_datasets : end] += own.sum(1, dtype=self.buffer.dtype)
-        self.clouds_by_dataset += is_of.sum(1)
+        if self.num_datasets:
+            datasets = torch.zeros(len(losses)) if datasets is None else datasets
+            is_of = datasets == torch.arange(self.num_datasets)[:, None]
+            # Not `index_add_`, which adds in any order on a GPU; a loss that is not finite stays in
+            # its dataset.
+            own = torch.where(is_of.to(losses.device, non_blocking=True), losses, 0.0)
+            end = len(self.buffer) - self.num_datasets
+            self.buffer[end - self.num_datasets : end] += own.sum(1, dtype=self.buffer.dtype)
+            self.clouds_by_dataset += is_of.sum(1)
         self.num_clouds += len(losses)
         self.num_tokens += num_tokens
         # Not read here, because that would synchronise with the device.
@@ -216,12 +217,13 @@ class StepReduction:
         self.buffer[first : first + len(tail)].copy_(
             torch.tensor(tail, dtype=dtype), non_blocking=True
         )
-        self.buffer[-self.num_datasets :].copy_(self.clouds_by_dataset, non_blocking=True)
+        if self.num_datasets:
+            self.buffer[-self.num_datasets :].copy_(self.clouds_by_dataset, non_blocking=True)
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
         loss, *totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])
-        by_dataset = totals[len(tail) :]
-        counts = [round(number) for number in by_dataset[self.num_datasets :]]
+        by_dataset = totals[len(tail) :] if self.num_datasets else [loss, num_clouds]
+        counts = [round(number) for number in by_dataset[len(by_dataset) // 2 :]]
         mean = (reduced[: self.num_weights] / max(num_clouds, 1)).float()
         for parameter, part in zip(self.parameters, mean.split(self.sizes), strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
