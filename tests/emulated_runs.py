@@ -72,7 +72,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 def options(data: Path, run: Path, **more: Any) -> TrainConfig:
     given = {
-        "data": str(data), "output_dir": run, "steps": 2, "eval_every": 2, "save_every": 1,
+        "data": (str(data),), "output_dir": run, "steps": 2, "eval_every": 2, "save_every": 1,
         "log_every": 1, "num_workers": 0, "token_budget": 1500, "num_pictures": 0,
         "log_with": (), "model": SMALL, "warmup_steps": 1, "learning_rate": 1e-3,
     }  # fmt: skip
