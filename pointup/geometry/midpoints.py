@@ -58,12 +58,11 @@ def is_extrapolated(num_slots: int, extrapolation: bool) -> Tensor:
     return (slots > 0) & (slots % 2 == 0) & extrapolation
 
 
-def depths_of_slots(num_slots: int, descent: bool) -> Tensor:
+def depths_of_slots(num_slots: int) -> Tensor:
     """Depths (num_slots,) float32 of the anchors below the point, as a share of the drop to the
-    lowest point of its column: with `descent` that of every eighth slot, evenly spread over (0, 1);
-    0 for the others."""
+    lowest point of its column: for every eighth slot, evenly spread over (0, 1); for others 0."""
     order = torch.arange(num_slots, dtype=torch.float32).sub(7).div(8)
-    descends = (order >= 0) & (order == order.floor()) & descent
+    descends = (order >= 0) & (order == order.floor())
     return torch.where(descends, (0.5 + _GOLDEN * order) % 1.0, 0.0)
 
 

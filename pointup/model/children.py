@@ -109,9 +109,10 @@ class ChildDecoder(PointEncoder):
         if extrapolation:
             of_slots = to_device(is_extrapolated(num_slots, extrapolation), pos.device)
             beyond = of_slots.expand(num_points, -1)
-        descent = drop is not None
+        descent = self.config.descent
+        assert (drop is not None) == descent
         if drop is not None:
-            shares = to_device(depths_of_slots(num_slots, descent), pos.device)
+            shares = to_device(depths_of_slots(num_slots), pos.device)
             depth_in_spacings = shares * (drop[rows] / geometry.spacing)
             below = (shares > 0).expand(num_points, -1)
             down = torch.zeros_like(pos[0])

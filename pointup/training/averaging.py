@@ -50,16 +50,15 @@ class WeightAverage:
         return {"num_steps": self.num_steps, "weights": self.model.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continue from `state`; with None, an average starts from the present weights.
+        """Continue from `state`.
 
-        Raises ValueError if an averaged weight is not finite, RuntimeError if it doesn't fit.
+        Raises ValueError if `state` has no average, or an averaged weight is not finite,
+        RuntimeError if a weight doesn't fit.
         """
         if self.decay is None:
             return
         if state is None:
-            self.num_steps = 0
-            self.model.load_state_dict(self.weights.state_dict())
-            return
+            raise ValueError("optimizer.pt has no average of the weights")
         for name, values in state["weights"].items():
             if not values.isfinite().all():
                 raise ValueError(f"optimizer.pt has an average of {name} that is not finite")

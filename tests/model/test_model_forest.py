@@ -77,9 +77,9 @@ def test_descent_needs_columns() -> None:
 
 
 def test_depths_are_spread_evenly_however_many_slots_there_are() -> None:
-    assert not depths_of_slots(100, descent=False).any()
+    assert not depths_of_slots(7).any()
     for num_slots in (8, 16, 40, 128):
-        depths = depths_of_slots(num_slots, descent=True)
+        depths = depths_of_slots(num_slots)
         found = depths[7::8].sort().values
         assert len(found) == num_slots // 8 and (depths > 0).sum() == len(found)
         edges = torch.cat([torch.zeros(1), found, torch.ones(1)])

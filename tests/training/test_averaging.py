@@ -90,6 +90,11 @@ def test_an_average_that_is_not_finite_is_refused() -> None:
         WeightAverage(weights, 0.9).load_state_dict(state)
 
 
+def test_a_checkpoint_without_an_average_is_refused() -> None:
+    with pytest.raises(ValueError, match="no average of the weights"):
+        WeightAverage(Upsampler(**SMALL.__dict__), 0.9).load_state_dict(None)
+
+
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.5, 2.0])
 def test_a_decay_outside_of_its_range_is_refused(decay: float) -> None:
     with pytest.raises(ConfigError, match=r"--ema-decay is .* between 0 and 1"):

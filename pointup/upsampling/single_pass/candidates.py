@@ -177,20 +177,22 @@ def _run(
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
-    quota = model.quota_logits(features, geometry)
+    # With predicted errors, those of each call follow below.
+    by_error = config.predict_error
+    quota = pos.new_zeros(len(pos)) if by_error else model.quota_logits(features, geometry)
     offsets, distances, errors = [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
         children = model.place_children(pos, rows, index, tables, g, normals, geometry, drop=drop)
         error = children.new_ones(children.shape[:2])
-        if config.predict_error:
+        if by_error:
             log_error, children = children[..., 3], children[..., :3]
             error = log_error.mul(config.error_exponent).exp()
         offset = children - pos[rows].unsqueeze(1)
         distance, is_near = _distance_to_points(offset, rows, slot_index, pos, reach, geometry)
         # An offset that is not finite is out of reach. It is kept, so that the caller reports it.
         is_copy = (index < 0) | (~is_near & offset.isfinite().all(-1))
-        if config.predict_error:
+        if by_error:
             quota[rows] = _quota_of_errors(log_error.masked_fill(is_copy, torch.inf))
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
