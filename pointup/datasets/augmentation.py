@@ -38,13 +38,14 @@ def crop_pair(
 
 
 def augment_pair(
-    clouds: dict[str, np.ndarray], vertical: bool, rng: np.random.Generator
+    clouds: dict[str, np.ndarray], vertical: bool, rng: np.random.Generator, noise: float = 0.0
 ) -> dict[str, np.ndarray]:
     """Rotate, mirror and scale a pair about the mean of its source, and jitter the source.
 
     `clouds` maps `source`, `target` and optional columns to (N, 3) float32. `target_normals` are
     directions: they are rotated and mirrored only. The jitter is Gaussian noise with a standard
-    deviation of 0.01 of the source's point spacing.
+    deviation of 0.01 of the source's point spacing, or drawn evenly from 0.01 to `noise` if that is
+    larger.
     """
     rotation = random_rotation(rng, vertical)
     scale = rng.uniform(*SCALES)
@@ -57,7 +58,9 @@ def augment_pair(
         name: points @ turn if name == "target_normals" else points @ similarity + shift
         for name, points in clouds.items()
     }
-    sigma = np.float32(JITTER * scale * estimate_spacing(source, rng))
+    spacing = scale * estimate_spacing(source, rng)
+    share = rng.uniform(JITTER, noise) if noise > JITTER else JITTER
+    sigma = np.float32(share * spacing)
     moved["source"] += sigma * rng.standard_normal(source.shape, dtype=np.float32)
     return moved
 

@@ -29,7 +29,8 @@ class Sampling:
     which takes these in turn. The target has round(ratio * num_source) points by Poisson-disk
     sampling, with normals. With `num_patches` > 0, each pair is a patch: the points of source,
     target and second sampling in one ball around a random source point, which holds `patch_size`
-    source points.
+    source points. The source gets Gaussian noise, whose standard deviation is drawn for each sample
+    from the range `noise`.
 
     Raises ConfigError for impossible values.
     """
@@ -39,6 +40,7 @@ class Sampling:
     pattern: str
     num_patches: int = 0
     patch_size: int = 256
+    noise: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         if self.pattern not in MESH_PATTERNS:
@@ -55,6 +57,10 @@ class Sampling:
             raise ConfigError(
                 f"patch size {self.patch_size}: must be 1 to {self.num_source}, the source's points"
             )
+
+        low, high = self.noise
+        if not 0 <= low <= high < 1:
+            raise ConfigError(f"noise {low:g} to {high:g}: must lie in [0, 1), lowest first")
 
     @property
     def num_patterns(self) -> int:
@@ -102,6 +108,8 @@ def surface_pairs(
         source = draw_source(surface, sampling.num_source, kind, rng)
         target, normals = surface.poisson_disk(round(sampling.ratio * sampling.num_source), rng)
         second = surface.poisson_disk(len(target), rng)[0] if resample else None
+        if sampling.noise[1]:
+            source = source + rng.uniform(*sampling.noise) * rng.standard_normal(source.shape)
         whole = Pair(
             name=f"{name}/{sample}-{kind}",
             source=source.astype(np.float32),

@@ -61,6 +61,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         samples: Samples | JoinedSamples,
         seed: int = 0,
         augment: bool = False,
+        noise: float = 0.0,
         keep: Sequence[int] | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> None:
@@ -69,6 +70,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         self.samples = samples if keep is None else samples.select(np.asarray(keep, np.int64))
         self.seed = seed
         self.augment = augment
+        self.noise = noise
         # Together 8 bytes a sample: all that a process holds of a dataset beside its plan.
         self.num_source = self.samples.array("num_source")
         self.full_sizes = self.num_source + self.samples.array("num_target")
@@ -99,7 +101,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             if self.max_tokens is not None:
                 clouds = crop_pair(clouds, self.max_tokens, rng)
             if self.augment:
-                clouds = augment_pair(clouds, vertical, rng)
+                clouds = augment_pair(clouds, vertical, rng, self.noise)
         is_augmented = time.perf_counter()
         clouds = in_spatial_order(clouds)
         tensors = {name: torch.from_numpy(points) for name, points in clouds.items()}

@@ -102,7 +102,8 @@ class DrawnShapes:
     round(ratio * num_source) points. The source has `num_source` points, Poisson-disk or random by
     `pattern`. A mesh is first centred on its bounding box and scaled to furthest distance 1. The
     samplings depend only on the name of the file and the number of the sampling, and the truth does
-    not depend on the pattern.
+    not depend on the pattern. `noise` is the standard deviation of Gaussian noise on the source, as
+    a share of that distance.
     """
 
     meshes: Path
@@ -110,8 +111,11 @@ class DrawnShapes:
     ratio: float = 4.0
     num_seeds: int = 1
     pattern: Pattern = "poisson"
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.noise < 1:
+            raise ConfigError(f"noise {self.noise}: must lie in [0, 1)")
         if self.num_source < 2 or self.num_seeds < 1:
             raise ConfigError(
                 f"{self.num_source} points and {self.num_seeds} samplings: at least 2 and 1 needed"
@@ -128,10 +132,14 @@ class DrawnShapes:
             surface = read_mesh(path).normalized()
             for seed in range(self.num_seeds):
                 draw = surface.poisson_disk if self.pattern == "poisson" else surface.sample
+                source = draw(self.num_source, _generator(name, seed, self.pattern))[0]
+                if self.noise:
+                    random = _generator(name, seed, "noise")
+                    source = source + self.noise * random.standard_normal(source.shape)
                 yield Shape(
                     name,
                     truth=surface.poisson_disk(num_truth, _generator(name, seed, "truth"))[0],
-                    source=draw(self.num_source, _generator(name, seed, self.pattern))[0],
+                    source=source,
                     second=surface.poisson_disk(num_truth, _generator(name, seed, "second"))[0],
                     surface=surface,
                     seed=seed,

@@ -96,20 +96,24 @@ def evaluate_shape(
     shape: Shape,
     upsampler: Upsampler | None,
     protocol: Protocol = "pu-gcn",
+    denoise: bool = False,
 ) -> dict[str, Figures]:
     """Figures of the clouds of `clouds_of_shape`, by row."""
     return {
         row: measure_shape(points, shape, protocol)
-        for row, points in clouds_of_shape(shape, upsampler).items()
+        for row, points in clouds_of_shape(shape, upsampler, denoise).items()
     }
 
 
-def clouds_of_shape(shape: Shape, upsampler: Upsampler | None) -> dict[str, np.ndarray]:
+def clouds_of_shape(
+    shape: Shape, upsampler: Upsampler | None, denoise: bool = False
+) -> dict[str, np.ndarray]:
     """Clouds (N, 3) of the rows "model", "prediction", "midpoints" (no network) and "resampled".
 
     Rows whose cloud is not available are left out. The ratio is that of the truth to the source.
     Model and midpoint baseline upsample in the passes of `pass_ratios`: 16x is 4x twice, as in the
-    PU-GCN protocol. The cloud of the model is the output of `pointup upsample`.
+    PU-GCN protocol. The cloud of the model is the output of `pointup upsample`, or with `denoise`
+    of `pointup upsample --denoise`.
     """
     clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
@@ -121,20 +125,22 @@ def clouds_of_shape(shape: Shape, upsampler: Upsampler | None) -> dict[str, np.n
             )
         clouds["midpoints"] = upsample_shape(shape.source, ratio, None)
         if upsampler is not None:
-            clouds = {"model": upsample_shape(shape.source, ratio, upsampler), **clouds}
+            clouds = {"model": upsample_shape(shape.source, ratio, upsampler, denoise), **clouds}
     clouds["resampled"] = shape.second
     return {row: points for row, points in clouds.items() if points is not None}
 
 
-def upsample_shape(source: np.ndarray, ratio: float, upsampler: Upsampler | None) -> np.ndarray:
+def upsample_shape(
+    source: np.ndarray, ratio: float, upsampler: Upsampler | None, denoise: bool = False
+) -> np.ndarray:
     """Upsample a cloud (N, 3) to `round(ratio * N)` points, in the passes of `pass_ratios`.
 
-    With a model, as `pointup upsample` does, and with the points of the source kept. Without one,
-    by `midpoint_upsample` on the whole cloud.
+    With a model, as `pointup upsample` does. The points of the source are kept, or replaced with
+    `denoise`. Without a model, by `midpoint_upsample` on the whole cloud.
     """
     if upsampler is not None:
         device = next(upsampler.parameters()).device
-        return upsample(source, ratio, model=upsampler, device=device)
+        return upsample(source, ratio, model=upsampler, device=device, originals=not denoise)
     centre = source.mean(axis=0)
     pos, ptr = _pack(source - centre)
     for reached in np.cumprod(pass_ratios(ratio)).tolist():

@@ -79,6 +79,9 @@ class TrainConfig:
     """Largest upsampling ratio in training; pairs with a larger one are upsampled by this ratio."""
     augment: bool = True
     """Rotate, mirror, scale and jitter the training pairs."""
+    noise: float = 0.0
+    """Largest standard deviation of Gaussian noise on the sources of training pairs, in spacings of
+    the source. For each pair it is drawn anew from 0.01 to this number. Needs `augment`."""
     learning_rate: float = 3e-3
     """Peak learning rate of AdamW, at `reference_clouds` clouds per step."""
     lr_scaling: LrScaling = "none"
@@ -168,6 +171,7 @@ class TrainConfig:
                 raise ConfigError(f"{option(name)} is {value}; it must be greater than 0")
         not_negative = (
             "warmup_steps", "weight_decay", "num_workers", "num_pictures", "seed", "max_unreadable",
+            "noise",
         )  # fmt: skip
         for name in not_negative:
             if getattr(self, name) < 0:
@@ -179,6 +183,8 @@ class TrainConfig:
                 f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
                 "for --model.k neighbours in source and target"
             )
+        if self.noise and not self.augment:
+            raise ConfigError("--noise needs --augment")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"--ema-decay is {self.ema_decay}; it must lie between 0 and 1")
         for name in ("ratio", "max_ratio"):

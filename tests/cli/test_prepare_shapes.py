@@ -43,6 +43,26 @@ def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
     assert train == {"b/tetra", "other", "cad_1"}
 
 
+def test_sources_of_meshes_can_have_noise(meshes: Path, tmp_path: Path) -> None:
+    for noise in ("0", "0.01:0.02"):
+        options = [*SMALL, "--validation-meshes", meshes / "a", "--noise", noise]
+        assert run("meshes", meshes, *options, "-o", tmp_path / noise) == 0
+    for split in ("train", "validation"):
+        clean, noisy = (read(tmp_path / noise, split) for noise in ("0", "0.01:0.02"))
+        for name, pair in clean.items():
+            moved = np.subtract(noisy[name]["source"], pair["source"])
+            assert 0.005 < moved.std() < 0.03
+            assert np.array_equal(noisy[name]["target"], pair["target"])
+
+
+@pytest.mark.parametrize("noise", ["much", "1:2:3", "-1", "0.3:0.1"])
+def test_impossible_noise_is_refused(
+    noise: str, meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("meshes", meshes, f"--noise={noise}", "-o", tmp_path / "out") != 0
+    assert "noise" in capsys.readouterr().err
+
+
 def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     target = rng.random((40, 16, 3))

@@ -76,6 +76,22 @@ def test_the_spacing_equals_a_brute_force_within_the_sampling_error():
     assert estimate_spacing(points[:1], np.random.default_rng(0)) == 0
 
 
+def test_noise_is_drawn_evenly_up_to_its_largest_level():
+    rng = np.random.default_rng(3)
+    sphere = rng.standard_normal((600, 3))
+    sphere = (sphere / np.linalg.norm(sphere, axis=1, keepdims=True)).astype(np.float32)
+    spacing = np.median(cKDTree(sphere).query(sphere, 2)[0][:, 1])
+    levels = []
+    for seed in range(200):
+        # The target is the source without noise, moved likewise.
+        clouds = {"source": sphere, "target": sphere}
+        moved = augment_pair(clouds, False, np.random.default_rng(seed), noise=0.5)
+        scale = pdist(moved["target"][:50]).mean() / pdist(sphere[:50]).mean()
+        levels.append((moved["source"] - moved["target"]).std() / scale / spacing)
+    quartiles = np.quantile(levels, [0, 0.25, 0.5, 0.75, 1])
+    assert quartiles == pytest.approx([0.01, 0.13, 0.255, 0.38, 0.5], abs=0.1)
+
+
 def test_pairs_of_very_few_points_can_be_augmented():
     empty = np.empty((0, 3), np.float32)
     for source in (empty, empty + 0, np.ones((1, 3), np.float32), np.ones((5, 3), np.float32)):

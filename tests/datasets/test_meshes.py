@@ -54,6 +54,14 @@ def test_a_sampling_depends_only_on_seed_name_and_number() -> None:
     assert not np.array_equal(once[0].target, other[0].target)
 
 
+def test_noise_moves_the_source_alone() -> None:
+    clean, noisy = (sample(30, noise=noise) for noise in ((0.0, 0.0), (0.01, 0.03)))
+    levels = [(b.source - a.source).std() for a, b in zip(clean, noisy, strict=True)]
+    assert 0.008 < min(levels) < 0.013 and 0.026 < max(levels) < 0.034
+    for a, b in zip(clean, noisy, strict=True):
+        assert np.array_equal(a.target, b.target)
+
+
 def test_a_patch_is_the_same_ball_of_all_clouds() -> None:
     (whole,) = sample(resample=True)
     patches = sample(resample=True, num_patches=5, patch_size=12)
@@ -88,7 +96,15 @@ def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"ratio": 0.5}, {"pattern": "grid"}, {"num_source": 0}, {"num_patches": 1, "patch_size": 61}],
+    [
+        {"ratio": 0.5},
+        {"pattern": "grid"},
+        {"num_source": 0},
+        {"num_patches": 1, "patch_size": 61},
+        {"noise": (-0.1, 0.0)},
+        {"noise": (0.2, 0.1)},
+        {"noise": (0.0, float("nan"))},
+    ],
 )
 def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

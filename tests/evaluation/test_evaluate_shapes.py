@@ -198,6 +198,17 @@ def test_what_is_measured_of_a_model_is_what_the_command_writes(tmp_path: Path) 
     assert np.array_equal(made[:40], shape.source)
 
 
+def test_denoised_shapes_keep_no_point_of_the_source(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (shape,) = DrawnShapes(meshes=tmp_path, num_source=40)
+    assert shape.source is not None
+    model = Upsampler(feature_dim=8, k=4, heads=2, child_heads=2).eval()
+    made = upsample(shape.source, 4, model=model, originals=False)
+    figures = evaluate_shape(shape, model, denoise=True)["model"]
+    assert figures == measure_shape(made, shape, "pu-gcn")
+    assert figures != evaluate_shape(shape, model)["model"]
+
+
 def test_means_are_over_the_shapes_that_have_a_figure() -> None:
     measured = [
         {"model": {"cd": 1.0, "p2f": 4.0}, "resampled": {"cd": 5.0}},

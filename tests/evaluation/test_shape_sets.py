@@ -42,6 +42,15 @@ def test_truths_are_the_same_for_evenly_and_randomly_drawn_inputs(tmp_path: Path
     assert even_cv < 0.25 < random_cv
 
 
+def test_noise_is_that_of_the_source_alone(tmp_path: Path) -> None:
+    write_off(torus(), tmp_path / "torus.off")
+    (clean,) = DrawnShapes(meshes=tmp_path, num_source=500)
+    (noisy,) = DrawnShapes(meshes=tmp_path, num_source=500, noise=0.02)
+    assert clean.source is not None and noisy.source is not None
+    assert (noisy.source - clean.source).std() == pytest.approx(0.02, rel=0.1)
+    assert np.array_equal(clean.truth, noisy.truth)
+
+
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
     """Two shapes with truth, inputs, predictions and meshes."""
@@ -94,7 +103,8 @@ def test_a_mesh_elsewhere_is_refused(folders: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}]
+    "options",
+    [{"ratio": 0.5}, {"ratio": float("inf")}, {"num_source": 1}, {"num_seeds": 0}, {"noise": -0.1}],
 )
 def test_drawing_refuses_what_makes_no_sense(options: dict[str, float], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):

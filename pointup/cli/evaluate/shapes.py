@@ -63,6 +63,11 @@ class Shapes:
     pattern: Literal["poisson", "random"] = "poisson"
     """Sampling of the inputs from --meshes: poisson (Poisson-disk, evenly spaced), or random, with
     a spacing as irregular as lidar."""
+    noise: float = 0.0
+    """Standard deviation of Gaussian noise on the inputs, as a share of the mesh's furthest
+    distance from its centre, if clouds are sampled from --meshes alone."""
+    denoise: bool = False
+    """Replace the points of the inputs, as `pointup upsample --denoise` does."""
     protocol: Literal["pu-gcn", "half"] = "pu-gcn"
     """CD and HD as the sum of both directions (pu-gcn, as in most papers), or half of it."""
     picture: Picture = None
@@ -84,7 +89,7 @@ class Shapes:
         upsampler = open_model(self.model, self.oversampling)
         measured, sizes = [], set()
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
-            rows = evaluate_shape(shape, upsampler, self.protocol)
+            rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
@@ -142,7 +147,7 @@ class Shapes:
             if number not in places:
                 continue
             rows = measured[number]["rows"]
-            clouds = clouds_of_shape(shape, upsampler)
+            clouds = clouds_of_shape(shape, upsampler, self.denoise)
             if shape.source is not None:
                 clouds["source"] = shape.source
             shown[places[number]] = ShownPair(
@@ -175,12 +180,13 @@ class Shapes:
                 ratio=self.ratio,
                 num_seeds=self.seeds,
                 pattern=self.pattern,
+                noise=self.noise,
             )
-        drawing = ("ratio", "num_source", "seeds", "pattern")
+        drawing = ("ratio", "num_source", "seeds", "pattern", "noise")
         if any(getattr(self, name) != getattr(type(self), name) for name in drawing):
             raise ConfigError(
-                "--ratio, --num-source, --seeds and --pattern are for clouds sampled from --meshes "
-                "alone; leave them out, or --truth"
+                "--ratio, --num-source, --seeds, --pattern and --noise are for clouds sampled from "
+                "--meshes alone; leave them out, or --truth"
             )
         if self.inputs is None and self.predictions is None:
             raise ConfigError("--truth needs --inputs or --predictions to compare with it")
@@ -192,7 +198,8 @@ class Shapes:
         if self.truth is not None:
             return f" of {self.truth}"
         times = f"{self.seeds} times " if self.seeds > 1 else ""
-        return f", sampled {times}from {self.meshes} ({self.pattern} inputs)"
+        noise = f", {100 * self.noise:g} % noise" if self.noise else ""
+        return f", sampled {times}from {self.meshes} ({self.pattern} inputs{noise})"
 
 
 def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:

@@ -45,6 +45,11 @@ class Meshes:
     """Number of patches to cut from each sampling; 0 keeps the whole shape."""
     patch_size: int = 256
     """Number of source points of a patch."""
+    noise: Annotated[
+        str | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="(optional)")
+    ] = None
+    """Standard deviation of Gaussian noise on the sources, as a share of the mesh's furthest
+    distance from its centre: a number, or LOW:HIGH to draw from for each sample, as in 0:0.02."""
     validation_meshes: Annotated[
         tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(optional)")
     ] = ()
@@ -65,6 +70,7 @@ class Meshes:
             pattern=self.pattern,
             num_patches=self.patches,
             patch_size=self.patch_size,
+            noise=self._noise(),
         )
         meshes = name_inputs(find_inputs(self.inputs, mesh_extensions))
         num_samples = {name: self._samples_of(name) for name in meshes}
@@ -90,6 +96,7 @@ class Meshes:
         if self.validation_meshes:
             info["validation"] = self.validation_meshes
         info |= {"patches": self.patches, "patch_size": self.patch_size} if self.patches else {}
+        info |= {"noise": self.noise} if self.noise else {}
 
         with self.dataset.making() as making:
             seed = self.dataset.seed
@@ -114,6 +121,17 @@ class Meshes:
                     yield from pairs
 
             return making.write(train_pairs(), validation_pairs(), info, surfaces)
+
+    def _noise(self) -> tuple[float, float]:
+        if self.noise is None:
+            return 0.0, 0.0
+        try:
+            numbers = [float(part) for part in self.noise.split(":")]
+        except ValueError:
+            numbers = []
+        if not 1 <= len(numbers) <= 2:
+            raise ConfigError(f"--noise {self.noise}: must be a number or LOW:HIGH, as in 0:0.02")
+        return numbers[0], numbers[-1]
 
     def _samples_of(self, name: str) -> int:
         number = self.samples_per_mesh
