@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from scipy.spatial import cKDTree
 from test_prepare import SMALL, both, read, run, write_meshes
 
 from pointup.geometry.surfaces import Surface
@@ -50,8 +51,8 @@ def test_sources_of_meshes_can_have_noise(meshes: Path, tmp_path: Path) -> None:
     for split in ("train", "validation"):
         clean, noisy = (read(tmp_path / noise, split) for noise in ("0", "0.01:0.02"))
         for name, pair in clean.items():
-            moved = np.subtract(noisy[name]["source"], pair["source"])
-            assert 0.005 < moved.std() < 0.03
+            moved = cKDTree(pair["source"]).query(noisy[name]["source"])[0]
+            assert 0.01 < np.sqrt(np.mean(moved**2)) < 0.04
             assert np.array_equal(noisy[name]["target"], pair["target"])
 
 

@@ -77,9 +77,11 @@ def test_the_spacing_equals_a_brute_force_within_the_sampling_error():
 
 
 def test_noise_is_drawn_evenly_up_to_its_largest_level():
-    rng = np.random.default_rng(3)
-    sphere = rng.standard_normal((600, 3))
-    sphere = (sphere / np.linalg.norm(sphere, axis=1, keepdims=True)).astype(np.float32)
+    # Evenly spaced points of a sphere, on a spiral, so that the estimate of the spacing is exact.
+    z = np.linspace(-0.99, 0.99, 600)
+    turn = np.pi * (1 + 5**0.5) * np.arange(600)
+    radius = np.sqrt(1 - z**2)
+    sphere = np.column_stack([radius * np.cos(turn), radius * np.sin(turn), z]).astype(np.float32)
     spacing = np.median(cKDTree(sphere).query(sphere, 2)[0][:, 1])
     levels = []
     for seed in range(200):
