@@ -9,6 +9,7 @@ from typing import Literal
 from zlib import crc32
 
 import numpy as np
+from scipy.spatial import cKDTree
 
 from pointup.errors import ConfigError, DataError, FileError
 from pointup.evaluation.shapes import Shape
@@ -43,11 +44,12 @@ def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
 
 
 class StoredShapes:
-    """Shapes from folders, matched by file name. With meshes, the truth is also resampled.
+    """Shapes from folders, matched by file name. With a mesh, the truth is also resampled.
 
-    Iteration reads the shapes one by one. The constructor raises FileError or ConfigError if a
-    folder is missing or lacks a shape of the truth folder. Iteration raises FileError and DataError
-    for invalid files.
+    Some meshes may be missing, as in the published test sets. Iteration reads the shapes one by
+    one. The constructor raises FileError or ConfigError if a folder is missing, lacks a shape of
+    the truth folder, or has no mesh of any. Iteration raises FileError and DataError for invalid
+    files.
     """
 
     def __init__(
@@ -60,14 +62,17 @@ class StoredShapes:
         self.truths = files_of_shapes(truth, point_extensions)
         self.inputs = self._beside(inputs, point_extensions)
         self.predictions = self._beside(predictions, point_extensions)
-        self.meshes = self._beside(meshes, mesh_extensions)
+        self.meshes = self._beside(meshes, mesh_extensions, each=False)
 
-    def _beside(self, folder: Path | None, extensions: Sequence[str]) -> dict[str, Path]:
+    def _beside(
+        self, folder: Path | None, extensions: Sequence[str], each: bool = True
+    ) -> dict[str, Path]:
+        """The files of a folder by the name of their shape: of `each` shape, or of some."""
         if folder is None:
             return {}
         files = files_of_shapes(folder, extensions)
         missing = [name for name in self.truths if name not in files]
-        if missing:
+        if missing and (each or len(missing) == len(self.truths)):
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise FileError(
                 f"{folder}: no file named {missing[0]}{more}; every truth needs its counterpart, "
@@ -86,7 +91,7 @@ class StoredShapes:
                 source=_read(self.inputs[name]) if self.inputs else None,
                 prediction=_read(self.predictions[name]) if self.predictions else None,
             )
-            if self.meshes:
+            if name in self.meshes:
                 surface = read_mesh(self.meshes[name])
                 _check_same_place(shape, surface, self.meshes[name])
                 second, _ = surface.poisson_disk(len(shape.truth), _generator(name, 0, "second"))
@@ -144,6 +149,15 @@ class DrawnShapes:
                     surface=surface,
                     seed=seed,
                 )
+
+
+def is_subset(shape: Shape) -> bool:
+    """Whether nearly all points of the source are points of the truth, up to rounding in files."""
+    if shape.source is None:
+        return False
+    distance, _ = cKDTree(shape.truth).query(shape.source)
+    rounding = 1e-5 * np.abs(shape.truth - shape.truth.mean(axis=0)).max()
+    return bool(np.mean(distance <= rounding) > 0.9)
 
 
 def _read(path: Path) -> np.ndarray:

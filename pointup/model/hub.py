@@ -21,7 +21,7 @@ from pointup.model.config import ModelConfig, with_current_names
 logger = logging.getLogger("pointup")
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
-SHIPPED = ("shapes", "lidar", "forest")
+SHIPPED = ("shapes", "noisy", "lidar", "forest")
 """Names of the models in the package: for shapes (closely sampled surfaces), for airborne lidar,
 and to bring airborne lidar to the density of a drone."""
 

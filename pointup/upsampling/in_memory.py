@@ -30,6 +30,7 @@ def upsample(
     density: float | None = None,
     model: Upsampler | str | Path | None = None,
     originals: bool = True,
+    denoise: bool = False,
     only_new: bool = False,
     max_distance: float | None = None,
     above_ground: bool | None = None,
@@ -64,6 +65,7 @@ def upsample(
             default for all others).
         originals: keep the measured points. If False, the model generates all `round(ratio * N)`
             points.
+        denoise: replace noisy points: `originals=False`, by default with the shipped model "noisy".
         only_new: return the new points only.
         max_distance: largest distance of a new point to the nearest measured point.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
@@ -86,6 +88,7 @@ def upsample(
     path = given.path if is_cloud else None
     if above_ground is None:
         above_ground = is_survey(path) or model in FOR_SURVEYS
+    originals = originals and not denoise
     options = UpsampleOptions(
         ratio=ratio,
         density=density,
@@ -100,7 +103,7 @@ def upsample(
     )
     target_device = torch.device(device) if device else default_device()
     if model is None:
-        model = shipped_for(path)
+        model = shipped_for(path, denoise)
     loaded = load_model(model, target_device)
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")

@@ -18,8 +18,11 @@ FOR_SURVEYS = ("lidar", "forest")
 """Shipped models for clouds whose third coordinate is a height."""
 
 
-def shipped_for(source: Path | None) -> str:
-    """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"."""
+def shipped_for(source: Path | None, denoise: bool = False) -> str:
+    """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"; to
+    `denoise` "noisy"."""
+    if denoise:
+        return "noisy"
     return "lidar" if is_survey(source) else "shapes"
 
 

@@ -161,6 +161,7 @@ def test_predictions_of_other_programs_are_scored(
     )  # fmt: skip
     means = figures_of(shapes / "out.json")["means"]
     assert list(means) == ["prediction", "midpoints"]
+    assert "inputs that are subsets of their truths: 2" in capsys.readouterr().out
     assert means["prediction"]["cd"] == means["prediction"]["hausdorff"] == 0
     assert means["midpoints"]["cd"] > 0
     assert "p2f" not in means["midpoints"]

@@ -9,8 +9,9 @@ import pytest
 from test_evaluate_shapes import torus, write_off
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes, is_subset
 from pointup.evaluation.shapes import (
+    Shape,
     evaluate_shape,
     measure_shape,
 )
@@ -79,6 +80,25 @@ def test_stored_shapes_join_files_of_the_same_name(folders: Path) -> None:
         assert shape.prediction is not None
         assert rows["prediction"] == measure_shape(shape.prediction, shape, "pu-gcn")
         assert len(shape.second if shape.second is not None else []) == 120
+
+
+def test_shapes_without_a_mesh_are_measured_without_p2f(folders: Path) -> None:
+    (folders / "meshes" / "a.off").unlink()
+    shapes = StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
+    assert shapes.without_mesh == ["a"]
+    without, with_mesh = (evaluate_shape(shape, None)["midpoints"] for shape in shapes)
+    assert "p2f" not in without and without.keys() | {"p2f"} == with_mesh.keys()
+    (folders / "meshes" / "b.off").rename(folders / "meshes" / "c.off")
+    with pytest.raises(FileError, match="no file named a and 1 more"):
+        StoredShapes(folders / "truth", folders / "inputs", meshes=folders / "meshes")
+
+
+def test_inputs_that_are_subsets_of_their_truths_are_found() -> None:
+    truth = np.random.default_rng(0).random((400, 3))
+    rounded = truth[::4] + 1e-7
+    assert is_subset(Shape("a", truth, source=rounded))
+    assert not is_subset(Shape("a", truth, source=truth[::4] + 1e-3))
+    assert not is_subset(Shape("a", truth, prediction=truth))
 
 
 def test_errors_in_folders_name_the_file(folders: Path) -> None:

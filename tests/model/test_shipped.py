@@ -74,6 +74,10 @@ def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
         assert shipped_for(other) == "shapes"
 
 
+def test_noise_has_a_model_of_its_own() -> None:
+    assert {shipped_for(path, denoise=True) for path in (None, Path("a.las"))} == {"noisy"}
+
+
 @pytest.fixture
 def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Upsampler]:
     """Two different models in place of the shipped ones."""
@@ -90,6 +94,9 @@ def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Ups
 def test_arrays_and_clouds_use_the_model_for_their_kind(two_models: dict[str, Upsampler]) -> None:
     points = np.random.default_rng(0).random((60, 3))
     cloud = PointCloud(points, path=Path("flight.laz"))
+    denoised = upsample(points, 2, denoise=True)
+    assert np.array_equal(denoised, upsample(points, 2, model="noisy", originals=False))
+    assert len(denoised) == 120 and not (denoised[:, None] == points).all(2).any()
     for given, name in ((points, "shapes"), (cloud, "lidar")):
         by_default, by_name, by_model = (
             getattr(made, "positions", made)

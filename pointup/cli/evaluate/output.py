@@ -22,7 +22,8 @@ File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="
 View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
 Picture = Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")]
 Model = Annotated[
-    str | None, tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)")
+    str | None,
+    tyro.conf.arg(metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"),
 ]
 Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")]
 

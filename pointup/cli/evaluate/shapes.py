@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from pointup.cli.evaluate.output import (
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pointup.evaluation.cloud_metrics import Figures
     from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
     from pointup.model.upsampler import Upsampler
 
@@ -35,8 +36,9 @@ class Shapes:
     """Evaluate on shapes with a ground truth, by the PU-GCN protocol: CD, HD, P2F.
 
     Give --truth with --inputs or --predictions, folders whose files are matched by name. Add the
-    option --meshes for P2F and resampled ground truth. Or give --meshes alone: inputs, truths and
-    resampled ground truth are then independent samplings of the surfaces.
+    option --meshes for P2F and resampled ground truth; shapes without a mesh have no P2F. Or give
+    --meshes alone: inputs, truths and resampled ground truth are then independent samplings of the
+    surfaces.
     """
 
     model: Model = None
@@ -81,16 +83,18 @@ class Shapes:
 
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
+        from pointup.evaluation.shape_sets import is_subset
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
         from pointup.upsampling.options import pass_ratios
 
         self.output.check(picture=self.picture, view=self.view)
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
-        measured, sizes = [], set()
+        measured, sizes, num_subsets = [], set(), 0
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
             rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
+            num_subsets += is_subset(shape)
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
                 passes = len(pass_ratios(ratio))
@@ -106,6 +110,7 @@ class Shapes:
             f"{len(names)} shapes{self._source()}",
             *([_describe_sizes(sizes)] if sizes else []),
             f"{describe_upsampling(self.model, upsampler)}; protocol {self.protocol}",
+            *_notes(each, num_subsets),
         ]
         summary = {ROWS[row]: means[row] for row in ROWS if row in means}
         tables = [
@@ -200,6 +205,21 @@ class Shapes:
         times = f"{self.seeds} times " if self.seeds > 1 else ""
         noise = f", {100 * self.noise:g} % noise" if self.noise else ""
         return f", sampled {times}from {self.meshes} ({self.pattern} inputs{noise})"
+
+
+def _notes(each: Mapping[str, Figures], num_subsets: int) -> list[str]:
+    """What to know before comparing the figures of `each` shape with published ones."""
+    notes = []
+    without_mesh = [name for name, figures in each.items() if "p2f" not in figures]
+    if 0 < len(without_mesh) < len(each):
+        names = ", ".join(without_mesh[:3]) + (", ..." if len(without_mesh) > 3 else "")
+        notes.append(f"P2F of {len(each) - len(without_mesh)} shapes; no mesh of {names}")
+    if num_subsets:
+        notes.append(
+            f"inputs that are subsets of their truths: {num_subsets}; methods that keep the input "
+            "have a lower CD on them than on independent inputs"
+        )
+    return notes
 
 
 def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:

@@ -43,10 +43,12 @@ class Upsample:
     folder, which is created; subfolders are kept."""
     model: Annotated[
         str | None,
-        tyro.conf.arg(metavar="shapes|lidar|DIR|HUB_ID", help_behavior_hint="(optional)"),
+        tyro.conf.arg(
+            metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"
+        ),
     ] = None
-    """Shipped model (shapes or lidar), or directory or Hub repository of a model. By default lidar
-    for scanner formats (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others."""
+    """Shipped model, or directory or Hub repository of one. By default lidar for scanner formats
+    (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others; with --denoise noisy."""
     ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
         None
     )
@@ -83,6 +85,9 @@ class Upsample:
     no_originals: bool = False
     """Write only points that the model generates, as many as the ratio says. No point of the file
     is kept, noise and other classes included."""
+    denoise: bool = False
+    """Replace noisy points: --no-originals, by default with the included model `noisy`, which was
+    trained on noise of unknown strength."""
     max_distance: Annotated[
         float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
     ] = None
@@ -146,7 +151,7 @@ class Upsample:
         options = self._options()
         classes, inputs = self._classes_and_inputs()
         point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
-        jobs, complaints = plan_jobs(inputs, self.output, self.model)
+        jobs, complaints = plan_jobs(inputs, self.output, self.model, self.denoise)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         if self.view:
@@ -244,7 +249,7 @@ class Upsample:
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
         """The options that change the result."""
-        names = ("classes", "include_noise", "only_new", "no_originals", "above_ground", "bounds")
+        names = ("classes", "include_noise", "only_new", "above_ground", "bounds")
         return {**asdict(options), **{name: getattr(self, name) for name in names}}
 
     def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
@@ -276,9 +281,11 @@ class Upsample:
 
         if self.ratio is not None and self.density is not None:
             raise ConfigError("--ratio and --density: give one of them")
-        if self.only_new and self.no_originals:
+        originals = not (self.no_originals or self.denoise)
+        if self.only_new and not originals:
             raise ConfigError(
-                "--only-new and --no-originals: give one of them; without originals, all are new"
+                "--only-new and --no-originals or --denoise: give one of them; without originals, "
+                "all are new"
             )
         for name in ("tile", "token_budget"):
             value = getattr(self, name)
@@ -287,7 +294,7 @@ class Upsample:
         return UpsampleOptions(
             ratio=DEFAULT_RATIO if self.ratio is None else self.ratio,
             density=self.density,
-            originals=not self.no_originals,
+            originals=originals,
             max_distance=self.max_distance,
             oversampling=self.oversampling,
             seed=self.seed,

@@ -56,11 +56,12 @@ class Plan:
 
 
 def plan_jobs(
-    inputs: Sequence[Path], output: Path, model: str | None
+    inputs: Sequence[Path], output: Path, model: str | None, denoise: bool = False
 ) -> tuple[list[Job], list[Exception]]:
     """The files to upsample with their output files, and the errors of those that are left out.
 
-    Files of a folder keep their relative path. Raises ConfigError if two files have the same output
+    Files of a folder keep their relative path. The model is that of `shipped_for` if None is given.
+    Raises ConfigError if two files have the same output
     file, FileError if the output can't be written.
     """
     if not inputs:
@@ -98,7 +99,7 @@ def plan_jobs(
                 "different folders"
             )
         targets[target] = source
-        jobs.append(Job(source, target, model or shipped_for(source)))
+        jobs.append(Job(source, target, model or shipped_for(source, denoise)))
     return jobs, complaints
 
 
