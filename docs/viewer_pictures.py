@@ -1,56 +1,147 @@
-"""Makes the pictures of the viewer and of a report in these pages, and measures the viewer.
+"""Makes the pictures of the viewer, of the demo page and of a report, and measures the viewer.
 
-Needs Playwright and a Chromium (CONTRIBUTING.md). Run it in the folder of the pages:
+Needs Playwright, a Chromium (CONTRIBUTING.md) and the extra `demo`:
 
-    python docs/viewer_pictures.py picture view.html docs/viewer_forest.png SCRIPT ...
+    python docs/viewer_pictures.py draw --surveys FOLDER --meshes FOLDER [--runs RUN RUN]
     python docs/viewer_pictures.py measure 100000 1000000 2000000 5000000
+
+FOLDER has transect_als.laz, transect_drone.laz and autzen_trim.las, or meshes; docs/results.md says
+where they come from. RUN is the output directory of a training run, for report.png.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
-import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
+import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
+from pointup.cli.demo import demo_app
+from pointup.cli.main import main as pointup
 from pointup.visualization.viewer import Channel, Layer, Scene, write_viewer
 
+DOCS = Path(__file__).parent
 ARGUMENTS = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
 LARGEST_FILE = 300_000
+FROM_SOUTH = ("viewer.change({projection: 'parallel'})", "viewer.stage.look(0, 0)")
 
 
-def picture(page: Page, source: str, target: str, *scripts: str) -> None:
-    """A screenshot of a page after some scripts, of at most 300 kB; the upper part of a report."""
-    page.goto(Path(source).resolve().as_uri())
-    is_report = page.locator("iframe").count() > 0
-    if is_report:
-        page.frame_locator("iframe").locator("body[data-ready]").wait_for(timeout=120_000)
-    else:
-        page.wait_for_selector("body[data-ready]", timeout=120_000)
+def draw(page: Page, options: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        if options.surveys:
+            draw_surveys(page, options.surveys, work)
+        if options.meshes:
+            view = work / "shapes.html"
+            run(
+                "evaluate",
+                "shapes",
+                "--meshes",
+                options.meshes,
+                "--model",
+                "shapes",
+                "--view",
+                view,
+            )
+            picture(page, view, "viewer_shape.png", "viewer.change({scene: 1, color: 'error'})")
+        if options.runs:
+            run("report", *options.runs, "-o", work / "report.html")
+            page.goto((work / "report.html").as_uri())
+            page.frame_locator("iframe").locator("body[data-ready]").wait_for(timeout=120_000)
+            save(page, "report.png", height=2000)
+        draw_demo(page, work)
+
+
+def draw_surveys(page: Page, surveys: Path, work: Path) -> None:
+    """The forest from an aeroplane, upsampled by two models, and from a drone; an aerial survey."""
+    airborne, view = surveys / "transect_als.laz", work / "view.html"
+    models = ("lidar", "forest")
+    for model in models:
+        run("upsample", airborne, "-o", work / f"{model}.laz", "--model", model, "--ratio", 8)
+    clouds = [airborne, *(work / f"{model}.laz" for model in models)]
+    names = ["airborne", *(f"{model}, 8x" for model in models)]
+    drone = surveys / "transect_drone.laz"
+    more = ["--reference", drone, "--title", "Forest transect", "-o", view]
+    run("view", *clouds, "--names", *names, *more)
+    picture(page, view, "viewer_forest.png", *FROM_SOUTH)
+    run("view", surveys / "autzen_trim.las", "-o", view)
+    nearer = "viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 2}"
+    picture(page, view, "viewer_autzen.png", "viewer.change({color: 'rgb'})", nearer)
+
+
+def draw_demo(page: Page, work: Path) -> None:
+    """The demo page with an uploaded scan of 600 points."""
+    x, y = np.random.default_rng(0).random((2, 600)) * 4
+    np.savetxt(work / "scan.xyz", np.column_stack([x, y, np.sin(2 * x)]))
+    with served(work / "demo") as address:
+        page.goto(address)
+        page.set_input_files("input[type=file]", work / "scan.xyz")
+        page.get_by_text("scan.xyz").first.wait_for()
+        page.get_by_role("button", name="Upsample").click()
+        frame = page.frame_locator("iframe.viewer")
+        frame.locator("body[data-ready]").wait_for(timeout=120_000)
+        save(page, "demo.png")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a demo page."""
+    server = uvicorn.Server(uvicorn.Config(demo_app(folder), port=0, log_level="warning"))
+    thread = Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise SystemExit("the demo page did not start")
+        time.sleep(0.1)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(timeout=20)
+
+
+def run(*words: object) -> None:
+    """Run a command of pointup; end with its status if it fails."""
+    if status := pointup([str(word) for word in words]):
+        raise SystemExit(status)
+
+
+def picture(page: Page, view: Path, name: str, *scripts: str) -> None:
+    """A screenshot of a page of the viewer after some scripts."""
+    page.goto(view.resolve().as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=120_000)
     for script in scripts:
         page.evaluate(script)
         page.wait_for_timeout(3000)
+    save(page, name)
+
+
+def save(page: Page, name: str, height: int | None = None) -> None:
+    """A screenshot in docs/ of at most 300 kB, of the upper part of the page up to `height`."""
+    path = DOCS / name
     page.wait_for_timeout(4000)
-    page.screenshot(path=target, full_page=is_report)
-    image = Image.open(target).convert("RGB")
-    if is_report:
-        image = image.crop((0, 0, image.width, 2000)).resize((952, 1400))
+    page.screenshot(path=path, full_page=height is not None)
+    image = Image.open(path).convert("RGB")
+    if height:
+        image = image.crop((0, 0, image.width, height)).resize((952, 1400))
     for number in (256, 128, 64):
-        image.quantize(number).save(target, optimize=True)
-        if Path(target).stat().st_size <= LARGEST_FILE:
+        image.quantize(number).save(path, optimize=True)
+        if path.stat().st_size <= LARGEST_FILE:
             break
-    print(f"{target}: {Path(target).stat().st_size / 1000:.0f} kB")
+    print(f"{name}: {path.stat().st_size / 1000:.0f} kB")
 
 
-def measure(page: Page, *numbers: str) -> None:
+def measure(page: Page, options: argparse.Namespace) -> None:
     """Size, time to write and to open, and frames per second of a hilly landscape with trees."""
-    for number in map(int, numbers):
+    for number in options.numbers:
         rng = np.random.default_rng(0)
         x, y = rng.random((2, number)) * 1000
         tree = rng.exponential(4, number) * (rng.random(number) < 0.4)
@@ -80,13 +171,26 @@ def measure(page: Page, *numbers: str) -> None:
         shutil.rmtree(path.parent)
 
 
-def main() -> None:
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    drawing = commands.add_parser("draw")
+    drawing.add_argument("--surveys", type=Path, help="folder of surveys")
+    drawing.add_argument("--meshes", type=Path, help="folder of meshes")
+    drawing.add_argument("--runs", type=Path, nargs="+", help="runs to report on")
+    drawing.set_defaults(act=draw)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("numbers", type=int, nargs="+", help="numbers of points")
+    measuring.set_defaults(act=measure)
+    options = parser.parse_args(args)
     with sync_playwright() as running:
         path = os.environ.get("POINTUP_CHROMIUM") or shutil.which("chromium")
         arguments = ARGUMENTS + ["--no-sandbox"] * (os.geteuid() == 0)
         browser = running.chromium.launch(executable_path=path, args=arguments)
         page = browser.new_page(viewport={"width": 1360, "height": 800})
-        {"picture": picture, "measure": measure}[sys.argv[1]](page, *sys.argv[2:])
+        options.act(page, options)
         browser.close()
 
 
