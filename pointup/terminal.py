@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import Any, TextIO
 
 
 def literal(text: str) -> str:
@@ -24,6 +25,42 @@ def print_error(text: str) -> None:
     """Write escaped text (see `literal`) to stderr, and ignore a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):
         print(literal(text), file=sys.stderr, flush=True)
+
+
+class OutputWithoutReader:
+    """A text stream that drops what is written after its reader closed the pipe.
+
+    With it as `sys.stdout`, a command still writes its files in `pointup ... | head`. All other
+    attributes are those of the stream.
+
+    Attributes:
+        is_closed: the reader has closed the pipe.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self.is_closed = stream, False
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._drop()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _drop(self) -> None:
+        """Send the rest to the null device, also what the stream has in its buffer."""
+        self.is_closed = True
+        with Path(os.devnull).open("w") as null:
+            os.dup2(null.fileno(), self._stream.fileno())
 
 
 def open_closed_streams() -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import psutil
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from processes import Run, free_port, run_and_watch
 
 # Before torch is imported: small tensors, several processes, two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,8 +27,9 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, because tests are slow on a busy machine.
-settings.register_profile("pointup", deadline=None)
+# No deadline, because tests are slow on a busy machine. Half of the usual 100 examples: each run of
+# the suite draws others.
+settings.register_profile("pointup", deadline=None, max_examples=50)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
@@ -41,12 +39,6 @@ MOST_PROCESSES = 8
 """Each process takes about 0.5 GB, and launches others."""
 
 ROOT = Path(__file__).parent.parent
-
-
-class Run(subprocess.CompletedProcess[str]):
-    """A completed command, with the pids of all its observed processes."""
-
-    pids: frozenset[int] = frozenset()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -74,6 +66,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("seconds from fault to outcome")
         for outcome, seconds in SECONDS_TO_OUTCOME:
             terminalreporter.write_line(f"{seconds:6.1f}  {outcome}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def coarse_pictures() -> Iterator[None]:
+    """Pictures are drawn without supersampling, a quarter of the work."""
+    from pointup.visualization import rendering
+
+    with mock.patch.object(rendering, "_SUPERSAMPLING", 1):
+        yield
 
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
@@ -241,52 +242,6 @@ def make_store(tmp_path: Path) -> Callable[..., Any]:
         return build_store(in_chunks(cloud, chunk_size), directory, block_size)
 
     return make
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def run_and_watch(command: Sequence[object], timeout: float, **environment: str) -> Run:
-    """Run a command to its end; `pids` of the result are those of all processes that were seen."""
-    words = [str(word) for word in command]
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    pids: set[int] = set()
-    deadline = time.monotonic() + timeout
-    while True:
-        pids |= pids_of(process.pid)
-        try:
-            stdout, stderr = process.communicate(timeout=0.2)
-            break
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > deadline:
-                process.kill()
-                raise
-    ended = Run(words, process.returncode, stdout, stderr)
-    ended.pids = frozenset(pids)
-    return ended
-
-
-def pids_of(pid: int) -> set[int]:
-    """The pids of a process and of its descendants that still run."""
-    try:
-        return {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
-    except psutil.NoSuchProcess:
-        return set()
-
-
-def shared_memory_of(pids: Collection[int]) -> set[str]:
-    """Files in shared memory whose names contain one of these pids."""
-    names = [path.name for path in Path("/dev/shm").iterdir()]
-    return {name for name in names if set(map(int, re.findall(r"\d+", name))) & set(pids)}
 
 
 def metrics_of(run_directory: Path) -> list[dict[str, Any]]:

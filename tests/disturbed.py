@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import torch
 import tyro
-from conftest import ROOT, SECONDS_TO_OUTCOME, free_port, metrics_of
+from conftest import ROOT, SECONDS_TO_OUTCOME, metrics_of
+from processes import free_port
 from safetensors.torch import load_file
 from test_distributed import SMALL, steps_of
 

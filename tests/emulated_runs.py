@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, metrics_of
-from emulated_device import DEVICE, memory, memory_limit, recorded
+from emulated_device import DEVICE
+from emulated_log import recorded
+from emulated_memory import memory, memory_limit
 from emulated_training import as_if_trained, batch_of, waits_of
 
 from pointup.benchmark.optimizer_steps import SingleProcess

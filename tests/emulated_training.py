@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import wavy_pair
-from emulated_device import DEVICE, Log, recorded
+from emulated_device import DEVICE
+from emulated_log import Log, recorded
+from forest_options import FOREST
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -44,15 +46,7 @@ WAITS = {
 """Every wait of the host that a step may have, with the reason."""
 
 
-FOREST = {
-    "column_layers": 2,
-    "column_neighbors": 5,
-    "column_stride": 3,
-    "extrapolation": True,
-    "descent": True,
-    "reach": 4.0,
-    "predict_error": True,
-}
+OPTIONS = FOREST | {"reach": 4.0}
 
 
 @pytest.fixture(autouse=True)
@@ -161,9 +155,9 @@ def test_a_step_of_a_model_for_forests_is_that_of_the_cpu_and_never_waits(
     batch = batch_of(tmp_path, [60, 35, 90], mixed=True)
     loss = LossConfig(unit="cloud", error=0.2)
     expected, expected_grads, _ = step(
-        as_if_trained(**FOREST), batch, torch.device("cpu"), None, loss
+        as_if_trained(**OPTIONS), batch, torch.device("cpu"), None, loss
     )
-    model = as_if_trained(**FOREST).to(DEVICE)
+    model = as_if_trained(**OPTIONS).to(DEVICE)
     with recorded() as log:
         found, grads, output = step(model, batch, DEVICE, None, loss, dtype)
     assert waits_of(log) <= set(WAITS) and not log.blocking_copies

@@ -23,7 +23,7 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run `num_processes` processes; the status is 0 only if that of each process is 0."""
     # The script itself imports no tests.
-    from conftest import run_and_watch
+    from processes import run_and_watch
 
     command = [sys.executable, __file__, num_processes, modules, *words]
     return run_and_watch(command, SECONDS, **environment)

@@ -116,8 +116,9 @@ print("MODULES", *sys.modules)
 
 
 def test_help_takes_less_than_a_second() -> None:
-    seconds = []
-    for _ in range(3):
+    seconds: list[float] = []
+    # Again where the first ones were slow: files may not be in memory yet.
+    while len(seconds) < 3 and not any(taken < 0.7 for taken in seconds):
         before = psutil.Process().cpu_times()
         subprocess.run(
             [sys.executable, "-m", "pointup.cli.main", "--help"], capture_output=True, check=True

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from pointup.cli.output_files import File
 from pointup.errors import ConfigError, FileError
 
 SECTIONS = ("sampler", "reading", "data-path", "knn", "step", "reference", "upsampling", "scaling")
 QUICK_SECONDS = 7.0
 SECONDS = 300.0
-
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
 
 
 @dataclass(frozen=True, kw_only=True)

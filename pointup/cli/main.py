@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, TextIO, Union, cast
 
 import tyro
 
 import pointup
 from pointup.errors import PointupError
+from pointup.terminal import OutputWithoutReader, open_closed_streams
 
 COMMANDS = {
     "train": "pointup.cli.train:Train",
@@ -64,24 +66,32 @@ def command_class(name: str) -> Any:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: success; 1: an error, printed in one line on stderr; 2: wrong usage; 130: interrupted;
-    141: the reader of stdout has closed the pipe. POINTUP_TRACEBACK=1 in the environment prints the
-    traceback of an error.
+    0: success; 1: an error, printed in one line on stderr; 2: wrong usage; 130: interrupted; 141:
+    success, with all files written, but the reader of stdout closed the pipe before the end.
+    POINTUP_TRACEBACK=1 in the environment prints the traceback of an error.
     """
     args = list(sys.argv[1:] if args is None else args)
-    try:
+    open_closed_streams()
+    output = OutputWithoutReader(sys.stdout)
+    with redirect_stdout(cast(TextIO, output)):
         try:
-            return _run(args)
-        finally:
-            # Flushed here, because a closed pipe cannot be handled at exit.
-            sys.stdout.flush()
+            status = _status(args)
+        except SystemExit:
+            output.flush()
+            if output.is_closed:
+                return PIPE_CLOSED
+            raise
+        # Flushed here, because a closed pipe cannot be handled at exit.
+        output.flush()
+    return PIPE_CLOSED if output.is_closed and status == 0 else status
+
+
+def _status(args: list[str]) -> int:
+    try:
+        return _run(args)
     except KeyboardInterrupt:
         print("\npointup: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # For example `pointup inspect DIR | head`. The flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
     except (PointupError, ValueError, OSError) as error:
         if os.environ.get("POINTUP_TRACEBACK"):
             raise

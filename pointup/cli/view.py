@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from pointup.cli.html_output import HtmlFile, Title, describe_page
 from pointup.cli.input_files import Inputs
+from pointup.cli.output_files import File, HtmlFile, Title, describe_page
 from pointup.errors import ConfigError
 
 
@@ -30,9 +29,7 @@ class View:
         tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(optional)")
     ] = None
     """Names of the clouds, one for each input. By default the names of the files."""
-    reference: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")
-    ] = None
+    reference: File = None
     """One more cloud; the others can be coloured by their distance to it."""
     max_points: int = 2_000_000
     """Largest number of points of each cloud; of more, a random subset is shown."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
-from pointup.datasets.sample_table import Names
+from pointup.datasets.names import Names
 from pointup.datasets.samples import Samples
 
 
@@ -73,7 +71,7 @@ class JoinedSamples:
         return self.parts[part], index - self.bounds[part]
 
 
-class JoinedNames(Sequence[str]):
+class JoinedNames(Names):
     """The names of the samples of several datasets, each after the label of its dataset."""
 
     def __init__(
@@ -84,16 +82,7 @@ class JoinedNames(Sequence[str]):
     def __len__(self) -> int:
         return self._bounds[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"name {index} of {len(self)}")
-        index = index % len(self)
+    def _name(self, index: int) -> str:
         part = bisect_right(self._bounds, index) - 1
         return f"{self._labels[part]}/{self._parts[part][index - self._bounds[part]]}"
 

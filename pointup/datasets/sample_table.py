@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pointup.datasets.columns import POINT_COLUMNS
+from pointup.datasets.names import Names
 from pointup.datasets.point_files import PointFiles
 from pointup.errors import DataError
 
@@ -154,8 +155,8 @@ class SampleTable:
         return ""
 
 
-class Names(Sequence[str]):
-    """The names of some rows of a sample table, looked up when they are asked for."""
+class TableNames(Names):
+    """The names of some rows of a sample table."""
 
     def __init__(self, table: SampleTable, rows: np.ndarray | None) -> None:
         self._column, self._rows = table.column("name"), rows
@@ -163,16 +164,7 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self._column) if self._rows is None else len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"name {index} of {len(self)}")
-        index = index % len(self)
+    def _name(self, index: int) -> str:
         row = index if self._rows is None else int(self._rows[index])
         name: str = self._column[row].as_py()
         return name

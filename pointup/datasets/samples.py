@@ -13,7 +13,7 @@ import numpy as np
 
 from pointup.datasets.checks import BadSample, bad_surface
 from pointup.datasets.pair import Pair, surface_path
-from pointup.datasets.sample_table import Names, SampleTable, UnreadableSample
+from pointup.datasets.sample_table import SampleTable, TableNames, UnreadableSample
 from pointup.datasets.workers import call_each
 from pointup.errors import DataError
 
@@ -41,8 +41,8 @@ class Samples:
         return 0, len(self)
 
     @property
-    def names(self) -> Names:
-        return Names(self.table, self.rows)
+    def names(self) -> TableNames:
+        return TableNames(self.table, self.rows)
 
     def row(self, index: int) -> int:
         """The row of a sample in the table."""

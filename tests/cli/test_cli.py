@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import pointup
 from pointup.cli import main as cli
 from pointup.errors import DataError
+from pointup.training.config import TrainConfig, as_dict
 
 
 @dataclass
@@ -111,3 +115,57 @@ def test_a_closed_pipe_is_no_error() -> None:
     os.close(writing)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+@contextmanager
+def without_reader() -> Iterator[None]:
+    """Stdout is a pipe that its reader has closed; each line is written at once."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as stdout, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        ("inspect DATA --view v.html", ["v.html"]),
+        ("evaluate pairs DATA --json e.json --markdown e.md --view v.html",
+         ["e.json", "e.md", "v.html"]),
+        ("report RUN -o r.html", ["r.html"]),
+    ],
+    ids=["inspect", "evaluate", "report"],
+)  # fmt: skip
+def test_without_a_reader_of_stdout_a_command_still_writes_its_files(
+    words: str,
+    files: list[str],
+    pair_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A run whose dataset is gone: that it has no samples is printed before the page is written.
+    (tmp_path / "run").mkdir()
+    options = as_dict(TrainConfig(data=(str(tmp_path / "gone"),)))
+    (tmp_path / "run" / "config.json").write_text(json.dumps(options))
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    places = {"DATA": str(pair_directory), "RUN": str(tmp_path / "run")}
+    with without_reader():
+        assert cli.main([places.get(word, word) for word in words.split()]) == cli.PIPE_CLOSED
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(files)
+
+
+def test_without_a_reader_of_stdout_a_failed_command_still_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass
+    class Printing(Failing):
+        def run(self) -> int:
+            print("so far")
+            return super().run()
+
+    monkeypatch.setattr(cli, "parse", lambda args: Printing(DataError("x.laz: bad")))
+    with without_reader():
+        assert cli.main(["inspect", "x"]) == 1
+    assert capsys.readouterr().err == "pointup: error: x.laz: bad\n"

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from conftest import Run, free_port
+from processes import Run, free_port
 
 from pointup.cli.doctor import launch as doctor_launch
 from pointup.cli.doctor.finding import Finding, warn

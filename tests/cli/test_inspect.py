@@ -13,7 +13,6 @@ from pointup.cli.inspect.statistics import inspect_dataset
 from pointup.cli.main import main
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.visualization import rendering
 
 
 def cloud(number: int, seed: int = 0) -> np.ndarray:
@@ -94,9 +93,8 @@ def test_json_says_the_same(with_bad: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_picture_has_histograms_and_pairs_that_are_not_bad(
-    with_bad: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    with_bad: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
     path = tmp_path / "sizes.png"
     assert main(["inspect", str(with_bad), "--picture", str(path)]) == 0
     # Two pairs of two columns beside each other; more than histograms below each other.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -10,7 +11,9 @@ import pytest
 from scipy.spatial import cKDTree
 from test_prepare import SMALL, both, read, run, write_meshes
 
+from pointup.datasets.pair import Pair
 from pointup.geometry.surfaces import Surface
+from pointup.synthetic import default_dataset
 
 
 @pytest.fixture
@@ -92,8 +95,13 @@ def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("share", "all_are_scenes"), [(0, False), (1, True)])
 def test_the_default_dataset_has_the_requested_share_of_scenes(
-    tmp_path: Path, share: int, all_are_scenes: bool
+    tmp_path: Path, share: int, all_are_scenes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def quick_scene(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]:
+        pair, surface = default_dataset.shape_pair(rng, resample)
+        return replace(pair, name="scene"), surface
+
+    monkeypatch.setattr(default_dataset, "scene_pair", quick_scene)
     options = ["--num-pairs", 3, "--validation", 0, "--num-workers", 1, "--scene-share", share]
     assert run("default", *options, "-o", tmp_path / "out") == 0
     are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]

@@ -11,6 +11,7 @@ import torch
 from hub import local_hub
 from huggingface_hub import ModelCard
 from matplotlib.image import imread
+from sheets import SMALL
 from test_report import data as data
 from test_report import make_run
 
@@ -26,7 +27,7 @@ from pointup.training.config import TrainConfig, as_dict
 def run(tmp_path: Path, data: Path) -> Path:
     path = make_run(tmp_path / "run", data, 1e-3, [0.97, 0.9, 0.93])
     torch.manual_seed(0)
-    upsampler = Upsampler()
+    upsampler = Upsampler(**SMALL)
     with torch.no_grad():
         for parameter in upsampler.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))

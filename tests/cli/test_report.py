@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import open_browser
+from sheets import SMALL
 
 from pointup import Upsampler
 from pointup.cli.main import main
@@ -50,7 +51,7 @@ def make_run(path: Path, data: Path, learning_rate: float, shares: list[float]) 
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (path / "metrics.jsonl").write_text(text + '{"step": 41, "lo')
     (path / "plan.txt").write_text("device  cpu <1>\n")
-    Upsampler().save_pretrained(path / "model")
+    Upsampler(**SMALL).save_pretrained(path / "model")
     return path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.utils import send_to_device
-from conftest import shared_memory_of
+from processes import shared_memory_of
 
 from pointup.datasets.batch import collate, make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_samples

@@ -113,8 +113,18 @@ def test_a_small_dataset_has_different_batches_in_each_epoch():
     assert len(first & second) < 0.2 * len(first)
 
 
-@pytest.mark.parametrize("num_processes", [1, 8, 64, 512])
-@pytest.mark.parametrize("kind", ["lognormal", "Pareto", "bimodal", "two sizes"])
+KINDS, GROUPS = ("lognormal", "Pareto", "bimodal", "two sizes"), (1, 8, 64, 512)
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_processes"),
+    [
+        # Each kind and each number once; all combinations would be slow.
+        pytest.param(kind, number, marks=[] if place == at else pytest.mark.slow)
+        for place, kind in enumerate(KINDS)
+        for at, number in enumerate(GROUPS)
+    ],
+)
 def test_a_large_plan_has_full_batches_and_balanced_steps(kind, num_processes):
     # Without its last steps, which hold what is left of the epoch.
     rng = np.random.default_rng(1)

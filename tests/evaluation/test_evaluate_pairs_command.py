@@ -13,7 +13,6 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.evaluation.baselines import BASELINES
-from pointup.visualization import rendering
 
 
 def test_pairs_have_the_figures_that_training_validates_on(
@@ -149,9 +148,8 @@ def test_pairs_don_t_depend_on_the_token_budget(
 
 
 def test_the_worst_median_and_best_pair_are_shown(
-    pair_directory: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair_directory: Path, model: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
     path, page, out = (tmp_path / name for name in ("pairs.png", "pairs.html", "out.json"))
     words = ("--picture", path, "--view", page, "--json", out)
     assert not evaluate("pairs", pair_directory, "--model", model, *words)

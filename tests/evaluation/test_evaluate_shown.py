@@ -11,13 +11,10 @@ from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
 from viewer_files import scenes_of
 
-from pointup.visualization import rendering
-
 
 def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path
 ) -> None:
-    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
     rng = np.random.default_rng(0)
     for name, noise in (("good", 0.0), ("bad", 0.1), ("fair", 0.02)):
         truth = rng.normal(size=(80, 3))

@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+from forest_options import FOREST
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,15 +15,7 @@ from pointup.geometry.packed import ptr_from_sizes
 from pointup.model.blocks import Block, in_blocks
 from pointup.model.upsampler import Upsampler
 
-FOREST = {
-    "column_layers": 1,
-    "column_neighbors": 4,
-    "column_stride": 2,
-    "extrapolation": True,
-    "descent": True,
-    "predict_error": True,
-    "slots_per_ratio": 3.0,
-}
+OPTIONS = FOREST | {"column_stride": 2, "slots_per_ratio": 3.0}
 
 
 def gradients(model: Upsampler, recompute: bool) -> list[Tensor]:
@@ -48,7 +41,7 @@ def model_of(dropout: float, **options: Any) -> Upsampler:
     return model
 
 
-@pytest.mark.parametrize("options", [{}, FOREST])
+@pytest.mark.parametrize("options", [{}, OPTIONS])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_recomputed_and_kept_intermediates_give_the_same_gradients(
     dropout: float, options: dict[str, Any]

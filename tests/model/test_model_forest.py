@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from forest_options import FOREST
 from test_model import SMALL, as_if_trained, packed, surface_points
 
 from pointup.errors import ModelError
@@ -13,15 +14,6 @@ from pointup.geometry.local_geometry import local_geometry
 from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.neighbors import knn
 from pointup.model.upsampler import Upsampler
-
-FOREST = {
-    "column_layers": 1,
-    "column_neighbors": 4,
-    "column_stride": 3,
-    "extrapolation": True,
-    "descent": True,
-    "predict_error": True,
-}
 
 
 def test_a_model_with_columns_knows_what_is_far_above_a_point() -> None:

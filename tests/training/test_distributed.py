@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import tyro
-from conftest import ROOT, Run, metrics_of, shared_memory_of
+from conftest import ROOT, metrics_of
 from forked import run_forked
+from processes import Run, shared_memory_of
 from runs import training
 
 from pointup.training.config import TrainConfig
@@ -41,7 +42,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if "loss" in line]
 
 
-# In short: a signal to one process of a group, in test_faults_signals.py.
+# In short: a run on two datasets, in test_several_datasets.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_several_processes_train_the_model_that_one_trains(
@@ -83,7 +84,7 @@ def assert_works(ended: Run, run: Path, num_processes: int) -> None:
     assert (logs / f"rank_{num_processes - 1}.log").exists()
 
 
-# In short: the main command with --quick, in .ci/run, and the group in test_faults_signals.py.
+# In short: the main command with --quick, in .ci/run, and the group in test_several_datasets.py.
 @pytest.mark.slow
 def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path) -> None:
     words = quick_check(pair_directory, tmp_path, num_workers=2)

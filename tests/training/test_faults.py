@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Run
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -26,6 +25,7 @@ from disturbed import (
     wait_for_step,
 )
 from forked import run_forked
+from processes import Run
 from test_distributed import SMALL
 
 from pointup.datasets.pair_dataset import open_samples, write_pairs
@@ -175,7 +175,9 @@ def test_a_second_run_in_the_same_directory_is_refused(
         process.wait(60)
 
 
-@pytest.mark.parametrize("what", ["options", pytest.param("points", marks=pytest.mark.slow)])
+# In short: the check of processes as threads, in test_consistency.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["options", "points"])
 def test_a_process_that_differs_is_named_with_what_differs(
     pair_directory: Path, tmp_path: Path, what: str
 ) -> None:

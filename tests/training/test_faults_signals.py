@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SECONDS_TO_OUTCOME, metrics_of, pids_of, shared_memory_of
+from conftest import SECONDS_TO_OUTCOME, metrics_of
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -25,6 +25,7 @@ from disturbed import (
     wait_for_step,
 )
 from forked import run_forked
+from processes import pids_of, shared_memory_of
 
 from pointup.training.run_directory.checkpoint import latest_checkpoint
 
@@ -49,6 +50,8 @@ def test_a_signal_to_one_process_in_evaluation_saves_and_defers_the_evaluation(
     assert_ends_like(run, undisturbed)
 
 
+# In short: a run on two datasets, in test_several_datasets.py.
+@pytest.mark.slow
 def test_a_signal_to_one_process_of_a_group_saves_and_the_run_continues_bit_for_bit(
     pair_directory: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -63,7 +66,6 @@ def test_a_signal_to_one_process_of_a_group_saves_and_the_run_continues_bit_for_
     assert_ends_like(run, undisturbed)
 
 
-# In short: a signal to one process of a forked group, above.
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_launcher_saves_and_the_next_start_ends_like_the_undisturbed_run(

@@ -94,6 +94,8 @@ def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
 
 
+# In short: the search itself, in test_token_budget.py.
+@pytest.mark.slow
 def test_a_continued_run_keeps_its_automatic_budget(
     pair_directory: Path,
     tmp_path: Path,

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forest_options import FOREST
 from scipy.spatial import cKDTree
 from sheets import CPU, StoreMaker, sheet, small_model
 
@@ -13,15 +14,6 @@ from pointup.errors import ModelError
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.single_pass.candidates import make_candidates
 from pointup.upsampling.store.region import Region
-
-FOREST = {
-    "column_layers": 2,
-    "column_neighbors": 5,
-    "column_stride": 3,
-    "extrapolation": True,
-    "descent": True,
-    "predict_error": True,
-}
 
 
 @pytest.mark.parametrize("options", [{}, FOREST])

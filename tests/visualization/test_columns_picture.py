@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from test_pictures import DEGENERATE, sphere
-from test_pictures import coarse as coarse
 from test_pictures import written as written
 
 from pointup.visualization import columns, columns_picture, maps, maps_picture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,6 @@ from pointup.visualization.rendering import (
     view_axes,
 )
 from pointup.visualization.surveys import find_section
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw without supersampling, a quarter of the work."""
-    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 1)
 
 
 def sphere(num_points: int, seed: int) -> np.ndarray:
@@ -104,6 +99,17 @@ def test_the_nearer_of_two_points_hides_the_other_whatever_their_order() -> None
     assert (picture == render_points(points[::-1], colors[::-1], camera, 0.5)).all()
     assert picture[40, 40, 2] > 150 and picture[40, 40, 0] < 50
     assert (picture[0, 0] == 255).all()
+
+
+def test_a_pixel_is_the_mean_of_four_at_twice_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = sphere(300, 0)
+    small = fit_camera(points, view_axes(30, 20), 80, 60)
+    large = replace(small, scale=2 * small.scale, width=160, height=120)
+    colors = np.random.default_rng(0).random((300, 3))
+    expected = render_points(points, colors, large, radius=0.1).reshape(60, 2, 80, 2, 3)
+    monkeypatch.setattr(rendering, "_SUPERSAMPLING", 2)
+    found = render_points(points, colors, small, radius=0.1)
+    np.testing.assert_allclose(found, expected.mean(axis=(1, 3)), atol=1)
 
 
 def test_point_spacing_is_the_step_of_a_grid_and_the_same_on_a_subset() -> None:

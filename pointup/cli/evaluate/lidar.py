@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from pointup.cli.evaluate.output import (
-    File,
     Model,
     Output,
     Oversampling,
-    Picture,
-    View,
     describe_upsampling,
     open_model,
 )
+from pointup.cli.output_files import File, Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

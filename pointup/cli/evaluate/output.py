@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 import pointup
+from pointup.cli.output_files import File
 from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from pointup.model.upsampler import Upsampler
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
-View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
-Picture = Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")]
 Model = Annotated[
     str | None,
     tyro.conf.arg(metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"),

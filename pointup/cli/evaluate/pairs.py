@@ -11,12 +11,11 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
-    Picture,
-    View,
     describe_model,
     describe_upsampling,
     open_model,
 )
+from pointup.cli.output_files import Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
-    Picture,
-    View,
     describe_upsampling,
     open_model,
 )
+from pointup.cli.output_files import Picture, View
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:

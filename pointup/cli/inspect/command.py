@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from pointup.cli.output_files import Picture, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +17,9 @@ class Inspect:
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
-    picture: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
-    ] = None
+    picture: Picture = None
     """Write a picture: histograms of sizes, and up to four pairs, source beside target."""
-    view: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")
-    ] = None
+    view: View = None
     """Write an HTML file to look at up to six pairs, source beside target."""
     min_points: int = 2
     """A sample is bad if its source or target has fewer points than this."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from pointup.cli.html_output import HtmlFile, Title, describe_page
+from pointup.cli.output_files import HtmlFile, Title, describe_page
 from pointup.errors import ConfigError
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pointup.cli.input_files import Inputs
+from pointup.cli.output_files import Picture, View
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, FileError, PointupError
 
@@ -113,13 +114,9 @@ class Upsample:
     ] = None
     """Number of points that go through the model at a time; lower it if memory is short. By default
     8,192 on a CPU, and 131,072 on an accelerator."""
-    picture: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")
-    ] = None
+    picture: Picture = None
     """Write a picture of the cloud before and after upsampling."""
-    view: Annotated[
-        Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")
-    ] = None
+    view: View = None
     """Write an HTML file to look at: before and after, side by side or faded, in a browser."""
     force: bool = False
     """Skip the check for an output that is huge or does not fit on the disk."""
