@@ -13,8 +13,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
-    "models/lidar.md": "pointup/weights/lidar/README.md",
-    "models/shapes.md": "pointup/weights/shapes/README.md",
+    **{
+        f"models/{name}.md": f"pointup/weights/{name}/README.md"
+        for name in ("lidar", "forest", "shapes", "noisy")
+    },
 }
 """Page of the site, and the file that holds its text."""
 
