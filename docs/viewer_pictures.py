@@ -33,6 +33,11 @@ from pointup.visualization.viewer import Channel, Layer, Scene, write_viewer
 DOCS = Path(__file__).parent
 ARGUMENTS = ["--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist"]
 LARGEST_FILE = 300_000
+SECOND_SAMPLE = """() => {
+    const samples = document.getElementById("scene");
+    samples.value = "1";
+    samples.dispatchEvent(new Event("change"));
+}"""
 FROM_SOUTH = ("viewer.change({projection: 'parallel'})", "viewer.stage.look(0, 0)")
 
 
@@ -53,7 +58,7 @@ def draw(page: Page, options: argparse.Namespace) -> None:
                 "--view",
                 view,
             )
-            picture(page, view, "viewer_shape.png", "viewer.change({scene: 1, color: 'error'})")
+            picture(page, view, "viewer_shape.png", SECOND_SAMPLE)
         if options.runs:
             run("report", *options.runs, "-o", work / "report.html")
             page.goto((work / "report.html").as_uri())
@@ -73,7 +78,7 @@ def draw_surveys(page: Page, surveys: Path, work: Path) -> None:
     drone = surveys / "transect_drone.laz"
     more = ["--reference", drone, "--title", "Forest transect", "-o", view]
     run("view", *clouds, "--names", *names, *more)
-    picture(page, view, "viewer_forest.png", *FROM_SOUTH)
+    picture(page, view, "viewer_forest.png", "viewer.change({color: 'height'})", *FROM_SOUTH)
     run("view", surveys / "autzen_trim.las", "-o", view)
     nearer = "viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 2}"
     picture(page, view, "viewer_autzen.png", "viewer.change({color: 'rgb'})", nearer)

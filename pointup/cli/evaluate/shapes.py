@@ -167,7 +167,7 @@ class Shapes:
         if self.picture is not None:
             save_picture(stacked([shape.picture() for shape in in_order]), self.picture)
         if self.view is not None:
-            title = ", ".join(shape.name for shape in in_order)
+            title = f"{len({shape['name'] for shape in measured})} shapes"
             write_viewer(self.view, [shape.scene() for shape in in_order], title)
 
     def _shapes(self) -> StoredShapes | DrawnShapes:
