@@ -26,6 +26,7 @@ from pointup.io.las_layout import RawRecord, damaged, read_layout
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
 CHUNK_SIZE = 1_000_000
+_FEW = 1000
 # x, y and the return fields are compressed together. For point formats 6 and above, this selection
 # halves the time.
 POSITIONS_ONLY = DecompressionSelection.xy_returns_channel().decompress_z()
@@ -60,6 +61,8 @@ def iter_records(
             reader = laspy.open(
                 stream,
                 closefd=False,
+                # The parallel decompressor decodes whole LAZ chunks, also for the first points.
+                laz_backend=laspy.LazBackend.Lazrs if chunk_size <= _FEW else None,
                 decompression_selection=selection or DecompressionSelection.all(),
             )
             header = reader.header
