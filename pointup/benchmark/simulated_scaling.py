@@ -79,7 +79,7 @@ def measure(effort: Effort) -> Iterator[Row]:
         }
     number = 8
     while number <= effort.simulate:
-        predicted = simulate(loads_of(number), step_times, reduction)
+        predicted = simulate(loads_of(number), step_times, reduction, per_machine=cores)
         yield {
             "processes": number,
             **as_row(predicted.steps_per_second, predicted.idle, predicted.reduction),
@@ -93,10 +93,16 @@ def as_row(steps_per_second: float, idle: float, reduction: float) -> Row:
 
 
 def fitted(groups: dict[int, list[dict[str, Any]]]) -> tuple[StepTimes, ReductionTimes]:
-    """Step times from the group of one process, reduction times from that of two."""
+    """Step times from the groups of one process and of two, reduction times from that of two."""
     alone, two = groups[1][0], groups[2]
     update = float(np.median(np.subtract(alone["wall"], alone["busy"])))
-    steps = StepTimes.fitted(np.array(alone["tokens"]), np.array(alone["busy"]), max(update, 0.0))
+    steps = StepTimes.fitted(
+        np.array(alone["tokens"]),
+        np.array(alone["busy"]),
+        max(update, 0.0),
+        loads_of_group(two),
+        np.array([process["busy"] for process in two]).T,
+    )
     small, large = (
         float(np.median(np.min([process[name] for process in two], axis=0)))
         for name in ("small_reductions", "reductions")
@@ -187,8 +193,9 @@ SECTION = Section(
         Column("real_reduction", "real, ms", ".2f"),
     ),
     measure,
-    note="Assumed: a step takes a + b * tokens, with the spread of the steps of one process here;\n"
-    "all wait for the slowest; the reduction sends 2 * (P - 1) / P times the buffer in\n"
-    "2 * log2(P) rounds, as measured between two processes here. Up to 4 share the cores of this\n"
-    "machine, more have one each; data workers keep up.",
+    note="Assumed: a step takes a + b * tokens, with the spread of the steps of one process here.\n"
+    "What two processes here have in common in a step, all processes of a machine have. All wait\n"
+    "for the slowest; the reduction sends 2 * (P - 1) / P times the buffer in 2 * log2(P) rounds,\n"
+    "as measured between two processes here. Up to 4 share the cores of this machine; more have\n"
+    "one each, on machines with as many cores as this one. Data workers keep up.",
 )

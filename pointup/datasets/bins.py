@@ -14,7 +14,7 @@ import numpy as np
 # Share of the budget that a kept bin may have free before it is topped up, and the largest number
 # of samples that are added or exchanged to do so.
 ACCEPTED_ROOM = 4e-3
-MAX_EXCHANGES = 3
+MAX_EXCHANGES = 4
 # Share of idle slot time up to which bins are not packed again.
 ACCEPTED_IDLE = 5e-4
 
@@ -78,47 +78,47 @@ def topped_up(
     Each exchange moves one sample of the other bins into a kept bin, and at most one sample of that
     bin out of it, so that the load grows as much as possible within the capacity. Some sizes don't
     add up to the capacity in the order of best-fit: of sizes from 2,000 to 2,500 eight leave up to
-    4,000 tokens free, but the right eight leave none.
+    4,000 tokens free, but the right eight leave none. All bins exchange at a time; of bins that ask
+    for the same sample, all but one get the next smaller ones.
     """
     accepted = int(ACCEPTED_ROOM * capacity)
-    loads = np.bincount(bins, sizes, minlength=num_kept)[:num_kept].astype(np.int64)
-    unfilled = np.flatnonzero(capacity - loads > accepted)
-    others = np.flatnonzero(bins >= num_kept)
-    if not len(unfilled) or not len(others):
-        return bins
-    # The size and the index of a sample are packed into one integer, which sorts by size first.
-    items = ((sizes.astype(np.int64) << 32) + np.arange(len(sizes))).tolist()
-    pool = sorted(items[i] for i in others.tolist())
-    order = np.argsort(bins, kind="stable").tolist()
-    ptr = bounds_of(np.bincount(bins)).tolist()
-    found = bins.tolist()
-    for b in unfilled.tolist():
-        room = capacity - int(loads[b])
-        members = sorted(items[i] for i in order[ptr[b] : ptr[b + 1]])
-        for _ in range(MAX_EXCHANGES):
-            best, best_gain, leaves = -1, 0, -1
-            if len(members) < limit:
-                best = bisect_left(pool, (room + 1) << 32) - 1
-                best_gain = pool[best] >> 32 if best >= 0 else 0
-            for number, item in enumerate(members):
-                if best_gain >= room - accepted:
-                    break
-                at = bisect_left(pool, ((item >> 32) + room + 1) << 32) - 1
-                if at >= 0 and (pool[at] >> 32) - (item >> 32) > best_gain:
-                    best, best_gain, leaves = at, (pool[at] >> 32) - (item >> 32), number
-            if best_gain <= 0:
-                break
-            entering = pool.pop(best)
-            found[entering & 0xFFFFFFFF] = b
-            if leaves >= 0:
-                leaving = members.pop(leaves)
-                insort(pool, leaving)
-                found[leaving & 0xFFFFFFFF] = num_kept
-            room -= best_gain
-            if room <= accepted or not pool:
-                break
-            insort(members, entering)
-    return np.array(found)
+    bins, sizes = bins.copy(), sizes.astype(np.int64)
+    loads = np.bincount(bins, sizes, minlength=num_kept)[:num_kept]
+    rooms = capacity - loads.astype(np.int64)
+    counts = np.bincount(bins, minlength=num_kept)[:num_kept]
+    for _ in range(MAX_EXCHANGES):
+        pool = np.flatnonzero(bins >= num_kept)
+        unfilled = rooms > accepted
+        if not len(pool) or not unfilled.any():
+            break
+        pool = pool[np.argsort(sizes[pool], kind="stable")]
+        offered = sizes[pool]
+        # All exchanges that a bin can make: with nothing that leaves it, or with each of its
+        # samples.
+        open_bins = np.flatnonzero(unfilled & (counts < limit))
+        members = np.flatnonzero(np.append(unfilled, False)[np.minimum(bins, num_kept)])
+        owners = np.concatenate([open_bins, bins[members]])
+        leaving = np.concatenate([np.full(len(open_bins), -1), members])
+        left = np.concatenate([np.zeros(len(open_bins), np.int64), sizes[members]])
+        place = np.searchsorted(offered, left + rooms[owners], side="right") - 1
+        gain = np.where(place >= 0, offered[place] - left, 0).clip(0)
+        order = np.argsort(owners * (capacity + 1) + gain, kind="stable")
+        best = order[np.append(np.diff(owners[order]) > 0, True)]
+        # Bins that ask for the same place get that one and those before it.
+        best = best[np.argsort(-place[best], kind="stable")]
+        steps = np.arange(len(best))
+        got = np.minimum.accumulate(place[best] + steps) - steps
+        best, got = best[got >= 0], got[got >= 0]
+        gain = offered[got] - left[best]
+        best, got, gain = best[gain > 0], got[gain > 0], gain[gain > 0]
+        if not len(best):
+            break
+        out, changed = leaving[best], owners[best]
+        bins[pool[got]] = changed
+        bins[out[out >= 0]] = num_kept
+        rooms[changed] -= gain
+        counts[changed] += out < 0
+    return bins
 
 
 def balance(

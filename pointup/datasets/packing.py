@@ -24,7 +24,7 @@ from pointup.datasets.bins import (
     topped_up,
 )
 
-VERSION = 2
+VERSION = 3
 """Increased with each change of the plans. A checkpoint says by which version its epoch began."""
 BINS_PER_WINDOW = 512
 # A window fills this many times the bins that it keeps; badly packed bins are packed again.

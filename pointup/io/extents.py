@@ -10,7 +10,7 @@ import numpy as np
 
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud
-from pointup.io.files import LAS_EXTENSIONS, iter_points, read_points
+from pointup.io.files import LAS_EXTENSIONS, read_first, read_points
 
 CRS_OWNER, WKT, GEO_KEYS = "LASF_Projection", 2112, (34735, 34736, 34737)
 
@@ -59,7 +59,7 @@ def read_extent(path: Path) -> FileExtent:
         cloud = read_points(path)
         xy = cloud.positions[:, :2]
         return _extent(path, cloud, xy.min(axis=0), xy.max(axis=0), len(cloud))
-    first = next(iter_points(path, 2))
+    first = read_first(path, 2)
     header = first.header
     assert isinstance(header, laspy.LasHeader)
     low, high = np.array(header.mins[:2]), np.array(header.maxs[:2])

@@ -108,6 +108,19 @@ def iter_points(
         yield cloud.select(slice(start, start + chunk_size))
 
 
+def read_first(path: str | Path, number: int) -> PointCloud:
+    """The first points of a file, at most `number`; raises the errors of `read_points`.
+
+    Of LAS and LAZ no more than these are read, so that damage after them is not found.
+    """
+    path = check_readable(path)
+    if path.suffix.lower() in LAS_EXTENSIONS:
+        from pointup.io.las import first_of_las
+
+        return first_of_las(path, number)
+    return read_points(path).select(slice(number))
+
+
 def open_writer(
     path: str | Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
 ) -> PointWriter:

@@ -39,6 +39,7 @@ def iter_records(
     chunk_size: int,
     selection: DecompressionSelection | None = None,
     bounds: Bounds | None = None,
+    only_first: bool = False,
 ) -> Iterator[tuple[laspy.ScaleAwarePointRecord, np.ndarray, laspy.LasHeader]]:
     """Yield the point records of a file in chunks, in the order of the file.
 
@@ -50,16 +51,21 @@ def iter_records(
 
     With `bounds`, only the records inside are yielded, and no empty chunks. Of a COPC file only the
     nodes of its octree that touch the bounds are read, and of these alone the size is checked.
+    `only_first` is for callers that read no chunk after the first: they decompress no more points
+    than that, and check only the first LAZ chunk.
 
     Raises FileError for a file that is not LAS or LAZ, is truncated or has no points.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
         with _las_errors(path):
             by_nodes = bounds is not None and is_copc(path)
-            layout = read_layout(path, stream, check_chunks=not by_nodes)
+            num_checked = 0 if by_nodes else 1 if only_first else None
+            layout = read_layout(path, stream, num_checked)
             reader = laspy.open(
                 stream,
                 closefd=False,
+                # The parallel decompressor decodes whole LAZ chunks, also for the first points.
+                laz_backend=laspy.LazBackend.Lazrs if only_first else None,
                 decompression_selection=selection or DecompressionSelection.all(),
             )
             header = reader.header
@@ -124,6 +130,14 @@ def iter_las(
         with _las_errors(path):
             read = attributes_of(records) if attributes else {}
         yield PointCloud(positions, read, header, path)
+
+
+def first_of_las(path: Path, number: int) -> PointCloud:
+    """The first points of the file, at most `number`, with attributes."""
+    records, positions, header = next(iter_records(path, number, only_first=True))
+    check_positions(positions, str(path))
+    with _las_errors(path):
+        return PointCloud(positions, attributes_of(records), header, path)
 
 
 def read_las(path: Path, attributes: bool) -> PointCloud:

@@ -50,11 +50,12 @@ class Layout(NamedTuple):
     creation_date: bytes
 
 
-def read_layout(path: Path, stream: BinaryIO, check_chunks: bool = True) -> Layout:
+def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) -> Layout:
     """Read the VLRs, the EVLRs and the creation date of a file, byte for byte.
 
-    Leaves the stream at its beginning. Raises FileError for a file that is not LAS or LAZ, or that
-    is shorter than its counts require.
+    Checks the first `num_checked` LAZ chunks, by default all; with 0 not even their table. Each
+    chunk takes a read. Leaves the stream at its beginning. Raises FileError for a file that is not
+    LAS or LAZ, or that is shorter than its counts require.
     """
     size = path.stat().st_size
     head = stream.read(375)
@@ -69,9 +70,9 @@ def read_layout(path: Path, stream: BinaryIO, check_chunks: bool = True) -> Layo
         raise damaged(path, f"has {size} bytes, its points begin after {points_start}")
     vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEADER_SIZE)
     evlrs = _read_records(path, stream, start_of_evlrs, size, num_evlrs, EVLR_HEADER_SIZE)
-    if point_format & COMPRESSED and check_chunks:
+    if point_format & COMPRESSED and num_checked != 0:
         laszip = next((record.data for record in vlrs if record.user_id == LASZIP), b"")
-        _check_chunks(path, stream, points_start, size, num_points, laszip)
+        _check_chunks(path, stream, points_start, size, num_points, laszip, num_checked)
     elif not point_format & COMPRESSED and points_start + num_points * point_size > size:
         end = points_start + num_points * point_size
         raise damaged(path, f"has {size} of {end} bytes")
@@ -101,7 +102,13 @@ def _read_records(
 
 
 def _check_chunks(
-    path: Path, stream: BinaryIO, points_start: int, size: int, num_points: int, laszip: bytes
+    path: Path,
+    stream: BinaryIO,
+    points_start: int,
+    size: int,
+    num_points: int,
+    laszip: bytes,
+    num_checked: int | None,
 ) -> None:
     if len(laszip) < 34:
         raise damaged(path, "the record that describes its compression is missing")
@@ -122,13 +129,18 @@ def _check_chunks(
     num_chunks = int.from_bytes(stream.read(4), "little")
     if num_chunks > size:
         raise damaged(path, f"it counts {num_chunks} chunks in {size} bytes")
-    _check_each_chunk(path, stream, points_start, table, laszip)
+    _check_each_chunk(path, stream, points_start, table, laszip, num_checked)
 
 
 def _check_each_chunk(
-    path: Path, stream: BinaryIO, points_start: int, table: int, laszip: bytes
+    path: Path,
+    stream: BinaryIO,
+    points_start: int,
+    table: int,
+    laszip: bytes,
+    num_checked: int | None,
 ) -> None:
-    """Check the size of each chunk against the file, and the sizes of its layers against the chunk.
+    """Check the sizes of chunks against the file, and the sizes of their layers against the chunk.
 
     For point formats 6 and above, a chunk begins with its first point, its number of points and the
     sizes of its layers. Chunks of older formats have no layers.
@@ -142,7 +154,7 @@ def _check_each_chunk(
     stream.seek(points_start)
     chunks = lazrs.read_chunk_table(stream, lazrs.LazVlr(laszip))
     start = points_start + 8
-    for i, (_, num_bytes) in enumerate(chunks):
+    for i, (_, num_bytes) in enumerate(chunks[:num_checked]):
         if start + num_bytes > table:
             raise damaged(path, f"chunk {i + 1} of {len(chunks)} is cut short")
         if num_layers:

@@ -9,17 +9,58 @@ from pointup.benchmark import simulated_scaling
 from pointup.benchmark.simulation import ReductionTimes, StepTimes, simulate
 from pointup.cli.main import main
 
-EXACT = StepTimes(fixed=0.1, per_token=1e-3, factors=np.ones(1), update=0.05)
+EXACT = StepTimes(fixed=0.1, per_token=1e-3, common=np.ones(1), own=np.ones(1), update=0.05)
 NO_REDUCTION = ReductionTimes(0.0, 0.0)
 
 
 def test_times_are_fitted_to_what_was_measured() -> None:
     tokens = np.array([100, 500, 900, 1500])
-    times = StepTimes.fitted(tokens, 0.1 + 1e-3 * tokens, update=0.05)
+    group = np.array([[100, 300], [200, 900]])
+    times = StepTimes.fitted(tokens, 0.1 + 1e-3 * tokens, 0.05, group, 0.1 + 1e-3 * group)
     assert (times.fixed, times.per_token) == pytest.approx((0.1, 1e-3))
-    assert times.factors == pytest.approx(1.0)
-    falling = StepTimes.fitted(tokens, 2.0 - 1e-3 * tokens, update=0.0)
+    assert times.common == pytest.approx(1.0) and times.own == pytest.approx(1.0)
+    falling = StepTimes.fitted(tokens, 2.0 - 1e-3 * tokens, 0.0, group, 0.1 + 1e-3 * group)
     assert falling.fixed == 0 and falling.per_token > 0
+
+
+def test_what_slows_a_whole_machine_down_makes_none_of_its_processes_wait() -> None:
+    # A step takes 1 s, or 2 s while the machine is slow.
+    slow_at_times = StepTimes(1.0, 0.0, common=np.array([1.0, 2.0]), own=np.ones(1), update=0.0)
+    loads = np.ones((100_000, 2))
+    together = simulate(loads, slow_at_times, NO_REDUCTION)
+    assert together.idle == pytest.approx(0.0, abs=1e-12)
+    assert together.steps_per_second == pytest.approx(1 / 1.5, rel=0.01)
+    # On two machines the times are (1, 1), (1, 2), (2, 1), (2, 2), equally often: 6 s of computing
+    # for each process in 7 s.
+    apart = simulate(loads, slow_at_times, NO_REDUCTION, per_machine=1)
+    assert apart.idle == pytest.approx(1 / 7, rel=0.02)
+    assert apart.steps_per_second == pytest.approx(4 / 7, rel=0.01)
+
+
+def test_the_spread_of_a_machine_is_told_from_that_of_its_processes() -> None:
+    # Steps of 10 s; the machine is slower by up to a half, and a process by up to 2 %.
+    rng = np.random.default_rng(0)
+    slow, own = rng.uniform(1, 1.5, (200, 1)), rng.uniform(0.98, 1.02, (200, 2))
+    group_tokens = np.full((200, 2), 20_000)
+    group_seconds = 10 * slow * own
+    tokens, seconds = group_tokens[:, 0], group_seconds[:, 0]
+    times = StepTimes.fitted(tokens, seconds, 0.0, group_tokens, group_seconds)
+    assert np.log(times.own).std() == pytest.approx(np.log(own).std(), rel=0.15)
+    assert np.log(times.common).std() == pytest.approx(np.log(slow).std(), rel=0.15)
+    waited = 1 - group_seconds.sum() / (2 * group_seconds.max(axis=1).sum())
+    found = simulate(group_tokens, times, NO_REDUCTION)
+    assert found.idle == pytest.approx(waited, rel=0.3)
+    assert 1 / found.steps_per_second == pytest.approx(group_seconds.max(axis=1).mean(), rel=0.05)
+    # On machines of their own they wait ten times as long.
+    assert simulate(group_tokens, times, NO_REDUCTION, per_machine=1).idle > 8 * waited
+
+
+def test_a_spread_without_common_part_is_that_of_each_process() -> None:
+    tokens = np.full(1000, 20_000)
+    group = np.exp(np.random.default_rng(0).normal(0, 0.1, (1000, 2)))
+    times = StepTimes.fitted(tokens, group[:, 0], 0.0, np.full((1000, 2), 20_000), group)
+    assert np.log(times.common).std() < 0.03
+    assert np.log(times.own).std() == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_step_takes_as_long_as_its_slowest_process_the_reduction_and_the_update() -> None:
@@ -49,7 +90,7 @@ def test_the_reduction_grows_with_the_logarithm_of_the_processes_only() -> None:
 
 def test_more_varying_times_make_more_waiting() -> None:
     loads = simulated_scaling.loads_of(64)
-    noisy = StepTimes(0.1, 1e-3, np.linspace(0.8, 1.2, 50), 0.05)
+    noisy = StepTimes(0.1, 1e-3, np.ones(1), np.linspace(0.8, 1.2, 50), 0.05)
     idle = [simulate(loads, times, NO_REDUCTION).idle for times in (EXACT, noisy)]
     assert idle[0] < 0.05 < 0.1 < idle[1] < 0.3
 

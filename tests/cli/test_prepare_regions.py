@@ -56,6 +56,12 @@ def prepare(surveys: Path, output: Path, *more: object) -> int:
     return main([str(word) for word in words])
 
 
+def thin(surveys: Path, output: Path, *more: object) -> int:
+    words = ("prepare", "thin", surveys / "dense", "--ratio", 3, "--pattern", "mixed", "--tile", 10,
+             "--block", 2, "--min-points", 2, "--num-workers", 1, "-o", output, *more)  # fmt: skip
+    return main([str(word) for word in words])
+
+
 @pytest.fixture
 def undisturbed(surveys: Path, tmp_path: Path) -> Path:
     assert prepare(surveys, tmp_path / "undisturbed") == 0
@@ -121,6 +127,53 @@ def test_an_interrupted_command_continues_to_the_same_bytes(
     assert "continuing: 4 of" in capsys.readouterr().err
     assert same_files(output, undisturbed)
     assert not list(tmp_path.glob(".*")), "nothing is left"
+
+
+def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
+    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert thin(surveys, tmp_path / "regions", "--validation", 0) == 0
+    assert json.loads((tmp_path / "regions" / "pointup.json").read_text())["regions"] > 4
+    monkeypatch.setattr(regions, "LARGE_BYTES", 10**9)
+    assert thin(surveys, tmp_path / "once", "--validation", 0) == 0
+    # A dataset without validation pairs is split when it is opened.
+    by_regions, at_once = (
+        {
+            row["name"]: row
+            for split in ("train", "validation")
+            for row in open_pairs(tmp_path / name, split)
+        }
+        for name in ("regions", "once")
+    )
+    # 15 x 15 tiles of 10 m with 80 points each.
+    assert by_regions.keys() == at_once.keys() and len(at_once) == 225
+    for name, row in at_once.items():
+        for column, values in row.items():
+            assert np.array_equal(values, by_regions[name][column]), (name, column)
+
+
+def test_an_interrupted_thinning_continues_to_the_same_bytes(
+    surveys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert thin(surveys, tmp_path / "undisturbed") == 0
+    with monkeypatch.context() as patch:
+        real = region_pairs.write_part
+
+        def interrupted(folder: Path, number: int, *rest: object) -> None:
+            if number == 2:
+                raise KeyboardInterrupt
+            real(folder, number, *rest)  # type: ignore[arg-type]
+
+        patch.setattr(region_pairs, "write_part", interrupted)
+        assert thin(surveys, tmp_path / "pairs") == 130
+    assert not (tmp_path / "pairs").exists()
+    capsys.readouterr()
+    assert thin(surveys, tmp_path / "pairs") == 0
+    assert "continuing: 2 of" in capsys.readouterr().err
+    assert same_files(tmp_path / "pairs", tmp_path / "undisturbed")
 
 
 def test_other_options_do_not_continue_an_interrupted_command(

@@ -8,11 +8,13 @@ from pathlib import Path
 from struct import pack_into, unpack_from
 
 import laspy
+import lazrs
+import numpy as np
 import pytest
 from test_las import make_las
 
 from pointup.errors import FileError
-from pointup.io.files import iter_points, read_points, write_points
+from pointup.io.files import iter_points, read_first, read_points, write_points
 
 
 def damage_cut(data: bytearray) -> bytearray:
@@ -43,11 +45,11 @@ def damage_count_of_chunks(data: bytearray) -> bytearray:
     return data
 
 
-def damage_size_of_a_layer(data: bytearray, layer: int = 1) -> bytearray:
+def damage_size_of_a_layer(data: bytearray, layer: int = 1, chunk_start: int = 0) -> bytearray:
     # The sizes follow the offset of the chunk table, the first point and the number of points.
-    start = unpack_from("<I", data, 96)[0]
+    start = unpack_from("<I", data, 96)[0] + 8 + chunk_start
     size = laspy.PointFormat(7).size + 2
-    pack_into("<I", data, start + 8 + size + 4 + 4 * layer, 2**32 - 1)
+    pack_into("<I", data, start + size + 4 + 4 * layer, 2**32 - 1)
     return data
 
 
@@ -87,6 +89,28 @@ def test_a_layer_longer_than_its_chunk_is_reported_before_memory_is_allocated(
     path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), layer))
     with pytest.raises(FileError, match="chunk 1 of 1 has layers longer than itself"):
         next(iter_points(path))
+
+
+def test_the_first_points_are_read_without_a_look_at_later_chunks(tmp_path: Path) -> None:
+    path = tmp_path / "a.laz"
+    make_las(path, count=50_010)
+    whole = read_points(path)
+    with laspy.open(path) as reader, path.open("rb") as stream:
+        stream.seek(reader.header.offset_to_point_data)
+        vlr = lazrs.LazVlr(reader.header.vlrs.get("LasZipVlr")[0].record_data)
+        first, _ = lazrs.read_chunk_table(stream, vlr)
+    path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes()), 1, first[1]))
+    with pytest.raises(FileError, match="chunk 2 of 2 has layers longer than itself"):
+        next(iter_points(path, 3))
+    found = read_first(path, 3)
+    assert np.array_equal(found.positions, whole.positions[:3])
+    assert found.attributes.keys() == whole.attributes.keys()
+    for name, values in found.attributes.items():
+        assert np.array_equal(values, whole.attributes[name][:3]), name
+
+    path.write_bytes(damage_size_of_a_layer(bytearray(path.read_bytes())))
+    with pytest.raises(FileError, match="chunk 1 of 2 has layers longer than itself"):
+        read_first(path, 3)
 
 
 def test_a_truncated_file_is_reported_before_its_first_points(tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import laspy
 import numpy as np
 import pytest
 from copc_files import write_copc
+from filelock import FileLock
 
 from pointup.cli.main import main
 from pointup.cli.upsample import selection
@@ -89,8 +94,8 @@ def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_th
     }
     assert part & originals == inside & originals
     assert len(part) == pytest.approx(len(inside), rel=0.05)
-    # The grid of the target counts begins at the corner of what is read, so that new points lie
-    # elsewhere than those of the whole, in the same number.
+    # Boxes begin at the lowest point that is read, so that new points lie elsewhere than those of
+    # the whole, in about the same number.
     assert not (part - originals) & originals and len(part - originals) > 50
 
 
@@ -159,6 +164,56 @@ def test_a_second_call_skips_what_is_written_and_says_so(
     assert rewritten() == {"0.las"}
     assert upsample(model, tiles, "-o", out, "--separate", "--seed", 1) == 0
     assert len(rewritten()) == 3, "other options"
+
+
+def test_what_a_killed_call_left_is_deleted_and_what_a_running_one_uses_is_not(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    (out / ".0.las.work" / "survey").mkdir(parents=True)
+    (out / ".0.las.work" / "survey" / "rows").write_bytes(b"of a killed call")
+    (out / ".1.las.4242.part").write_bytes(b"half a file")
+    with FileLock(out / ".0.las.work" / "lock"):
+        assert upsample(model, tiles, "-o", out) == 1
+        assert "another call upsamples into it" in capsys.readouterr().err
+        assert not list(out.glob("*.las"))
+    assert upsample(model, tiles, "-o", out) == 0
+    assert [p.name for p in out.glob(".*")] == [".upsampled"]
+    assert len(list(out.glob("*.las"))) == 3
+
+
+@pytest.mark.slow
+def test_a_folder_whose_call_was_killed_continues_with_the_survey_that_was_not_finished(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A second survey of two files, far from the first.
+    for i in (3, 4):
+        write_las(tiles / f"{i}.las", surface(400, i, WIDTH) + np.array([1e5 + i * WIDTH, 0, 0]))
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert upsample(model, tiles, "-o", whole) == 0
+    command = [sys.executable, "-m", "pointup", "upsample", tiles, "-o", out, "--model", model,
+               "--ratio", "2"]  # fmt: skip
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not (out / ".3.las.work" / "survey" / "blocks.npz").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert sorted(p.name for p in out.glob("*.las")) == ["0.las", "1.las", "2.las"]
+    times = {p: p.stat().st_mtime_ns for p in out.glob("*.las")}
+    capsys.readouterr()
+    assert upsample(model, tiles, "-o", out) == 0
+    assert "2 files written, 3 skipped" in capsys.readouterr().out
+    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
+    for path in whole.glob("*.las"):
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    assert [p.name for p in out.glob(".*")] == [".upsampled"]
+
+    # One file of a survey is missing: the whole survey is done again.
+    (out / "4.las").unlink()
+    assert upsample(model, tiles, "-o", out) == 0
+    assert "2 files written, 3 skipped" in capsys.readouterr().out
 
 
 def test_an_impossible_shard_is_refused(

@@ -72,13 +72,14 @@ class Upsample:
         tyro.conf.arg(metavar="XMIN YMIN XMAX YMAX", help_behavior_hint="(optional)"),
     ] = None
     """Upsample only this part of a survey, in the unit of its files. Files that lie outside are not
-    written. Of a COPC file only what the part touches is read."""
+    written. Of a COPC file only what the part touches is read. The new points are not those that
+    the whole survey gets there."""
     shard: ShardOption = None
     """Upsample only part K of N of the files, as a job of an array. Files that border on them are
     read as well."""
     redo: bool = False
-    """Upsample all files of a folder. By default those are skipped that an earlier call with the
-    same options has written."""
+    """Upsample all files of a folder. By default the surveys are skipped that an earlier call with
+    the same options has finished."""
     separate: bool = False
     """Upsample each file separately, even if it borders on others."""
     only_new: bool = False

@@ -5,21 +5,26 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.window import Window
+from pointup.cli.upsample.work_directory import work_directory
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, DataError, FileError, PointupError
-from pointup.io.cloud import os_errors
-from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, iter_points, open_writer
+from pointup.io.files import (
+    LAS_EXTENSIONS,
+    PointCloud,
+    copy_points,
+    iter_points,
+    open_writer,
+    read_first,
+)
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
 from pointup.upsampling.filtering import PointFilter
@@ -71,7 +76,7 @@ def upsample_survey(
     began = time.monotonic()
     hidden = not workers.is_main
     left_out: dict[int, FileError] = {}
-    with _work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
+    with work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
         with workers.barrier():
             if workers.is_main:
                 left_out = _sort_points(jobs, directory, point_filter, progress)
@@ -138,25 +143,6 @@ def _name(jobs: Sequence[Job]) -> str:
 def _count_text(num_read: int, num_taken: int) -> str:
     rest = num_read - num_taken
     return f"{num_read:,} points in" + (f" ({rest:,} of them not upsampled)" if rest else "")
-
-
-@contextmanager
-def _work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
-    """A temporary directory beside the first output file."""
-    path = ""
-    target = next(job.target for job in jobs if not job.is_context)
-    with workers.barrier():
-        if workers.is_main:
-            with os_errors(target, "written"):
-                for job in jobs:
-                    job.target.parent.mkdir(parents=True, exist_ok=True)
-                path = mkdtemp(prefix=f".{target.name}.", suffix=".work", dir=target.parent)
-    directory = Path(workers.from_main(path))
-    try:
-        yield directory
-    finally:
-        if workers.is_main:
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _sort_points(
@@ -273,7 +259,7 @@ def _write(
     progress: ProgressBar,
 ) -> int:
     """Write the points of a file, then the new points. Returns the number of points."""
-    like = next(iter_points(job.source, 2))
+    like = read_first(job.source, 2)
     # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
     like.positions = store.anchor + np.array([np.zeros(3), store.high.max(axis=0)])
     added = added_dimensions(like)

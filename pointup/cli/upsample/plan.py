@@ -16,8 +16,8 @@ from pointup.io.files import (
     LAS_EXTENSIONS,
     check_readable,
     check_writable,
-    iter_points,
     point_extensions,
+    read_first,
 )
 from pointup.upsampling.models import shipped_for
 
@@ -115,7 +115,7 @@ def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
         try:
             extent = None if separate else read_extent(job.source)
             if separate and job.source.suffix.lower() in LAS_EXTENSIONS:
-                next(iter_points(job.source, 1, attributes=False))
+                read_first(job.source, 1)
         except NoPointsError:
             without_points.append(job)
         except PointupError as error:
