@@ -51,9 +51,10 @@ class TrainConfig:
     output_dir: Path = Path("runs/default")
     """Directory of the run. The same command again continues the run in it."""
     initial_model: str | None = None
-    """Model to start from instead of random weights: shapes, lidar, forest, a directory, or a
-    repository on the Hub. The run uses the options of this model. Of the model options only those
-    may be given that keep its weights, such as --model.column-layers, which adds others."""
+    """Model to start from instead of random weights: an included one (shapes, noisy, lidar or
+    forest), a directory, or a repository on the Hub. The run uses the options of this model. Of the
+    model options only those may be given that keep its weights, such as --model.column-layers,
+    which adds others."""
     train_only: tuple[str, ...] = ()
     """Train only weights whose names start with one of these, such as quota; freeze the others."""
     steps: int | None = None

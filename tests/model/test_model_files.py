@@ -96,7 +96,7 @@ def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
         ("Shapes", "did you mean shapes[?]"),
         (
             "elephant",
-            r"elephant: neither a shipped model \(shapes, lidar, forest\), a model directory",
+            r"elephant: neither a shipped model \(shapes, noisy, lidar, forest\), a model",
         ),
     ],
 )

@@ -43,6 +43,7 @@ def test_layers_added_to_an_initial_model_change_nothing_before_training(stored:
 
 
 def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) -> None:
-    given = ModelConfig(k=9, column_layers=1)
-    with pytest.raises(ConfigError, match=r"sets the model options; leave out --model\.k$"):
+    given = ModelConfig(num_layers=9, column_layers=1)
+    refused = r"sets the model options; leave out --model\.num-layers$"
+    with pytest.raises(ConfigError, match=refused):
         initial_model(TrainConfig(initial_model=stored, model=given))

@@ -67,7 +67,7 @@ def test_a_run_can_start_from_another_model(
     with pytest.raises(ConfigError, match=r"--initial-model .* leave out"):
         training.train(
             options(
-                pair_directory, tmp_path / "other", steps=1, model=SMALL,
+                pair_directory, tmp_path / "other", steps=1, model=replace(SMALL, num_layers=3),
                 initial_model=str(tmp_path / "first"),
             ),
             accelerator,

@@ -77,10 +77,15 @@ class Viewpoint {
       const { width, height } = this.layout()[0];
       const distances = corners.map(([right, up, near]) =>
         Math.max(Math.abs(up), (Math.abs(right) * height) / width) / tangent + (this.camera.isPerspectiveCamera ? near : 0));
-      return { columns: i + 1, distance: Math.max(...distances), height };
+      const empty = (i + 1) * Math.ceil(this.clouds.length / (i + 1)) - this.clouds.length;
+      return { columns: i + 1, distance: Math.max(...distances), height, empty };
     });
-    // The largest one has the least length for each pixel; of equal ones, that with most columns.
-    const best = fits.reduce((a, b) => (b.distance / b.height <= 1.01 * (a.distance / a.height) ? b : a));
+    // The largest one has the least length for each pixel; of equal ones, that with the fewest empty
+    // panels, and then that with most columns.
+    const best = fits.reduce((a, b) => {
+      const share = b.distance / b.height / (a.distance / a.height);
+      return share < 0.99 || (share <= 1.01 && b.empty <= a.empty) ? b : a;
+    });
     this.pose = { target, distance: 1.06 * best.distance, azimuth, elevation, columns: best.columns };
   }
 
