@@ -124,9 +124,8 @@ def test_shapes_are_sampled_independently_and_in_many_sizes() -> None:
 
 
 def test_landscapes_have_a_denser_target() -> None:
-    for seed in range(2):
-        pair, _ = scene_pair(np.random.default_rng(seed), resample=True)
-        assert pair.vertical
-        assert pair.resample is not None
-        assert len(pair.target) > 1.3 * len(pair.source)
-        assert 0.7 < len(pair.resample) / len(pair.target) < 1.4
+    pair, _ = scene_pair(np.random.default_rng(0), resample=True)
+    assert pair.vertical
+    assert pair.resample is not None
+    assert len(pair.target) > 1.3 * len(pair.source)
+    assert 0.7 < len(pair.resample) / len(pair.target) < 1.4

@@ -133,7 +133,7 @@ def test_the_noise_has_the_stated_standard_deviation(rng) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_landscape_can_be_scanned_by_aeroplane_and_drone(kind: str) -> None:
     rng = np.random.default_rng(3)
-    scene = random_scene(rng, 10.0, kind)
+    scene = random_scene(rng, 6.0, kind)
     source = scan(scene, 10.0, rng).points
     returns = scan(scene, 40.0, rng, from_drone=True)
     target, normals = returns.points, returns.normals
