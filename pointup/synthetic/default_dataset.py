@@ -33,7 +33,7 @@ from pointup.synthetic.shapes import random_surface
 
 # Increase this number with each change of the samples, so that cached datasets are not reused.
 RECIPE = 3
-NUM_TRAIN = 96
+NUM_TRAIN = 48
 NUM_VALIDATION = 12
 SCENE_SHARE = 0.35
 # Samples outside these bounds are drawn again, such as scenes that are hidden from the scanner or

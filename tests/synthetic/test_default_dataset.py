@@ -12,6 +12,8 @@ from scipy.spatial import cKDTree
 from pointup.datasets.pair_dataset import PairDataset, open_pairs, open_samples
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.default_dataset import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
     RECIPE,
     default_dataset,
     default_pairs,
@@ -58,7 +60,7 @@ def test_environment_variables_select_the_cache_directory(tmp_path, monkeypatch)
     monkeypatch.setattr(
         "pointup.synthetic.default_dataset.default_pairs", lambda directory, *_: directory.mkdir()
     )
-    name = f"default-{RECIPE}-seed0-96-12"
+    name = f"default-{RECIPE}-seed0-{NUM_TRAIN}-{NUM_VALIDATION}"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("POINTUP_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

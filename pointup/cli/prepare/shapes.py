@@ -203,7 +203,7 @@ class H5:
 class Default:
     """Make the default dataset of train.py: procedural shapes and simulated scans of landscapes."""
 
-    num_pairs: int = 108
+    num_pairs: int = 60
     """Number of pairs."""
     scene_share: float = 0.35
     """Share of pairs from landscapes, 0 to 1; the others are shapes."""
