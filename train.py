@@ -195,7 +195,9 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     config, accelerator, reduction = run.config, run.accelerator, run.reduction
     progress, sampler, watchdog = run.progress, run.sampler, run.watchdog
     weights, optimizer = run.trained.weights, run.trained.optimizer
-    learning_rate = run.schedule.learning_rate(progress.step, progress.share_done(config, sampler))
+    share_done = progress.share_done(config, sampler)
+    work = partial(run.forward_backward, share=share_done)
+    learning_rate = run.schedule.learning_rate(progress.step, share_done)
     set_learning_rate(optimizer, learning_rate)
 
     step_began = time.monotonic()
@@ -207,7 +209,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
         with reduction.timed_work():
             slot = micro_step * accelerator.num_processes + accelerator.process_index
             seed_micro_batch(config.seed, progress.step, slot)
-            for piece, losses in in_pieces(batch, run.forward_backward, reduction.drop_failed):
+            for piece, losses in in_pieces(batch, work, reduction.drop_failed):
                 reduction.add(losses, num_tokens(piece), piece.name, run.data.source_of(piece))
     watchdog.enter_phase("reduction")
     totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
@@ -241,13 +243,17 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
 
 
 def forward_backward(
-    batch: Batch, model: torch.nn.Module, accelerator: Accelerator, config: TrainConfig
+    batch: Batch,
+    model: torch.nn.Module,
+    accelerator: Accelerator,
+    config: TrainConfig,
+    share: float = 0.5,  # of the run: in its middle every term of the loss counts
 ) -> Tensor:
     """Losses (B,) of a micro-batch; adds its gradients to the parameters of this process only."""
-    # `StepReduction` reduces gradients once a step, in place of DistributedDataParallel.
+    # `StepReduction` reduces gradients, in place of DistributedDataParallel.
     with accelerator.no_sync(model), assume_valid():
         batch = move(batch, accelerator.device)
-        losses = losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss)
+        losses = losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss, share)
         accelerator.backward(losses.sum())
     return losses.detach()
 
@@ -259,11 +265,11 @@ def evaluate_and_save(run: Run, is_stopped: bool) -> bool:
     if progress.evaluation_due and not is_stopped:
         if is_time:
             # An evaluation that fails must not lose the steps before it.
-            save(run, must_succeed=False)
+            run.save(must_succeed=False)
         evaluate(run)
         is_stopped = progress.evaluation_due
     if is_time or progress.finished or is_stopped:
-        save(run, must_succeed=progress.finished or is_stopped)
+        run.save(must_succeed=progress.finished or is_stopped)
     if is_stopped:
         run.monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
     return is_stopped
@@ -287,12 +293,6 @@ def evaluate(run: Run) -> None:
     run.monitor.validation(run.progress.step, result)
     if run.progress.judge(result.score, run.config.patience, run.config.target_chamfer):
         run.saver.save_best()
-
-
-def save(run: Run, must_succeed: bool) -> None:
-    run.watchdog.enter_phase(run.saver.phase)
-    run.monitor.flush()
-    run.saver.save(must_succeed)
 
 
 if __name__ == "__main__":

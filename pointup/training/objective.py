@@ -32,11 +32,24 @@ LARGEST_GAP = 2.0
 """Upper bound of the distances in the coverage term, in spacings of the target. Without it, holes
 that no candidate can reach would dominate the loss."""
 
+Weight = float | tuple[float, float]
+"""Weight of a term: a number, or the weights at the start and at the end of the run, linear in the
+completed share of the run in between."""
+
+
+def weight_at(weight: Weight, share_done: float) -> float:
+    """The weight after `share_done` of the run, from 0 to 1."""
+    if not isinstance(weight, tuple):
+        return weight
+    start, end = weight
+    return start + share_done * (end - start)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """Options of the loss. Every term is in units of the target's spacing, which is estimated from
-    the source, so that clouds of any scale have the same weight."""
+    the source, so that clouds of any scale have the same weight. A weight with two numbers changes
+    linearly from the first, at the start of the run, to the second at its end."""
 
     chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Chamfer distance between output and target; density-aware is for two separate surveys."""
@@ -48,26 +61,32 @@ class LossConfig:
     """Steepness of the density-aware distance, per spacing of the target."""
     trim: float = 0.0
     """Share of the target, its farthest points, that the density-aware distance ignores."""
-    point_to_plane: float = 0.5
+    point_to_plane: Weight = 0.5
     """Weight of the distance of all candidates to the target's tangent planes, given normals."""
-    output_to_plane: float = 0.0
+    output_to_plane: Weight = 0.0
     """Weight of the same distance, of the output points only. Thinning keeps candidates that are
     far from others and from measured points, and these are the hardest."""
-    coverage: float = 0.0
+    coverage: Weight = 0.0
     """Weight of the fourth power of the distance from the target to the nearest candidate, at most
     two spacings."""
-    error: float = 0.2
+    error: Weight = 0.2
     """Weight of the negative log likelihood of the distances from output points to the target under
     the predicted errors, for a model with `predict_error`."""
-    density: float = 1.0
+    density: Weight = 1.0
     """Weight of the negative log likelihood of the target's points under the predicted density."""
-    repulsion: float = 0.0
+    repulsion: Weight = 0.0
     """Weight of the repulsion between output points closer than the target's spacing."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name not in ("chamfer", "unit", "trim") and not 0 <= value < math.inf:
-                raise ConfigError(f"--loss.{name} is {value}; it must be at least 0, and finite")
+            if name in ("chamfer", "unit", "trim"):
+                continue
+            for weight in value if isinstance(value, tuple) else (value,):
+                if not 0 <= weight < math.inf:
+                    raise ConfigError(
+                        f"--loss.{name.replace('_', '-')} is {weight}; it must be at least 0, and "
+                        "finite"
+                    )
         if not 0 <= self.trim < 1:
             raise ConfigError(f"--loss.trim is {self.trim}; it must lie in [0, 1)")
 
@@ -106,8 +125,11 @@ def losses_of_model(
     ratio: float | None,
     max_ratio: float,
     config: LossConfig,
+    share_done: float = 0.0,
 ) -> Tensor:
     """Loss (B,) of each cloud of a batch; (0,) for an empty batch, with a graph to the weights.
+
+    `share_done`, the completed share of the run, sets the weights that change.
 
     It is NaN for every cloud if the model's output is not finite, because the weights have
     diverged. Raises NonFiniteError if coordinates of the batch are not finite.
@@ -116,7 +138,7 @@ def losses_of_model(
     try:
         output = model(batch.pos, batch.ptr, ratios)
         spacing = target_spacing(output.gaps, batch.ptr, ratios)
-        return cloud_losses(output, batch, spacing, config)
+        return cloud_losses(output, batch, spacing, config, share_done)
     except NonFiniteError:
         if not batch.pos.isfinite().all():
             raise
@@ -125,10 +147,14 @@ def losses_of_model(
 
 
 def cloud_losses(
-    output: UpsamplerOutput, batch: Batch, spacing: Tensor, config: LossConfig
+    output: UpsamplerOutput,
+    batch: Batch,
+    spacing: Tensor,
+    config: LossConfig,
+    share_done: float = 0.0,
 ) -> Tensor:
-    """Loss (B,) of each cloud; each distance is divided by the local `spacing` (N,) of the target,
-    or its mean (`LossConfig.unit`).
+    """Loss (B,) of each cloud after `share_done` of the run; each distance is divided by the local
+    `spacing` (N,) of the target, or its mean (`LossConfig.unit`).
 
     The loss of an empty batch is (0,), with a graph to the weights.
     """
@@ -157,8 +183,8 @@ def cloud_losses(
             to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
     to_plane = (
-        (config.point_to_plane, output.candidates, output.candidates_ptr),
-        (config.output_to_plane, pos, ptr),
+        (weight_at(config.point_to_plane, share_done), output.candidates, output.candidates_ptr),
+        (weight_at(config.output_to_plane, share_done), pos, ptr),
     )
     for weight, points, points_ptr in to_plane:
         if weight > 0 and "target_normals" in batch:
@@ -166,18 +192,22 @@ def cloud_losses(
                 points, points_ptr, target, target_ptr, batch.target_normals
             )
             loss = loss + weight * plane / mean_spacing
-    if config.error > 0 and output.log_error is not None:
-        loss = loss + config.error * error_loss(output, output.log_error, batch, spacing)
-    if config.coverage > 0:
+    weight = weight_at(config.error, share_done)
+    if weight > 0 and output.log_error is not None:
+        loss = loss + weight * error_loss(output, output.log_error, batch, spacing)
+    weight = weight_at(config.coverage, share_done)
+    if weight > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
         gap = gap / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
         covered = gap.clamp(max=LARGEST_GAP**2).square()
-        loss = loss + config.coverage * segment_mean(covered, target_ptr)
-    if config.density > 0:
-        loss = loss + config.density * density_loss(output, batch)
-    if config.repulsion > 0:
+        loss = loss + weight * segment_mean(covered, target_ptr)
+    weight = weight_at(config.density, share_done)
+    if weight > 0:
+        loss = loss + weight * density_loss(output, batch)
+    weight = weight_at(config.repulsion, share_done)
+    if weight > 0:
         repulsion = repulsion_loss(pos, ptr, k=4, radius=mean_spacing)
-        loss = loss + config.repulsion * repulsion / mean_spacing
+        loss = loss + weight * repulsion / mean_spacing
     return loss
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
@@ -34,8 +33,9 @@ class Run:
     data: TrainingData
     model: torch.nn.Module
     """The weights after `Accelerator.prepare`, with autocast and data parallelism."""
-    forward_backward: Callable[[Batch], Tensor]
-    """Returns the losses (B,) of a micro-batch and adds its gradients to the weights."""
+    forward_backward: Callable[..., Tensor]
+    """Returns the losses (B,) of a micro-batch at a `share` of the run, and adds its gradients to
+    the weights."""
     trained: TrainingState
     reduction: StepReduction
     token_budget: int
@@ -53,3 +53,9 @@ class Run:
     watchdog: Watchdog
     non_finite: NonFiniteSteps
     stop: StopRequest
+
+    def save(self, must_succeed: bool) -> None:
+        """Save a checkpoint; every process must call this."""
+        self.watchdog.enter_phase(self.saver.phase)
+        self.monitor.flush()
+        self.saver.save(must_succeed)

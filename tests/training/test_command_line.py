@@ -62,7 +62,11 @@ def test_a_length_given_by_a_flag_replaces_the_one_of_the_file(tmp_path: Path) -
         crop=st.booleans(),
         train_only=st.lists(st.sampled_from(["quota", "encoder"]), max_size=2).map(tuple),
         model=st.builds(ModelConfig, concat=st.booleans(), k=st.integers(1, 20)),
-        loss=st.builds(LossConfig, chamfer=st.sampled_from(["unsquared", "squared"])),
+        loss=st.builds(
+            LossConfig,
+            chamfer=st.sampled_from(["unsquared", "squared"]),
+            coverage=st.floats(0, 9) | st.tuples(st.floats(0, 9), st.floats(0, 9)),
+        ),
     )
 )
 def test_the_config_json_of_a_run_is_a_file_of_options(

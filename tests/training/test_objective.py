@@ -162,6 +162,30 @@ def test_an_impossible_weight_is_refused() -> None:
     with pytest.raises(ConfigError, match="repulsion"):
         replace(LossConfig(), repulsion=-1.0)
 
+    with pytest.raises(ConfigError, match=r"--loss\.point-to-plane is nan"):
+        LossConfig(point_to_plane=(1.0, math.nan))
+
+
+TERMS = ["point_to_plane", "output_to_plane", "coverage", "density", "error", "repulsion"]
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_a_weight_with_two_numbers_changes_linearly_during_the_run(term: str) -> None:
+    batch = batch_of((20, 70), (30, 45))
+    torch.manual_seed(0)
+    ratio = training_ratio(batch, None, 16.0)
+    output: UpsamplerOutput = Upsampler(**SMALL, predict_error=True)(batch.pos, batch.ptr, ratio)
+    spacing = target_spacing(output.gaps, batch.ptr, ratio)
+    for share_done, weight in ((0.0, 3.0), (0.25, 2.25), (1.0, 0.0)):
+        changing = replace(LossConfig(), **{term: (3.0, 0.0)})
+        actual = cloud_losses(output, batch, spacing, changing, share_done)
+        constant = replace(LossConfig(), **{term: weight})
+        expected = cloud_losses(output, batch, spacing, constant)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    without = cloud_losses(output, batch, spacing, replace(LossConfig(), **{term: 0.0}))
+    at_start = cloud_losses(output, batch, spacing, changing)
+    assert (at_start - without).abs().min() > 1e-4, "the term has to matter"
+
 
 def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() -> None:
     batch = batch_of((25, 60))

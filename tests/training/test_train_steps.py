@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.errors import TrainingError
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
+from pointup.training.objective import LossConfig
 from pointup.training.run_directory import checkpoint
 
 
@@ -69,6 +71,34 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     totals = reduction.finish(stop=True, elapsed_seconds=0.0)
     assert totals.num_clouds == 0 and totals.loss == 0 and totals.stop
     assert all(not p.grad.any() for p in model.parameters())
+
+
+def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_continued(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loss = LossConfig(point_to_plane=(3.0, 0.0), coverage=(0.0, 1.0))
+    config = options(pair_directory, tmp_path / "whole", steps=4, num_pictures=0, loss=loss)
+    real = training.losses_of_model
+    shares: list[float] = []
+
+    def record(*given: Any) -> Tensor:
+        shares.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(training, "losses_of_model", record)
+    training.train(config, accelerator)
+    assert sorted(set(shares)) == [0.0, 0.25, 0.5, 0.75]
+    parts = replace(config, output_dir=tmp_path / "parts", save_every=2)
+    shares.clear()
+    training.train(parts, accelerator, stop_after=2)
+    training.train(parts, accelerator)
+    assert sorted(set(shares)) == [0.0, 0.25, 0.5, 0.75]
+    whole = final_weights(tmp_path / "whole", 4)
+    for name, weight in final_weights(tmp_path / "parts", 4).items():
+        torch.testing.assert_close(weight, whole[name], rtol=0, atol=0)
 
 
 def test_after_out_of_memory_the_gradient_is_the_same(
