@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import tyro
 
+from pointup.datasets.augmentation import JITTER
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.training.data_sources import data_sources
@@ -54,7 +55,7 @@ class TrainConfig:
     """Model to start from instead of random weights: an included one (shapes, noisy, lidar or
     forest), a directory, or a repository on the Hub. The run uses the options of this model. Of the
     model options only those may be given that keep its weights, such as --model.column-layers,
-    which adds others."""
+    which adds others; a value equal to the default of its option counts as not given."""
     train_only: tuple[str, ...] = ()
     """Train only weights whose names start with one of these, such as quota; freeze the others."""
     steps: int | None = None
@@ -186,6 +187,10 @@ class TrainConfig:
             )
         if self.noise and not self.augment:
             raise ConfigError("--noise needs --augment")
+        if 0 < self.noise <= JITTER:
+            raise ConfigError(
+                f"--noise is {self.noise}; augmentation adds {JITTER} in any case; give more, or 0"
+            )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError(f"--ema-decay is {self.ema_decay}; it must lie between 0 and 1")
         for name in ("ratio", "max_ratio"):

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import laspy
@@ -152,6 +154,20 @@ def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
             assert np.array_equal(values, by_regions[name][column]), (name, column)
 
 
+@contextmanager
+def interrupted_at_the_third_part(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    real = region_pairs.write_part
+
+    def interrupted(folder: Path, number: int, *rest: object) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+        real(folder, number, *rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(region_pairs, "write_part", interrupted)
+        yield
+
+
 def test_an_interrupted_thinning_continues_to_the_same_bytes(
     surveys: Path,
     tmp_path: Path,
@@ -159,15 +175,7 @@ def test_an_interrupted_thinning_continues_to_the_same_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert thin(surveys, tmp_path / "undisturbed") == 0
-    with monkeypatch.context() as patch:
-        real = region_pairs.write_part
-
-        def interrupted(folder: Path, number: int, *rest: object) -> None:
-            if number == 2:
-                raise KeyboardInterrupt
-            real(folder, number, *rest)  # type: ignore[arg-type]
-
-        patch.setattr(region_pairs, "write_part", interrupted)
+    with interrupted_at_the_third_part(monkeypatch):
         assert thin(surveys, tmp_path / "pairs") == 130
     assert not (tmp_path / "pairs").exists()
     capsys.readouterr()
@@ -182,15 +190,7 @@ def test_other_options_do_not_continue_an_interrupted_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with monkeypatch.context() as patch:
-        real = region_pairs.write_part
-
-        def interrupted(folder: Path, number: int, *rest: object) -> None:
-            if number == 2:
-                raise KeyboardInterrupt
-            real(folder, number, *rest)  # type: ignore[arg-type]
-
-        patch.setattr(region_pairs, "write_part", interrupted)
+    with interrupted_at_the_third_part(monkeypatch):
         assert prepare(surveys, tmp_path / "pairs") == 130
     capsys.readouterr()
     assert prepare(surveys, tmp_path / "pairs", "--seed", 1) == 1

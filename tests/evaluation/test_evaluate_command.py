@@ -168,6 +168,25 @@ def test_predictions_of_other_programs_are_scored(
     assert "P2F" not in capsys.readouterr().out
 
 
+def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shapes / "meshes").mkdir()
+    (shapes / "meshes" / "two.off").write_text(TETRAHEDRON)
+    rng = np.random.default_rng(0)
+    on_a_face = rng.dirichlet(np.ones(3), 80) @ np.eye(3)
+    np.savetxt(shapes / "truth" / "two.xyz", on_a_face)
+    np.savetxt(shapes / "inputs" / "two.txt", on_a_face[:20])
+    (shapes / "inputs" / "two.xyz").unlink()
+    assert not evaluate(
+        "shapes", "--truth", shapes / "truth", "--inputs", shapes / "inputs",
+        "--meshes", shapes / "meshes", "--json", shapes / "out.json",
+    )  # fmt: skip
+    assert "P2F of 1 shapes; no mesh of one" in capsys.readouterr().out
+    rows = {shape["name"]: shape["rows"] for shape in figures_of(shapes / "out.json")["shapes"]}
+    assert "p2f" not in rows["one"]["midpoints"] and "p2f" in rows["two"]["midpoints"]
+
+
 WRONG = [
     (["shapes"], "give --truth"),
     (["shapes", "--truth", "truth"], "--truth needs --inputs or --predictions"),
@@ -181,6 +200,7 @@ WRONG = [
     (["shapes", "--truth", "truth", "--predictions", "truth", "--model", "m"], "needs --inputs"),
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--json", "no/x"], "no folder no"),
     (["shapes", "--truth", "truth", "--inputs", "inputs", "--oversampling", 2], "needs --model"),
+    (["shapes", "--truth", "truth", "--inputs", "inputs", "--denoise"], "--denoise needs --model"),
     (
         [
             "lidar",

@@ -140,6 +140,21 @@ def test_the_command_uses_the_model_for_each_kind_of_file(
     assert np.allclose(scan, made["lidar"], atol=6e-4)
 
 
+def test_the_command_replaces_noisy_points_with_a_model_of_its_own(
+    two_models: dict[str, Upsampler], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = np.random.default_rng(0).random((60, 3))
+    np.save(tmp_path / "a.npy", points)
+    command = ["upsample", str(tmp_path / "a.npy"), "--ratio", "2", "--denoise"]
+    assert main([*command, "-o", str(tmp_path / "out.npy")]) == 0
+    made = np.load(tmp_path / "out.npy")[:, :3]
+    assert len(made) == 120
+    assert np.allclose(made, upsample(points, 2, model=two_models["noisy"], originals=False))
+    assert main([*command, "--only-new", "-o", str(tmp_path / "new.npy")]) == 1
+    assert "--only-new and --no-originals or --denoise" in capsys.readouterr().err
+    assert not (tmp_path / "new.npy").exists()
+
+
 def test_a_shipped_model_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:
     config = hub.WEIGHTS / "lidar" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 1}))

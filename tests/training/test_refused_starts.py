@@ -33,6 +33,9 @@ from starts import Start, continues, refused_in_a_line
         (("--num-workers", 10**6), "--num-workers"),
         (("--num-pictures", 10**9), "--num-pictures"),
         (("--log-with", "nonsense"), "--log-with"),
+        (("--noise", -0.1), "--noise"),
+        (("--noise", 0.005), "augmentation adds 0.01 in any case"),
+        (("--noise", 0.5, "--no-augment"), "--noise needs --augment"),
     ],
     ids=str,
 )

@@ -18,6 +18,7 @@ from pointup.datasets.batch import collate
 from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.errors import TrainingError
 from pointup.model.upsampler import Upsampler
+from pointup.training.datasets import open_training_data
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory import checkpoint
@@ -71,6 +72,19 @@ def test_a_micro_batch_without_clouds_adds_nothing(
     totals = reduction.finish(stop=True, elapsed_seconds=0.0)
     assert totals.num_clouds == 0 and totals.loss == 0 and totals.stop
     assert all(not p.grad.any() for p in model.parameters())
+
+
+def test_noise_moves_the_sources_of_training_pairs_and_no_others(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    quiet, noisy = (
+        open_training_data(options(pair_directory, tmp_path, noise=noise), accelerator)
+        for noise in (0.0, 0.5)
+    )
+    before, after = (data.train[(0, 0)] for data in (quiet, noisy))
+    assert (before.pos - after.pos).abs().max() > 0
+    assert torch.equal(before.target, after.target)
+    assert torch.equal(quiet.validation[0].pos, noisy.validation[0].pos)
 
 
 def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_continued(

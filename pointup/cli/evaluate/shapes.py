@@ -87,6 +87,8 @@ class Shapes:
         from pointup.upsampling.options import pass_ratios
 
         self.output.check(picture=self.picture, view=self.view)
+        if self.denoise and self.model is None:
+            raise ConfigError("--denoise needs --model, such as noisy")
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
         measured, sizes, num_subsets = [], set(), 0

@@ -61,8 +61,8 @@ def plan_jobs(
     """The files to upsample with their output files, and the errors of those that are left out.
 
     Files of a folder keep their relative path. The model is that of `shipped_for` if None is given.
-    Raises ConfigError if two files have the same output
-    file, FileError if the output can't be written.
+    Raises ConfigError if two files have the same output file, FileError if the output can't be
+    written.
     """
     if not inputs:
         raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
