@@ -108,7 +108,12 @@ def upsample(
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
-        store = build_survey_store([[cloud]], Path(directory), takes_part=point_filter)
+        store = build_survey_store(
+            [[cloud]],
+            Path(directory),
+            takes_part=point_filter,
+            upright=options.is_upright(loaded.config),
+        )
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
     if originals and not only_new:

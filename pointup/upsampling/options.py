@@ -62,6 +62,10 @@ class UpsampleOptions:
         before = num_points * PASS_RATIO ** (len(ratios) - 1)
         return [*ratios[:-1], round(self.ratio * num_points) / before]
 
+    def is_upright(self, config: ModelConfig) -> bool:
+        """Whether the third coordinate of the cloud is a height, by these options or the model."""
+        return self.above_ground or self.density is not None or config.column_layers > 0
+
     def oversampling_of(self, config: ModelConfig) -> float:
         """Candidates of a second pass for each point that is kept, by the options or the model."""
         return config.oversampling if self.oversampling is None else self.oversampling

@@ -60,7 +60,7 @@ def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(
         assert sorted(found[found >= 0]) == list(range(len(index)))
         there = cloud.select(index[found[found >= 0]])
         kept = cut.read(0, 300)[found >= 0]
-        assert np.array_equal(kept["position"] + cut.anchor, there.positions)
+        assert np.array_equal(kept["position"] + cut.frame.origin, there.positions)
         assert np.array_equal(kept["attributes"]["class"], there.attributes["class"])
 
 
@@ -86,7 +86,7 @@ def test_a_point_of_several_files_is_stored_once_and_found_in_each(
         inside = place[place >= 0]
         assert len(np.unique(inside)) == len(inside)
         there = full[index[inside]]
-        assert np.array_equal(rows["position"][place >= 0] + store.anchor, there[:, :3])
+        assert np.array_equal(rows["position"][place >= 0] + store.frame.origin, there[:, :3])
         assert np.array_equal(rows["attributes"]["class"][place >= 0], there[:, 3])
         assert np.array_equal(rows["attributes"]["t"][place >= 0], there[:, 4])
         assert len(np.unique(content[index])) == len(np.unique(content[index[inside]]))
@@ -102,11 +102,12 @@ def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
     seed: int, scale: float
 ) -> None:
     points, rng = scale * sheet(3000, seed=seed), np.random.default_rng(seed)
-    low, extent = points.min(axis=0), np.ptp(points, axis=0)
+    points -= points.min(axis=0)
+    extent = points.max(axis=0)
 
     def resolution(cloud: np.ndarray, size: int) -> float:
         return grid_resolution(
-            lambda: (cloud[i : i + size] for i in range(0, len(cloud), size)), low, extent
+            lambda: (cloud[i : i + size] for i in range(0, len(cloud), size)), extent
         )
 
     whole = resolution(points, 3000)
@@ -118,9 +119,9 @@ def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
 
 def test_the_grid_does_not_depend_on_the_order_of_the_points() -> None:
     cloud = np.concatenate([sheet(2000, side=1.0), 100 + sheet(2000, side=60.0)])
-    low, extent = cloud.min(axis=0), np.ptp(cloud, axis=0)
+    cloud -= cloud.min(axis=0)
     found = {
-        grid_resolution(lambda points=points: iter(np.split(points, 4)), low, extent)
+        grid_resolution(lambda points=points: iter(np.split(points, 4)), cloud.max(axis=0))
         for points in (cloud, cloud[::-1], np.roll(cloud, 1000, axis=0))
     }
     assert len(found) == 1
@@ -130,8 +131,8 @@ def test_the_resolution_of_a_regular_grid_does_not_depend_on_its_position() -> N
     points = grid(60)
     for shift in (0.0, 1e5 / 3, 1e7 / 7):
         there = points + shift
-        low = there.min(axis=0)
-        assert grid_resolution(lambda there=there: iter([there]), low, np.ptp(there, 0)) == 2**-14
+        there -= there.min(axis=0)
+        assert grid_resolution(lambda there=there: iter([there]), there.max(axis=0)) == 2**-14
 
 
 def extent(

@@ -76,7 +76,7 @@ def test_candidates_are_all_points_of_the_first_and_the_second_pass(
 
     def of_blocks(made: UpsamplingPass) -> np.ndarray:
         saved = [made._files.load(block, "points")["position"] for block in range(len(made))]
-        return np.concatenate(saved) + (0.0 if made is first else finer.anchor)
+        return np.concatenate(saved) + (0.0 if made is first else finer.frame.origin)
 
     expected = np.concatenate([of_blocks(first), of_blocks(second)])
     found, distances = [], []

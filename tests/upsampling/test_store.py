@@ -39,7 +39,7 @@ def test_a_store_has_every_point_once_with_its_attributes(make_store: StoreMaker
     index = rows["index"]
     assert sorted(index.tolist()) == list(range(1300))
     assert np.array_equal(rows["attributes"]["number"], index)
-    assert np.allclose(rows["position"] + store.anchor, points[index], atol=1e-4)
+    assert np.allclose(rows["position"] + store.frame.origin, points[index], atol=1e-4)
     sizes = np.diff(store.block_ptr)
     assert sizes.sum() == 1300 and sizes.max() <= 200
     for block in range(store.num_blocks):

@@ -107,7 +107,7 @@ def test_blocks_are_relaxed_like_the_whole_cloud(
     for block in range(len(upsampling)):
         upsampling.relax_block(block)
     clouds = [upsampling.output.cloud(block) for block in range(len(upsampling))]
-    made = np.concatenate([cloud.positions for cloud in clouds]) - store.anchor
+    made = np.concatenate([cloud.positions for cloud in clouds]) - store.frame.origin
     fixed = np.concatenate(
         [store.read_block(block)["position"] for block in range(len(upsampling))]
     )

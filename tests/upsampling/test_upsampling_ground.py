@@ -48,8 +48,8 @@ def test_the_lowest_allowed_height_follows_a_slope_within_its_noise(make_store: 
     store = make_store(forest(), block_size=256)
     rng = np.random.default_rng(1)
     x, y = rng.random((2, 500)) * 26 + 2
-    there = np.stack([x - store.anchor[0], y - store.anchor[1], 0 * x], axis=1)
-    floor = ground_of(store).floor(there) + store.anchor[2]
+    there = np.stack([x - store.frame.origin[0], y - store.frame.origin[1], 0 * x], axis=1)
+    floor = ground_of(store).floor(there) + store.frame.origin[2]
     below = slope(x, y) - floor
     assert np.median(below) == pytest.approx(2 * 0.03, abs=0.05)
     assert below.max() < 0.25 and below.min() > -0.1
@@ -100,8 +100,8 @@ def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
     store = make_store(PointCloud(under(40 * rng.random((14_400, 2)))), block_size=256)
     there = 20 + 2 * (rng.random((200, 2)) - 0.5)
     height = slope(*there.T)
-    at = np.column_stack([there, height]) - store.anchor
-    floor = ground_of(store).floor(at) + store.anchor[2]
+    at = np.column_stack([there, height]) - store.frame.origin
+    floor = ground_of(store).floor(at) + store.frame.origin[2]
     assert ground_of(store).is_below_returns(at).all()
     assert (floor <= height + 0.05).all()
     assert (floor >= height - 0.4).all()
@@ -120,8 +120,8 @@ def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
     there = 1 + 14 * rng.random((400, 2))
     there = there[np.abs(there - 10).max(axis=1) > 2.0]
     at = np.column_stack([there, 0 * there[:, 0]])
-    floor = ground_of(store).floor(at - store.anchor) + store.anchor[2]
-    expected = ground_of(without).floor(at - without.anchor) + without.anchor[2]
+    floor = ground_of(store).floor(at - store.frame.origin) + store.frame.origin[2]
+    expected = ground_of(without).floor(at - without.frame.origin) + without.frame.origin[2]
     assert np.allclose(floor, expected, atol=0.1)
 
 
@@ -135,8 +135,8 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
         new = upsample(cloud, ratio, model=model, only_new=True, above_ground=above_ground)
         assert len(new) == round(3000 * (ratio - 1))
         # A store rounds to a grid.
-        return int((new.positions[:, 2] < ground.floor(new.positions - store.anchor)
-                    + store.anchor[2] - 1e-3).sum())  # fmt: skip
+        return int((new.positions[:, 2] < ground.floor(new.positions - store.frame.origin)
+                    + store.frame.origin[2] - 1e-3).sum())  # fmt: skip
 
     assert num_below(above_ground=True) == 0
     assert num_below(above_ground=False) > 0

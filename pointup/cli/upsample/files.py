@@ -79,7 +79,8 @@ def upsample_survey(
     with work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
         with workers.barrier():
             if workers.is_main:
-                left_out = _sort_points(jobs, directory, point_filter, progress)
+                upright = options.is_upright(model.config)
+                left_out = _sort_points(jobs, directory, point_filter, upright, progress)
         left_out = workers.from_main(left_out)
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         with workers.barrier():
@@ -146,7 +147,11 @@ def _count_text(num_read: int, num_taken: int) -> str:
 
 
 def _sort_points(
-    jobs: Sequence[Job], directory: Path, point_filter: PointFilter, progress: ProgressBar
+    jobs: Sequence[Job],
+    directory: Path,
+    point_filter: PointFilter,
+    upright: bool,
+    progress: ProgressBar,
 ) -> dict[int, FileError]:
     """Build the store of a survey. Returns the errors of files that can't be read, by number."""
     left_out: dict[int, FileError] = {}
@@ -171,7 +176,9 @@ def _sort_points(
         progress.begin("reading")
         readable = [number for number in range(len(jobs)) if number not in left_out]
         try:
-            build_survey_store(map(chunks, readable), directory, takes_part=point_filter)
+            build_survey_store(
+                map(chunks, readable), directory, takes_part=point_filter, upright=upright
+            )
             return left_out
         except _Unreadable:
             if len(left_out) == len(jobs):
@@ -261,7 +268,8 @@ def _write(
     """Write the points of a file, then the new points. Returns the number of points."""
     like = read_first(job.source, 2)
     # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
-    like.positions = store.anchor + np.array([np.zeros(3), store.high.max(axis=0)])
+    lows, highs = store.bounds_in_file()
+    like.positions = np.stack([lows.min(axis=0), highs.max(axis=0)])
     added = added_dimensions(like)
     if job.target.suffix.lower() in LAS_EXTENSIONS:
         # LAS has a flag bit for synthetic points.

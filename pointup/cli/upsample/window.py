@@ -22,22 +22,21 @@ class Window:
 
     def __init__(self, store: Store) -> None:
         self._low, self._high = np.full(2, -np.inf), np.full(2, np.inf)
-        extent = store.high.max(axis=0) - store.low.min(axis=0)
+        lows, highs = store.bounds_in_file()
+        extent = highs.max(axis=0) - lows.min(axis=0)
         self._is_flat = bool(extent[2] < _FLAT * extent[:2].max())
         if len(store) > MAX_POINTS:
             middle = int(np.searchsorted(store.block_ptr, len(store) // 2, side="right")) - 1
-            low, high = store.low[middle, :2], store.high[middle, :2]
+            low, high = lows[middle, :2], highs[middle, :2]
             points = store.block_ptr[middle + 1] - store.block_ptr[middle]
             half = _SPACINGS / 2 * np.sqrt((high - low).prod() / points)
             self._low, self._high = (low + high) / 2 - half, (low + high) / 2 + half
-        self._low, self._high = self._low + store.anchor[:2], self._high + store.anchor[:2]
-        touched = (store.low[:, :2] + store.anchor[:2] <= self._high) & (
-            store.high[:, :2] + store.anchor[:2] >= self._low
-        )
+        touched = (lows[:, :2] <= self._high) & (highs[:, :2] >= self._low)
         self._before, self._new = [], list[np.ndarray]()
         self._num_before, self._num_new = int(store.num_read.sum()), 0
         for block in np.flatnonzero(touched.all(axis=1)).tolist():
-            self._before.append(self._inside(store.read_block(block)["position"] + store.anchor))
+            positions = store.frame.to_file(store.read_block(block)["position"])
+            self._before.append(self._inside(positions))
 
     def add(self, positions: np.ndarray) -> None:
         """Add new points (N, 3)."""

@@ -17,13 +17,18 @@ _ROUNDING = 1e-4
 
 class Measured:
     """The measured points of a pass over `store`: the points of `store` in the first pass, where
-    `measured` is None. Positions are in the coordinates of `store`."""
+    `measured` is None. Positions are in the coordinates of `store`. `unit` is the length of their
+    unit in that of the file; `max_distance` is the one of the options, in their unit."""
 
     def __init__(self, store: Store, measured: Store | None, options: UpsampleOptions) -> None:
         self._store = measured or store
-        self._shift = np.zeros(3) if measured is None else store.anchor
+        self._shift = np.zeros(3) if measured is None else store.frame.origin
         self._is_other = measured is not None
         self._options = options
+        self.unit = self._store.frame.unit
+        self.max_distance = None
+        if options.max_distance is not None:
+            self.max_distance = options.max_distance / self.unit
         self.reach = Reach(self._store)
 
     def distance(self, region: Region, points: np.ndarray) -> np.ndarray:
@@ -63,8 +68,8 @@ class Measured:
         if self._options.above_ground and len(points):
             ground = self._ground(np.concatenate([points, instead]))
         rejected = slack < 0
-        if self._options.max_distance is not None:
-            rejected |= gaps[:, 0] > self._options.max_distance
+        if self.max_distance is not None:
+            rejected |= gaps[:, 0] > self.max_distance
         if ground:
             rejected |= _is_below(ground, points + self._shift)
         if rejected.any():

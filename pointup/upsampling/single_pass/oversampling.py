@@ -46,7 +46,7 @@ class OversampledCandidates:
                 )
             in_block = (parent >= start) & (parent < stop)
             rows.append(parent[in_block] - start)
-            points.append(position[in_block] + self._second.store.anchor)
+            points.append(self._second.store.frame.to_file(position[in_block]))
             distances.append(distance[in_block])
         row = np.concatenate(rows)
         order = np.argsort(row, kind="stable")

@@ -21,8 +21,8 @@ TARGET_COUNT = "target_count"
 class PassOutput:
     """The new points of a pass over a store, read from its block files.
 
-    In a later pass, `measured` is the store of the first pass, and the coordinates of `store` are
-    relative to its anchor. With `originals` the points of the store are kept beside the new ones.
+    In a later pass, `measured` is the store of the first pass, and `store` has points in the frame
+    of `measured`. With `originals` the points of the store are kept beside the new ones.
     """
 
     store: Store
@@ -35,15 +35,16 @@ class PassOutput:
 
         `PARENT` is the row of the parent point in the measured store.
         """
-        anchor = self.store.anchor
-        if self.measured is not None:
-            anchor = self.measured.anchor + anchor
         with self.files.load(block, "points") as saved:
             rows = saved["attributes"]
             attributes = {name: rows[name] for name in rows.dtype.names or ()}
             attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
-            attributes |= {PARENT: saved["parent"], DISTANCE: saved["distance"]}
-            return PointCloud(saved["position"] + anchor, attributes)
+            distance = saved["distance"] * np.float32(self._measured.frame.unit)
+            attributes |= {PARENT: saved["parent"], DISTANCE: distance}
+            positions = self.store.frame.to_file(saved["position"])
+        if self.measured is not None:
+            positions = self.measured.frame.to_file(positions)
+        return PointCloud(positions, attributes)
 
     def delete(self, block: int) -> None:
         """Delete the files of a block that are no longer needed."""
@@ -61,7 +62,8 @@ class PassOutput:
     def farthest(self) -> float:
         """Largest distance of a new point to its nearest measured point."""
         blocks = range(self.store.num_blocks)
-        return max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
+        farthest = max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
+        return farthest * self._measured.frame.unit
 
     def num_below(self) -> int:
         """Number of new points below all measured points around them; 0 without `above_ground`."""
@@ -78,20 +80,21 @@ class PassOutput:
         )
 
     def for_next_pass(self) -> Iterator[PointCloud]:
-        """The cloud after this pass, in the coordinates of the measured store, for a next pass.
+        """The cloud after this pass, in the frame of the measured store, for a next pass.
 
         It has the attributes `PARENT`, `TARGET_COUNT` and `SLACK`.
         """
-        anchor = np.zeros(3) if self.measured is None else self.store.anchor
         for block in range(self.store.num_blocks):
             rows = self.store.read_block(block)
             position, row, target_count, slack = self._with_originals(block, rows)
             parent = self.store.block_ptr[block] + np.arange(len(rows))
             if self.measured is not None:
                 parent = rows["attributes"][PARENT]
+            if self.measured is not None:
+                position = self.store.frame.to_file(position)
             if len(position):
                 yield PointCloud(
-                    position + anchor,
+                    position,
                     {PARENT: parent[row], TARGET_COUNT: target_count[row], SLACK: slack},
                 )
 
@@ -106,6 +109,10 @@ class PassOutput:
                 yield PointCloud(
                     position, {PARENT: self.store.block_ptr[block] + row, SLACK: slack}
                 )
+
+    @property
+    def _measured(self) -> Store:
+        return self.measured or self.store
 
     def _load(self, block: int, name: str) -> np.ndarray:
         with self.files.load(block, "points") as saved:

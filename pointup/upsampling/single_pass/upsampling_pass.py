@@ -100,7 +100,9 @@ class UpsamplingPass:
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
-        """Tiles of at most `num_points` points, or with sides of at most `side` if it is given."""
+        """Tiles of at most `num_points` points, or with sides of at most `side`, in the unit of the
+        file, if it is given."""
+        side = None if side is None else side / self._measured.unit
         return cut_into_tiles(self.store, self._batches, num_points, side)
 
     def make_candidates(self, tile: Tile) -> None:
@@ -187,11 +189,11 @@ class UpsamplingPass:
                 if len(kept) and len(points):
                     gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
                     distance = np.minimum(distance, gap / scale)
-        if self.options.max_distance is not None and len(points):
+        if self._measured.max_distance is not None and len(points):
             away = found.distance
             if self.measured is not None:
                 away = self._measured.distance(region, points)
-            distance[away > self.options.max_distance] = -1.0
+            distance[away > self._measured.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.options.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)

@@ -16,6 +16,7 @@ import numpy as np
 from pointup.io.cloud import PointCloud, os_errors
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 from pointup.upsampling.store.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
+from pointup.upsampling.store.frame import Frame, own_frame
 from pointup.upsampling.store.resolution import grid_resolution
 from pointup.upsampling.store.spooling import spool_points
 
@@ -31,8 +32,8 @@ class Store:
     """A cloud in a directory, split into blocks: boxes in bisection order.
 
     Attributes:
-        anchor: (3,) float64, the lowest coordinates of the cloud. Positions are relative to it, so
-            that results do not depend on the origin of the coordinates.
+        frame: the coordinates of positions. Their origin is the cloud's lowest corner, so that
+            results do not depend on the origin of the coordinates in the file.
         block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
         block_keys: (B,) int64, the key of the first point of each block.
         low, high: (B, 3) float64, the bounding boxes of the points of each block.
@@ -46,7 +47,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         with np.load(directory / "blocks.npz") as tables:
-            self.anchor = tables["anchor"]
+            self.frame = Frame(tables["origin"], tables["axes"], float(tables["unit"]))
             self.block_ptr = tables["block_ptr"]
             self.block_keys = tables["block_keys"]
             self.low, self.high = tables["low"], tables["high"]
@@ -70,6 +71,18 @@ class Store:
 
     def read_block(self, block: int) -> np.ndarray:
         return self.read(int(self.block_ptr[block]), int(self.block_ptr[block + 1]))
+
+    def bounds_in_file(self) -> tuple[np.ndarray, np.ndarray]:
+        """Boxes (B, 3), (B, 3) that hold the points of each block, in the coordinates of the file.
+
+        They are larger than necessary if the frame is turned.
+        """
+        sides = np.stack([self.low, self.high])
+        corners = [
+            self.frame.to_file(np.stack([sides[i][:, 0], sides[j][:, 1], sides[k][:, 2]], axis=1))
+            for i, j, k in np.ndindex(2, 2, 2)
+        ]
+        return np.min(corners, axis=0), np.max(corners, axis=0)
 
     def places_in_file(self, rows: np.ndarray, file: int) -> np.ndarray:
         """Indices (N,) int64 in a file of the points of rows (N,) of the store; -1 if absent."""
@@ -110,7 +123,7 @@ def build_store(
 
     As `build_survey_store`, but coincident points keep their order in the cloud.
     """
-    return _build([chunks], directory, block_size, None, order_by_key)
+    return _build([chunks], directory, block_size, None, order_by_key, upright=True)
 
 
 def build_survey_store(
@@ -118,17 +131,19 @@ def build_survey_store(
     directory: Path,
     block_size: int = BLOCK_SIZE,
     takes_part: Callable[[PointCloud], np.ndarray] | None = None,
+    upright: bool = True,
 ) -> Store:
     """Build the store of a survey, given file by file in chunks with the same attributes.
 
     The directory exists and is empty. Blocks have at most `block_size` points. Points are sorted by
     key, position and attributes. A point that is in several files gets one row. Only points that
-    `takes_part` selects, (n,) bool for a chunk, are stored; None selects all.
+    `takes_part` selects, (n,) bool for a chunk, are stored; None selects all. Positions are in the
+    axes and the unit of the files, or, if not `upright`, in the cloud's own (`own_frame`).
 
     Raises DataError for fewer than two distinct points, and FileError if the directory can't be
     written.
     """
-    return _build(files, directory, block_size, takes_part, order_rows)
+    return _build(files, directory, block_size, takes_part, order_rows, upright)
 
 
 def _build(
@@ -137,6 +152,7 @@ def _build(
     block_size: int,
     takes_part: Callable[[PointCloud], np.ndarray] | None,
     ordered: Callable[[np.ndarray], np.ndarray],
+    upright: bool,
 ) -> Store:
     with os_errors(directory, "written"):
         low, extent, dtype, *numbers = spool_points(files, directory / "spool", takes_part)
@@ -146,15 +162,19 @@ def _build(
             for start in range(0, num_points, CHUNK_SIZE):
                 yield _read_rows(directory / "spool", dtype, start, start + CHUNK_SIZE)
 
+        frame = Frame.upright(low)
+        if not upright:
+            frame, extent = own_frame(lambda: (chunk["position"] for chunk in spooled()))
+
         resolution = grid_resolution(
-            lambda: (chunk["position"] for chunk in spooled()), low, extent
+            lambda: (frame.from_file(chunk["position"]) for chunk in spooled()), extent
         )
         # Rounding may move a point beyond the extent.
         order = BisectionOrder(extent + 2 * resolution)
 
         def rows() -> Iterator[np.ndarray]:
             for chunk in spooled():
-                relative = (chunk["position"] - low) / resolution
+                relative = frame.from_file(chunk["position"]) / resolution
                 chunk["position"] = np.rint(relative) * resolution
                 chunk["key"] = order.keys(chunk["position"])
                 yield chunk
@@ -174,7 +194,8 @@ def _build(
             (directory / "spool").unlink()
             repeated = directory / "repeated"
             blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
-        blocks |= {"anchor": low, "num_read": numbers[0], "num_taken": numbers[1]}
+        blocks |= {"origin": frame.origin, "axes": frame.axes, "unit": np.array(frame.unit)}
+        blocks |= {"num_read": numbers[0], "num_taken": numbers[1]}
         np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)

@@ -13,20 +13,18 @@ _NUM_SEEDS, _NUM_AROUND = 8, 512
 _HASHED_STEPS = 2.0**20
 
 
-def grid_resolution(
-    chunks: Callable[[], Iterator[np.ndarray]], low: np.ndarray, extent: np.ndarray
-) -> float:
+def grid_resolution(chunks: Callable[[], Iterator[np.ndarray]], extent: np.ndarray) -> float:
     """Step of the grid: a power of two, thousands of times smaller than the spacing of the points.
 
     On this grid differences of positions are exact: equal distances compare equal, and rounding
     errors in the coordinates of a cloud far from the origin vanish.
 
-    `chunks` returns a new iterator over the positions (n, 3) of the cloud at each call; low,
-    extent: (3,). The spacing is measured among the nearest points of a few seeds, which are chosen
-    by a hash of their position. So the result depends neither on the order of the points nor on
-    the files.
+    `chunks` returns a new iterator over the positions (n, 3) of the cloud, relative to its lowest
+    corner, at each call; extent: (3,). The spacing is measured among the nearest points of a few
+    seeds, which are chosen by a hash of their position. So the result depends neither on the order
+    of the points nor on the files.
     """
-    (seeds,) = _first(chunks(), [partial(_hashed, low=low, extent=extent)], _NUM_SEEDS)
+    (seeds,) = _first(chunks(), [partial(_hashed, extent=extent)], _NUM_SEEDS)
     distances = []
     for around in _first(chunks(), [partial(_squared, seed=seed) for seed in seeds], _NUM_AROUND):
         distance = np.asarray(cKDTree(around).query(around, k=[2])[0])
@@ -44,11 +42,11 @@ def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
     return np.asarray(x * x + y * y + z * z)
 
 
-def _hashed(points: np.ndarray, low: np.ndarray, extent: np.ndarray) -> np.ndarray:
+def _hashed(points: np.ndarray, extent: np.ndarray) -> np.ndarray:
     """Hashes (n,) uint64 of the positions of points."""
     key = np.zeros(len(points), np.uint64)
     for axis in range(3):
-        steps = np.rint((points[:, axis] - low[axis]) * (_HASHED_STEPS / extent.max()))
+        steps = np.rint(points[:, axis] * (_HASHED_STEPS / extent.max()))
         key = (key ^ steps.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
         key ^= key >> np.uint64(29)
     return key
