@@ -25,9 +25,11 @@ PAGES = [
     ROOT / "docs" / "index.md",
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
-# What a CPU can't do, what is tested elsewhere (.ci/run, tests/cli/test_report.py), and what runs
-# until it is stopped.
-SKIPPED = re.compile(r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.|pointup report")
+# What a CPU can't do, what is tested elsewhere (.ci/run, tests/cli/test_report.py), what runs until
+# it is stopped, and the jobs of a cluster.
+SKIPPED = re.compile(
+    r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.|pointup report|pointup demo|\$K|shards/\*"
+)
 STARTS = ("pointup ", "accelerate launch ")
 # Fewer pairs and steps than the page says.
 SHORTER = {
@@ -35,6 +37,7 @@ SHORTER = {
     "--num-pairs 400": "--num-pairs 4",
     "--num-pairs 135": "--num-pairs 5",
     "--num-source 2048": "--num-source 256",
+    "--seconds 200": "--seconds 5",
 }
 SHORT_RUN = " --steps 2 --eval-every 2 --num-pictures 0 --num-workers 0"
 
@@ -98,6 +101,9 @@ def test_commands_of_the_page_run(page: Path, folder: Path) -> None:
     }.items():
         if f"-o {name}/" not in prepared:
             lines.insert(0, make)
+    for name in ("city", "forest"):
+        if f"--data {name}/" in prepared:
+            lines.insert(0, f"pointup prepare meshes meshes/ --num-source 256 -o {name}/")
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
