@@ -165,5 +165,5 @@ def test_the_four_commands_run_as_they_are_printed(cut: bool, tmp_path: Path) ->
     assert upsampling == f"pointup upsample sparse{suffix} -o sparse_dense{suffix} --model {MODEL}"
     assert list(printed(run(upsampling))) == [evaluation]
     assert "Chamfer" in run(evaluation)
-    outputs = (tmp_path / "sparse_dense").iterdir() if cut else [tmp_path / "sparse_dense.npy"]
+    outputs = (tmp_path / "sparse_dense").glob("*.npy") if cut else [tmp_path / "sparse_dense.npy"]
     assert sum(len(np.load(path)) for path in outputs) == 12_000

@@ -40,7 +40,6 @@ def wait_until(condition: object, seconds: float = 90.0) -> None:
 def test_every_signal_leaves_nothing_with_one_process_and_with_several(tmp_path: Path) -> None:
     points = np.random.default_rng(0).random((600_000, 3)) * [1000, 1000, 3]
     np.save(tmp_path / "dense.npy", points)
-    started = []
     for name, num_workers, whom in KINDS:
         folder = tmp_path / f"{name}-{num_workers}-{whom}"
         folder.mkdir()
@@ -53,9 +52,7 @@ def test_every_signal_leaves_nothing_with_one_process_and_with_several(tmp_path:
             stderr=subprocess.PIPE, text=True, start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        started.append((process, folder))
-    for (process, folder), (name, num_workers, whom) in zip(started, KINDS, strict=True):
-        wait_until(lambda folder=folder: any(folder.rglob("train.stream")))
+        wait_until(lambda folder=folder: any(folder.rglob("train/data-*.arrow")))
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= num_workers if num_workers > 1 else True
         number = signal.Signals[name]
