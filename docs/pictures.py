@@ -155,14 +155,12 @@ def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
 
 def draw_columns(survey: Path, reference: Path, picture: Path) -> None:
     """Source, midpoint baseline, model and drone survey beside each other."""
-    from PIL import Image
-
     from pointup.cli.main import main as pointup
 
     clouds = ["--source", str(survey), "--reference", str(reference), "--model", "forest"]
     if pointup(["evaluate", "lidar", *clouds, "--picture", str(picture)]):
         raise SystemExit(f"pictures.py: {survey} was not evaluated")
-    Image.open(picture).convert("RGB").quantize(96).save(picture, optimize=True)
+    with_few_colours(picture)
 
 
 def draw_shapes(meshes: Path, folder: Path) -> None:
@@ -184,6 +182,14 @@ def draw_shapes(meshes: Path, folder: Path) -> None:
         raise SystemExit(f"pictures.py: {meshes} has no mesh for {', '.join(sorted(missing))}")
     for picture, pixels in drawn.items():
         save_picture(pixels, folder / picture)
+        with_few_colours(folder / picture)
+
+
+def with_few_colours(path: Path) -> None:
+    """Store a picture with 96 colours, so that it is small."""
+    from PIL import Image
+
+    Image.open(path).convert("RGB").quantize(96).save(path, optimize=True)
 
 
 def main(args: Sequence[str] | None = None) -> None:
