@@ -41,8 +41,7 @@ from pointup.upsampling.store.tiling import Tile, cut_into_tiles
 CELL_SIZE = 32
 """Largest number of points of a cell, the box in which the number of new points is exact."""
 _CHILDREN_PER_CALL = 16_384
-# Width of the margin around a block whose points take part in its relaxation, in spacings.
-_MARGIN = 3.0
+_MARGIN = 3.0  # around a block, in spacings: the points there take part in its relaxation
 # Candidates of two passes near measured points are the most accurate: their distance to measured
 # points is multiplied by this, so that more of them are selected.
 _NEAR_MEASURED = 1.5
@@ -100,9 +99,8 @@ class UpsamplingPass:
         self._device_lock: Any = nullcontext() if on_cpu else threading.Lock()
 
     def tiles(self, num_points: int, side: float | None = None) -> list[Tile]:
-        """Tiles of at most `num_points` points, or with sides of at most `side`, in the unit of the
-        file, if it is given."""
-        side = None if side is None else side / self._measured.unit
+        """Tiles of at most `num_points` points, or with sides of at most `side`, in file units."""
+        side = side and side / self._measured.unit
         return cut_into_tiles(self.store, self._batches, num_points, side)
 
     def make_candidates(self, tile: Tile) -> None:
