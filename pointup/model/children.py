@@ -20,8 +20,7 @@ from pointup.geometry.local_geometry import (
     describe_neighbors_of_children,
     shortened,
 )
-from pointup.geometry.midpoints import depths_of_slots, is_extrapolated
-from pointup.geometry.packed import to_device
+from pointup.model.anchors import Anchors, anchors_of_slots
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
@@ -94,29 +93,16 @@ class ChildDecoder(PointEncoder):
         neighbours, as the masks of subdivision surfaces do, the second towards or away from their
         planes. A chord lies on one side of a curved surface and the planes on the other: both terms
         together can reach the surface. Children of points on a plane stay on it. A learned share of
-        the offset to `arches` is added. The total offset is at most `MAX_OFFSET` s. The anchor is
-        half way to the neighbour of the slot, or, for extrapolated slots, as far beyond the point,
-        or, for slots with a depth, below the point by this share of its `drop` (N, 1).
+        the offset to `arches` is added. The total offset is at most `MAX_OFFSET` s. `Anchors` says
+        where children start; `drop` (N, 1) is for those that start below their parent.
 
         Shapes: `slot_neighbor` (n, R) the neighbour that each slot is tied to, the point itself
         first, -1 for none, `tables` and `g` (N, K, P) of all points.
         """
-        whole, geometry, pos_of_rows = geometry, geometry.rows(rows), pos[rows]
+        whole, geometry = geometry, geometry.rows(rows)
         num_points, num_slots = slot_neighbor.shape
         slot_neighbor = torch.where(slot_neighbor < 0, slot_neighbor[:, :1], slot_neighbor)
-        dim = self.config.feature_dim
-        extrapolation = self.config.extrapolation
-        if extrapolation:
-            of_slots = to_device(is_extrapolated(num_slots, extrapolation), pos.device)
-            beyond = of_slots.expand(num_points, -1)
-        descent = self.config.descent
-        assert (drop is not None) == descent
-        if drop is not None:
-            shares = to_device(depths_of_slots(num_slots), pos.device)
-            depth_in_spacings = shares * (drop[rows] / geometry.spacing)
-            below = (shares > 0).expand(num_points, -1)
-            down = torch.zeros_like(pos[0])
-            down[2] = -1.0
+        anchors = anchors_of_slots(self.config, pos, rows, slot_neighbor, geometry.spacing, drop)
 
         def place(
             block: Block,
@@ -129,74 +115,25 @@ class ChildDecoder(PointEncoder):
             g: Tensor,
             own_normal: Tensor,
         ) -> Tensor:
-            local = geometry.rows(block.points)
-            spacing = local.spacing.unsqueeze(1)
+            local, start = geometry.rows(block.points), anchors.of_block(block)
             neighbor = block.of_slots(slot_neighbor)
-            own, others = block.of_points(pos_of_rows).unsqueeze(1), pos[neighbor]
-            to_slot, anchor = (others - own) / spacing, (own + others) * 0.5
-            if extrapolation:
-                is_beyond = block.of_slots(beyond).unsqueeze(2)
-                to_slot = torch.where(is_beyond, -to_slot, to_slot)
-                anchor = torch.where(is_beyond, 1.5 * own - 0.5 * others, anchor)
-                x_neighbor_NRC = x_neighbor_NRC + is_beyond * self.extrapolated
-            if descent:
-                depth = block.of_slots(depth_in_spacings).unsqueeze(2)
-                is_below = block.of_slots(below).unsqueeze(2)
-                # Compressed, because the network knows offsets of a few spacings.
-                to_slot = torch.where(is_below, 2 * depth.asinh() * down, to_slot)
-                anchor = torch.where(is_below, own + depth * spacing * down, anchor)
-                x_neighbor_NRC = x_neighbor_NRC + is_below * self.descended
-            spacing_there, normal_there = whole.spacing[neighbor], whole.normal[neighbor]
-            described = describe_neighbors(local, to_slot, spacing_there, normal_there)
-            slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
-            x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * dim :])
-            x_NRC = x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
+            described = describe_neighbors(
+                local, start.direction, whole.spacing[neighbor], whole.normal[neighbor]
+            )
+            x_NRC = self.features_of_slots(described, x_parent_NC, x_neighbor_NRC, start)
             x_NRC = self.shuffle(x_NRC, kv_shuffle, local.missing, g)
-
-            linear = cast(nn.Linear, self.child_position[0])
-            arch = arches(to_slot, own_normal, normal_of_slot)
-            if descent:
-                arch = arch.masked_fill(is_below, 0.0)
+            arch = arches(start.direction, own_normal, normal_of_slot)
+            if start.is_below is not None:
+                arch = arch.masked_fill(start.is_below, 0.0)
             fitted = whole.normal[local.index]
-            offsets: list[Tensor] = []
-            for _ in range(self.config.num_refinements):
-                from_parent = 0.5 * to_slot + offsets[-1] if offsets else 0.5 * to_slot
-                described = describe_neighbors_of_children(local, from_parent, to_slot, fitted)
-                child_g = encode_positions(described, linear, x_NRC.dtype)
-                x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
-                x_normed_NRC = self.pull_norm(x_NRC)
-                offset_weights = offset_along(self.pull(x_normed_NRC), child_g)
-                to_points, to_planes = offset_weights.masked_fill(
-                    local.missing.unsqueeze(1), 0.0
-                ).float()
-                moved = (
-                    mean_offset(to_points, local.relative, from_parent)
-                    + mean_offset_to_planes(
-                        to_planes, local.relative, from_parent, normal_of_neighbor
-                    )
-                    + self.arch(x_normed_NRC).float() * arch
-                )
-                offsets.append(offsets[-1] + moved if offsets else moved)
-            placed = anchor + shortened(offsets[-1]) * spacing
+            offset, x_normed_NRC = self.refined_offsets(
+                x_NRC, kv_refine, local, start, arch, fitted, normal_of_neighbor
+            )
+            placed = start.pos + shortened(offset) * local.spacing.unsqueeze(1)
             if not self.config.predict_error:
                 return placed
-            log_error = self.error(x_normed_NRC).float()
-            if descent:
-                # Far below its parent a candidate is a guess, unless the network learns better.
-                log_error = log_error + (depth * is_below).log1p()
-            log_error = log_error.clamp(SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR)
-            return torch.cat([placed, log_error], dim=-1)
+            return torch.cat([placed, self.log_error(x_normed_NRC, start)], dim=-1)
 
-        modules = (
-            self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
-            self.pull_norm, self.pull, self.arch,
-            *([self.error] if self.config.predict_error else []),
-        )  # fmt: skip
-        parameters = [weight for module in modules for weight in module.parameters()]
-        if self.config.extrapolation:
-            parameters.append(self.extrapolated)
-        if self.config.descent:
-            parameters.append(self.descended)
         return in_blocks(
             place,
             num_points,
@@ -208,7 +145,82 @@ class ChildDecoder(PointEncoder):
             ],
             gathered_by_slot=[(tables.neighbor, slot_neighbor), (normals, slot_neighbor)],
             rows=[tables.parent[rows], g[rows], normals[rows]],
-            parameters=parameters,
+            parameters=self.weights_of_children(),
             random=self.random,
             recompute=recompute,
         )
+
+    def features_of_slots(
+        self, described: Tensor, x_parent_NC: Tensor, x_neighbor_NRC: Tensor, start: Anchors
+    ) -> Tensor:
+        """Features (n, R, C) of slots before the shuffle.
+
+        From the description of their directions, and from the products of the layer `slot` with
+        the features of the parents and of the slots' neighbours.
+        """
+        slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
+        if start.is_beyond is not None:
+            x_neighbor_NRC = x_neighbor_NRC + start.is_beyond * self.extrapolated
+        if start.is_below is not None:
+            x_neighbor_NRC = x_neighbor_NRC + start.is_below * self.descended
+        x_position_NRC = F.linear(slot_position, self.slot.weight[:, 2 * self.config.feature_dim :])
+        return x_parent_NC.unsqueeze(1) + x_neighbor_NRC + x_position_NRC
+
+    def refined_offsets(
+        self,
+        x_NRC: Tensor,
+        kv_refine: Tensor,
+        local: LocalGeometry,
+        start: Anchors,
+        arch: Tensor,
+        fitted: Tensor,
+        normal_of_neighbor: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Offsets (n, R, 3) of children from their anchors in spacings, and their features
+        (n, R, C), normalised, after all refinements.
+
+        Shapes: `arch` (n, R, 3), normals of the neighbours (n, K, 3): `fitted` to their
+        surroundings, and turned by `turn_normals`.
+        """
+        linear = cast(nn.Linear, self.child_position[0])
+        from_parent = 0.5 * start.direction
+        offset: Tensor | None = None
+        for _ in range(self.config.num_refinements):
+            described = describe_neighbors_of_children(local, from_parent, start.direction, fitted)
+            child_g = encode_positions(described, linear, x_NRC.dtype)
+            x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
+            x_normed_NRC = self.pull_norm(x_NRC)
+            weights = offset_along(self.pull(x_normed_NRC), child_g)
+            to_points, to_planes = weights.masked_fill(local.missing.unsqueeze(1), 0.0).float()
+            moved = (
+                mean_offset(to_points, local.relative, from_parent)
+                + mean_offset_to_planes(to_planes, local.relative, from_parent, normal_of_neighbor)
+                + self.arch(x_normed_NRC).float() * arch
+            )
+            offset = moved if offset is None else offset + moved
+            from_parent = 0.5 * start.direction + offset
+        assert offset is not None
+        return offset, x_normed_NRC
+
+    def log_error(self, x_normed_NRC: Tensor, start: Anchors) -> Tensor:
+        """Logarithm (n, R, 1) of the predicted errors, in spacings of the target."""
+        log_error: Tensor = self.error(x_normed_NRC).float()
+        if start.is_below is not None and start.depth is not None:
+            # Far below its parent a candidate is a guess, unless the network learns better.
+            log_error = log_error + (start.depth * start.is_below).log1p()
+        return log_error.clamp(SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR)
+
+    def weights_of_children(self) -> list[Tensor]:
+        """The weights that `place_children` uses beside tables and positions."""
+        modules = [
+            self.slot, self.shuffle, self.refine, self.neighbor_position, self.child_position,
+            self.pull_norm, self.pull, self.arch,
+        ]  # fmt: skip
+        if self.config.predict_error:
+            modules.append(self.error)
+        weights: list[Tensor] = [weight for module in modules for weight in module.parameters()]
+        if self.config.extrapolation:
+            weights.append(self.extrapolated)
+        if self.config.descent:
+            weights.append(self.descended)
+        return weights
