@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.io.cloud import ExtraDimension, PointCloud
-from pointup.upsampling.ground import CLASSIFICATION, GROUND_CLASS, Ground
+from pointup.upsampling.ground import GROUND_CLASS, Ground, class_attribute
 
 SYNTHETIC, PARENT, DISTANCE = "synthetic", "parent_index", "distance_to_measured"
 """Attributes that an upsampled cloud has in addition: 1 for a new point and 0 for a measured one;
@@ -25,22 +25,26 @@ INTERPOLATED = frozenset(
 )
 """Attributes that are interpolated; all others are copied from the nearest point."""
 
+_OF_SEVERAL_CHANNELS = frozenset({"rgb", "rgba", "color", "colors"})
+
 
 def attributes_between(
     attributes: np.ndarray, distance: np.ndarray, nearest: np.ndarray
 ) -> np.ndarray:
     """Attributes of Q points, interpolated from their neighbours: a structured array (Q,).
 
-    Weights are proportional to the inverse distance. distance: (Q, k) ascending, to the rows
-    `nearest` (Q, k) of the structured array `attributes`; with fewer than k neighbours, the rest is
-    inf and -1.
+    Weights are proportional to the inverse distance. A colour that is packed into one number is
+    copied from the nearest. distance: (Q, k) ascending, to the rows `nearest` (Q, k) of the
+    structured array `attributes`; with fewer than k neighbours, the rest is inf and -1.
     """
     interpolated = attributes[nearest[:, 0]].copy()
     distance = np.maximum(distance, 1e-9)
     weight = distance[:, :1] / distance
     weight /= weight.sum(axis=1, keepdims=True)
     for name in interpolated.dtype.names or ():
-        if name.lower() in INTERPOLATED:
+        # A colour in a single number is packed: the mean of two of them is a colour of neither.
+        is_packed = name.lower() in _OF_SEVERAL_CHANNELS and not interpolated.dtype[name].shape
+        if name.lower() in INTERPOLATED and not is_packed:
             values = attributes[name][nearest].astype(np.float64)
             mean = np.einsum("qk,qk...->q...", weight, values)
             kind = interpolated.dtype[name].base.kind
@@ -58,9 +62,10 @@ def classify_ground(
     or 1 (unclassified) if there is none. Where too few points of class 2 are near to fit the
     ground, a point loses class 2 if the step from its nearest measured point is steep.
     """
-    if CLASSIFICATION not in (attributes.dtype.names or ()):
+    name = class_attribute(attributes.dtype)
+    if name is None:
         return
-    own, around = attributes[CLASSIFICATION], nearest["attributes"][CLASSIFICATION]
+    own, around = attributes[name], nearest["attributes"][name]
     is_ground, is_known = ground.is_on_surface(points)
     x, y, z = np.abs(points - nearest["position"][:, 0]).T
     is_steep = z > _FLAT * ground.side + _STEEP * np.hypot(x, y)
@@ -70,7 +75,7 @@ def classify_ground(
     other = np.where(
         others.any(axis=1), np.take_along_axis(around, first[:, None], 1)[:, 0], UNCLASSIFIED
     )
-    attributes[CLASSIFICATION] = np.where(
+    attributes[name] = np.where(
         is_ground & np.isin(own, _MAY_BE_GROUND),
         GROUND_CLASS,
         np.where((own == GROUND_CLASS) & is_off, other, own),

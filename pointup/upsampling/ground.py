@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointup.upsampling.filtering import CLASSIFICATION
 from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import Store
 
 GROUND_CLASS = 2
-CLASSIFICATION = "classification"
 
 _POINTS_PER_CELL = 4
 # Sides of the coarse cells, in cells, from coarse to fine.
@@ -163,6 +163,17 @@ class Ground:
         return known & (height <= most), known
 
 
+def class_attribute(attributes: np.dtype) -> str | None:
+    """The name of the attribute with the classes of points, ignoring case; None without one.
+
+    A column with several values for each point is none.
+    """
+    for name in attributes.names or ():
+        if name.lower() == CLASSIFICATION and not attributes[name].shape:
+            return name
+    return None
+
+
 def cell_side(store: Store) -> float:
     """Side length of a cell of about four points, at the median density of a cloud's blocks."""
     size = np.diff(store.block_ptr)
@@ -179,13 +190,14 @@ def _points_within(
     """Positions (N, 3) of the points within a rectangle, and whether (N,) they are of class 2."""
     touched = ((store.low[:, :2] < high) & (store.high[:, :2] >= low)).all(axis=1)
     positions, is_ground = [np.empty((0, 3))], [np.empty(0, dtype=bool)]
+    name = class_attribute(store.dtype["attributes"])
     for block in np.flatnonzero(touched).tolist():
         rows = store.read_block(block)
         inside = ((rows["position"][:, :2] >= low) & (rows["position"][:, :2] < high)).all(axis=1)
         rows = rows[inside]
         positions.append(rows["position"])
-        if CLASSIFICATION in (store.dtype["attributes"].names or ()):
-            is_ground.append(rows["attributes"][CLASSIFICATION] == GROUND_CLASS)
-        else:
+        if name is None:
             is_ground.append(np.zeros(len(rows), dtype=bool))
+        else:
+            is_ground.append(rows["attributes"][name] == GROUND_CLASS)
     return np.concatenate(positions), np.concatenate(is_ground)

@@ -52,6 +52,24 @@ def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(
     assert np.mean(gaps < 1e-3 * spacing) >= 0.99
 
 
+@settings(max_examples=30)
+@given(st.integers(0, 1000), st.integers(3, 60), st.booleans())
+def test_tilted_planes_and_lines_have_a_frame(seed: int, num_points: int, is_line: bool) -> None:
+    flat = np.random.default_rng(seed).random((num_points, 3)) * [1, not is_line, 0]
+    points = flat @ pose(seed)
+    frame, extent = frame_of(points)
+    assert np.allclose(frame.to_file(frame.from_file(points)), points, atol=1e-9)
+    assert extent.max() <= 1 and np.isfinite(frame.axes).all()
+
+
+def test_a_tilted_plane_stays_a_plane() -> None:
+    for seed in range(5):
+        normal = pose(seed)[:, 2]
+        points = (sheet(100) * [1, 1, 0]) @ pose(seed).T
+        made = upsample(points, 4.0, model=small_model(0.1))
+        assert made.shape == (400, 3) and np.abs(made @ normal).max() < 1e-4
+
+
 def test_distances_are_in_the_unit_of_the_file() -> None:
     points, model = 1000 * sheet(200), small_model(0.1)
     made = upsample(PointCloud(points), 3.0, model=model, only_new=True)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from copc_files import write_copc
 from filelock import FileLock
+from scipy.spatial import cKDTree
 
 from pointup.cli.main import main
 from pointup.cli.upsample import selection
+from pointup.cli.upsample.window_index import NOT_WRITTEN
 from pointup.io.files import read_points
 from pointup.model.upsampler import Upsampler
 
@@ -82,7 +84,7 @@ def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_th
     monkeypatch.setattr("lazrs.decompress_points_with_chunk_table", counted)
     words = (tmp_path / "a.copc.laz", "-o")
     assert upsample(model, *words, tmp_path / "part.las", "--bounds", *bounds) == 0
-    # Once with the margin, once for the originals.
+    # Twice with the margin, once for the originals.
     assert read and max(read) < 0.4 * (tmp_path / "a.copc.laz").stat().st_size
     assert upsample(model, *words, tmp_path / "whole.las") == 0
     part, whole = rows(tmp_path / "part.las"), rows(tmp_path / "whole.las")
@@ -97,6 +99,22 @@ def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_th
     # Boxes begin at the lowest point that is read, so that new points lie elsewhere than those of
     # the whole, in about the same number.
     assert not (part - originals) & originals and len(part - originals) > 50
+
+
+def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, model: Path) -> None:
+    write_las(tmp_path / "in.las", surface(3000, 1))
+    bounds = (500_050, 4_000_010, 500_070, 4_000_030)
+    out = tmp_path / "part.las"
+    assert upsample(model, tmp_path / "in.las", "-o", out, "--bounds", *bounds) == 0
+    made = laspy.read(out)
+    is_new, parent = np.asarray(made.synthetic) == 1, np.asarray(made.parent_index)
+    measured = made.xyz[~is_new]
+    is_outside = parent[is_new] == NOT_WRITTEN
+    assert 0 < is_outside.sum() < 0.3 * is_new.sum()
+    away = np.linalg.norm(made.xyz[is_new] - measured[parent[is_new] % len(measured)], axis=1)
+    spacing = np.median(cKDTree(measured).query(measured, k=2)[0][:, 1])
+    assert np.median(away[~is_outside]) < 2 * spacing
+    assert (away[~is_outside] < 8 * spacing).all()
 
 
 def test_bounds_leave_out_files_outside_and_read_those_near(

@@ -179,6 +179,16 @@ def test_the_seed_decides_between_equally_good_points() -> None:
     assert len(made[2]) == 800
 
 
+def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed() -> None:
+    red_or_blue = np.random.default_rng(0).integers(0, 2, 300) == 0
+    channels = np.where(red_or_blue[:, None], [255, 0, 0], [0, 0, 255]).astype(np.uint8)
+    packed = np.where(red_or_blue, 0xFF0000, 0xFF).astype(np.uint32)
+    cloud = PointCloud(sheet(300), {"rgba": packed, "color": channels})
+    made = upsample(cloud, 4.0, model=small_model(0.1), only_new=True).attributes
+    assert set(made["rgba"].tolist()) == {0xFF0000, 0xFF}
+    assert len(np.unique(made["color"], axis=0)) > 2
+
+
 def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated() -> None:
     points = sheet(400)
     cloud = PointCloud(

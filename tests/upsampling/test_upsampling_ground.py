@@ -153,6 +153,16 @@ def test_only_points_on_the_ground_get_class_2() -> None:
     assert set(np.unique(new.attributes["classification"])) <= {1, 2, 5}
 
 
+def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
+    cloud = forest()
+    classes = cloud.attributes["classification"]
+    other = PointCloud(cloud.positions, {"Classification": classes})
+    of_lower, of_upper = (upsample(c, 3.0, model="lidar", only_new=True) for c in (cloud, other))
+    assert np.array_equal(of_lower.positions, of_upper.positions)
+    found = of_upper.attributes["Classification"]
+    assert np.array_equal(found, of_lower.attributes["classification"])
+
+
 def test_without_heights_there_is_no_ground() -> None:
     cloud = forest()
     kept = upsample(cloud, 2.0, model="shapes", only_new=True)

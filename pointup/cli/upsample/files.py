@@ -14,6 +14,7 @@ import numpy as np
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.window import Window
+from pointup.cli.upsample.window_index import index_in_window
 from pointup.cli.upsample.work_directory import work_directory
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, DataError, FileError, PointupError
@@ -26,7 +27,7 @@ from pointup.io.files import (
     read_first,
 )
 from pointup.model.upsampler import Upsampler
-from pointup.upsampling.attributes import SYNTHETIC, added_dimensions
+from pointup.upsampling.attributes import PARENT, SYNTHETIC, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import UpsampleOptions
@@ -278,9 +279,11 @@ def _write(
         if with_originals:
             copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
             progress.add(writer.num_points)
+        index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
         for cloud in new_points:
-            if job.bounds is not None:
+            if job.bounds is not None and index is not None:
                 cloud = cloud.select(job.bounds.inside(cloud.positions))
+                cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
             writer.write(cloud)
             progress.add(len(cloud))
             if window:
