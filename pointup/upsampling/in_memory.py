@@ -67,7 +67,8 @@ def upsample(
             points.
         denoise: replace noisy points: `originals=False`, by default with the shipped model "noisy".
         only_new: return the new points only.
-        max_distance: largest distance of a new point to the nearest measured point.
+        max_distance: largest distance of a new point to the nearest measured point. Where this
+            leaves too little room, there are fewer points than `ratio` says.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
             only new points on the ground get class 2. By default True for a cloud
             read from a scanner format and for the models "lidar" and "forest".

@@ -60,6 +60,15 @@ def test_a_store_does_not_depend_on_chunks_and_parts(
     assert np.array_equal(whole.block_ptr, cut.block_ptr)
 
 
+def test_coincident_points_are_counted_but_for_the_first_of_each_place(
+    make_store: StoreMaker,
+) -> None:
+    points = sheet(500)
+    assert make_store(points).num_coincident == 0
+    again = np.concatenate([points, points[:120], points[:30]])
+    assert make_store(again, block_size=64).num_coincident == 150
+
+
 def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -> None:
     points = np.round(sheet(1000), 2)
     here, there = make_store(points), make_store(points + UTM)

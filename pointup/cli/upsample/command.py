@@ -93,7 +93,8 @@ class Upsample:
     max_distance: Annotated[
         float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
     ] = None
-    """Largest distance of a new point to its nearest measured point, in the unit of the file."""
+    """Largest distance of a new point to its nearest measured point, in the unit of the file. Where
+    this leaves too little room, there are fewer points than the ratio says."""
     above_ground: bool | None = None
     """The third coordinate is a height: no new point lies below the ground, and only new points on
     the ground get class 2. By default True for scanner formats and for the models lidar and forest,

@@ -40,6 +40,7 @@ class Store:
         num_read: (F,) int64, number of points in each input file.
         num_taken: (F,) int64, how many of them are selected for upsampling; a point in several
             files counts in each.
+        num_coincident: how many points lie exactly where another one does, first ones not counted.
         dtype: of a row: `position` (3,) float64; `index`, the index of the point in its file, with
             the number of the file from bit `FILE_BITS` on; `key`; and the `attributes`.
     """
@@ -54,6 +55,7 @@ class Store:
             self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
             self._repeated_ptr = tables["repeated_ptr"]
             self._files, self._files_ptr = tables["files"], tables["files_ptr"]
+            self.num_coincident = int(tables["num_coincident"])
         self.dtype = np.load(directory / "dtype.npy").dtype
 
     def __len__(self) -> int:
@@ -226,7 +228,7 @@ def _sort_parts(
     """Sort each part, drop points repeated in other files, and cut it into blocks."""
     keys, starts, low, high, files = [], [], [], [], []
     repeated_ptr = [np.zeros(1, np.int64)]
-    end = 0
+    end = num_coincident = 0
     with repeated_path.open("wb") as repeated_stream:
         for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
             stream.seek(start * dtype.itemsize)
@@ -255,6 +257,8 @@ def _sort_parts(
             repeated_ptr.append(repeated_ptr[-1][-1] + np.append(cuts, len(repeated)))
             repeated_stream.write((repeated + np.array([end, 0])).data)
             end += len(rows)
+            same = rows["position"][1:] == rows["position"][:-1]
+            num_coincident += int(same.all(axis=1).sum())
     stream.truncate(end * dtype.itemsize)
     return {
         "block_ptr": np.append(np.concatenate(starts), end),
@@ -262,6 +266,7 @@ def _sort_parts(
         "low": np.concatenate(low),
         "high": np.concatenate(high),
         "repeated_ptr": np.concatenate(repeated_ptr),
+        "num_coincident": np.array(num_coincident),
         "files": np.concatenate(files),
         "files_ptr": np.append(0, np.cumsum([len(numbers) for numbers in files])),
     }
