@@ -113,8 +113,9 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
         _check_names(path, names)
         return TextHeader(delimiter, "first line", _with_default_names(names)), start + len(raw)
     if len(fields) < 3:
+        hint = "; remove this line if it is the number of points" if first.isdigit() else ""
         raise FileError(
-            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed"
+            f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed{hint}"
         )
     for names in (_split(comment, delimiter), comment.split()):
         if len(names) == len(fields) and set("xyz") <= {name.lower() for name in names}:

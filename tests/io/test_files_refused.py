@@ -32,6 +32,7 @@ BAD_TEXTS = {
     ),
     "a word": ("1 2 3\n4 five 6\n", r"line 2: 'five' is not a number; correct it"),
     "words in a column": ("x y z kind\n1 2 3 tree\n", r"line 2: 'tree' is not a number"),
+    "number of points": ("2\n1 2 3\n4 5 6\n", "remove this line if it is the number of points"),
     "two columns": ("1 2\n3 4\n", r"2 columns in '1 2'; at least x, y and z are needed"),
     "a short line": ("#\n1 2 3\n\n4 5\n", r"line 4 has 2 columns, the lines before it 3"),
     "an empty field": ("1,2,3\n4,,6\n", r"line 2: '' is not a number"),
