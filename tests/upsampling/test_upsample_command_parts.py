@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -151,6 +152,29 @@ def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
         assert rows(tiles / name) <= sharded
         assert len(sharded) == pytest.approx(len(at_once), rel=0.03)
         assert len(sharded & at_once) > 0.8 * len(at_once)
+
+
+def test_shards_of_subfolders_need_no_folder_of_the_files_that_are_only_read(
+    tiles: Path, tmp_path: Path, model: Path
+) -> None:
+    for i in range(3):
+        (tiles / f"sub{i}").mkdir()
+        (tiles / f"{i}.las").rename(tiles / f"sub{i}" / f"{i}.las")
+    for k in (3, 2, 1):
+        assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", f"{k}/3") == 0
+    written = [p.relative_to(tmp_path / "out") for p in (tmp_path / "out").rglob("*.las")]
+    assert sorted(map(str, written)) == ["sub0/0.las", "sub1/1.las", "sub2/2.las"]
+
+
+def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray((tiles / "2.las").read_bytes())
+    # The header gives x from 80 to 81 m, and the points span 40 m.
+    struct.pack_into("<2d", content, 179, CORNER[0] + 81, CORNER[0] + 80)
+    (tiles / "2.las").write_bytes(content)
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "3/3") == 1
+    assert "2.las: has points outside of the extent" in capsys.readouterr().err
 
 
 def test_a_second_call_skips_what_is_written_and_says_so(

@@ -84,6 +84,8 @@ def upsample_survey(
                 left_out = _sort_points(jobs, directory, point_filter, upright, progress)
         left_out = workers.from_main(left_out)
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
+        if all(job.is_context for job in jobs):
+            return [], [], list(left_out.values())
         with workers.barrier():
             store = _open_store(directory)
             _check_size(jobs, len(store), options, model, force)
@@ -220,7 +222,8 @@ def _check_size(
         oversampling = options.oversampling_of(model.config)
         if oversampling > 1:
             needed += int(oversampling * needed)
-        target = jobs[0].target
+        # A file that is only read has no output folder.
+        target = next(job.target for job in jobs if not job.is_context)
         free = shutil.disk_usage(target.parent).free
         if needed > free:
             raise FileError(
