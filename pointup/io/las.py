@@ -132,6 +132,15 @@ def iter_las(
         yield PointCloud(positions, read, header, path)
 
 
+def read_header(path: Path) -> laspy.LasHeader:
+    """The header of a file, which may have no points; its records are those that laspy parses.
+
+    Raises FileError for a file whose header can't be read.
+    """
+    with os_errors(path, "read"), _las_errors(path), laspy.open(path) as reader:
+        return reader.header
+
+
 def first_of_las(path: Path, number: int) -> PointCloud:
     """The first points of the file, at most `number`, with attributes."""
     records, positions, header = next(iter_records(path, number, only_first=True))

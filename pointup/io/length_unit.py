@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pointup.errors import DataError
+from pointup.errors import DataError, FileError
 from pointup.io.files import LAS_EXTENSIONS
 
 _NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
@@ -48,20 +48,21 @@ def unit_of(metres: float) -> LengthUnit:
 
 
 def length_unit(path: str | Path) -> LengthUnit:
-    """The unit of a readable LAS or LAZ file, from its coordinate system.
+    """The unit of a LAS or LAZ file, from its coordinate system.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
     `DEGREES` if a coordinate is an angle. `MIXED` if heights have another unit than x and y.
+    Raises FileError for a file whose header can't be read.
     """
     path = Path(path)
     if path.suffix.lower() not in LAS_EXTENSIONS:
         return UNKNOWN
-    import laspy
     from pyproj.exceptions import CRSError
 
+    from pointup.io.las import read_header
+
     try:
-        with laspy.open(path) as reader:
-            system = reader.header.parse_crs()
+        system = read_header(path).parse_crs()
     except CRSError:
         return UNKNOWN
     if system is None or not system.axis_info:
@@ -72,14 +73,21 @@ def length_unit(path: str | Path) -> LengthUnit:
     return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
 
 
-def common_unit(paths: Sequence[Path]) -> LengthUnit:
+def common_unit(paths: Sequence[Path], skips_damaged: bool = False) -> LengthUnit:
     """The common unit of all files; a file of unknown unit is assumed to have that of the others.
 
-    Raises DataError that names the files if units differ, or if a unit is not a length.
+    With `skips_damaged`, files whose header can't be read are skipped, for callers that report them
+    when they read the points. Raises DataError that names the files if units differ, or if a unit
+    is not a length, and the errors of `length_unit`.
     """
     common, first = UNKNOWN, Path()
     for path in paths:
-        unit = length_unit(path)
+        try:
+            unit = length_unit(path)
+        except FileError:
+            if not skips_damaged:
+                raise
+            continue
         if unit in (DEGREES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "

@@ -9,7 +9,7 @@ import laspy
 import pyproj
 import pytest
 
-from pointup.errors import DataError
+from pointup.errors import DataError, FileError
 from pointup.io.length_unit import (
     DEGREES,
     METRE,
@@ -73,6 +73,11 @@ def test_files_have_one_common_unit_or_the_exception_is_named(tmp_path: Path) ->
         common_unit([metres, unknown, feet])
     with pytest.raises(DataError, match=r"deg\.las: its coordinates are in degrees"):
         common_unit([metres, degrees])
+    damaged = tmp_path / "damaged.las"
+    damaged.write_bytes(b"no header")
+    with pytest.raises(FileError, match=r"damaged\.las"):
+        common_unit([metres, damaged])
+    assert common_unit([damaged, metres], skips_damaged=True) == METRE
 
 
 def test_a_dataset_has_the_unit_of_its_input_files(tmp_path: Path) -> None:

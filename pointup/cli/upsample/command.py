@@ -14,7 +14,7 @@ import tyro
 from pointup.cli.input_files import Inputs
 from pointup.cli.output_files import Picture, View
 from pointup.cli.shards import ShardOption, parse_shard
-from pointup.errors import ConfigError, FileError, PointupError
+from pointup.errors import ConfigError, PointupError
 
 if TYPE_CHECKING:
     from pointup.cli.upsample.plan import Job
@@ -139,15 +139,17 @@ class Upsample:
     def _run(self) -> int:
         from pointup.cli.upsample.files import upsample_survey
         from pointup.cli.upsample.finished import FinishedFiles
+        from pointup.cli.upsample.grouping import group_files
         from pointup.cli.upsample.plan import plan_jobs
         from pointup.cli.upsample.totals import Totals
         from pointup.cli.worker_group import LaunchedWorkerGroup
+        from pointup.io.bounds import Bounds
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
         from pointup.visualization.viewer import check_viewer_path, write_before_after
 
-        options = self._options()
+        options, shard = self._options(), parse_shard(self.shard)
         classes, inputs = self._classes_and_inputs()
         point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
         jobs, complaints = plan_jobs(inputs, self.output, self.model, self.denoise)
@@ -158,8 +160,11 @@ class Upsample:
             if self.bounds:
                 raise ConfigError("--view shows whole files; leave out --bounds or --view")
         workers = LaunchedWorkerGroup(self.output.parent)
+        self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
-        surveys = self._group(jobs, complaints, workers)
+        bounds = Bounds.of(self.bounds) if self.bounds else None
+        surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard)
+        complaints += of_files
         finished = FinishedFiles(self.output, self._identity(options)) if len(jobs) > 1 else None
         totals = Totals()
         for survey in surveys:
@@ -211,40 +216,15 @@ class Upsample:
                 print(f"pointup: error: {' '.join(str(complaint).split())}", file=sys.stderr)
         return int(bool(complaints))
 
-    def _group(
-        self, jobs: list[Job], complaints: list[Exception], workers: LaunchedWorkerGroup
-    ) -> list[list[Job]]:
-        """The surveys that the files make up, as the main process sees them; it copies those that
-        have no points."""
-        from pointup.cli.upsample.plan import Plan, plan_surveys
-        from pointup.cli.upsample.selection import of_shard, within_bounds
-        from pointup.io.bounds import Bounds
-        from pointup.io.files import copy_file
+    def _check_units(self, jobs: list[Job], workers: LaunchedWorkerGroup) -> None:
+        from pointup.cli.upsample.units import check_units
 
-        plan = Plan()
-        shard = parse_shard(self.shard)
+        has_lengths = self.max_distance is not None or self.bounds is not None
         with workers.barrier():
             if workers.is_main:
-                plan = plan_surveys(jobs, self.separate)
-                if self.bounds:
-                    inside = within_bounds(plan.surveys, Bounds.of(self.bounds))
-                    plan = replace(plan, surveys=inside, without_points=[])
-                if shard:
-                    rest = plan.without_points if shard[0] == 1 else []
-                    chosen = of_shard(plan.surveys, shard)
-                    plan = replace(plan, surveys=chosen, without_points=rest)
-        plan = workers.from_main(plan)
-        complaints += plan.complaints
-        if workers.is_main:
-            for line in plan.notes:
-                print(f"note: {line}", file=sys.stderr)
-            for job in plan.without_points:
-                try:
-                    copy_file(job.source, job.target)
-                    print(f"{job.source}: no points in it, copied: {job.target}")
-                except FileError as error:
-                    complaints.append(error)
-        return plan.surveys
+                note = check_units([job.source for job in jobs], self.density, has_lengths)
+                if note:
+                    print(f"note: {note}", file=sys.stderr)
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
         """The options that change the result."""
