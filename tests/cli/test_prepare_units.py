@@ -1,0 +1,64 @@
+"""`pointup prepare` on surveys in degrees, in feet, and in two units."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pyproj
+import pytest
+
+from pointup.cli.main import main
+from pointup.datasets import regions
+
+METRES, FEET, DEGREES = 32618, 2263, 4326
+
+
+def write_las(path: Path, system: int, num_points: int) -> Path:
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = [0.001] * 3, [500_000, 4_000_000, 0]
+    header.add_crs(pyproj.CRS.from_epsg(system))
+    las = laspy.LasData(header)
+    las.xyz = header.offsets + np.random.default_rng(num_points).random((num_points, 3)) * 40
+    las.write(path)
+    return path
+
+
+def prepare(*words: object) -> int:
+    options = ("--num-workers", 1, "--min-points", 4)
+    return main(["prepare", *(str(word) for word in (*words, *options))])
+
+
+@pytest.mark.parametrize("large_bytes", [0, regions.LARGE_BYTES])
+def test_surveys_in_different_units_or_in_degrees_are_refused_before_any_work(
+    large_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(regions, "LARGE_BYTES", large_bytes)
+    metres = write_las(tmp_path / "m.las", METRES, 3000)
+    feet = write_las(tmp_path / "ft.las", FEET, 900)
+    degrees = write_las(tmp_path / "deg.las", DEGREES, 800)
+    out = tmp_path / "out" / "pairs"
+    assert prepare("pairs", "--source", feet, "--target", metres, "-o", out) == 1
+    assert f"{metres}: is in m, {feet} in US ft; reproject" in capsys.readouterr().err
+    assert prepare("pairs", "--source", degrees, "--target", metres, "-o", out) == 1
+    assert f"{degrees}: its coordinates are in degrees" in capsys.readouterr().err
+    assert prepare("thin", degrees, "-o", out) == 1
+    assert f"{degrees}: its coordinates are in degrees" in capsys.readouterr().err
+    assert not out.parent.exists()
+
+
+def test_surveys_in_feet_are_prepared_and_a_damaged_file_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_las(tmp_path / "sparse.las", FEET, 900)
+    target = write_las(tmp_path / "dense.las", FEET, 3000)
+    damaged = tmp_path / "damaged.las"
+    damaged.write_bytes(b"no header")
+    out = tmp_path / "pairs"
+    assert prepare("pairs", "--source", source, damaged, "--target", target, "-o", out) == 1
+    assert f"left out: {damaged}" in capsys.readouterr().err
+    assert (out / "pointup.json").exists()
