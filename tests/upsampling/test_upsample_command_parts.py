@@ -131,6 +131,30 @@ def test_bounds_leave_out_files_outside_and_read_those_near(
     assert "XMIN below XMAX" in capsys.readouterr().err
 
 
+def test_a_file_that_touches_the_bounds_without_a_point_inside_is_skipped_with_a_note(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = surface(400, 1, WIDTH) + np.array([WIDTH, 0, 0])
+    # The corner at the lower left is empty, and the extent of the file holds it.
+    in_corner = (points[:, :2] < CORNER[:2] + np.array([WIDTH + 15, 15])).all(axis=1)
+    write_las(tiles / "1.las", points[~in_corner])
+    bounds = (500_030, 4_000_000, 500_050, 4_000_010)
+    out = tmp_path / "out"
+    assert upsample(model, tiles, "-o", out, "--bounds", *bounds) == 0
+    assert [p.name for p in out.glob("*.las")] == ["0.las"]
+    note = f"note: {tiles / '1.las'}: no points within --bounds, skipped\n"
+    assert capsys.readouterr().err == note
+    assert upsample(model, tiles, "-o", out, "--bounds", *bounds) == 0
+    assert "0 files written, 1 skipped" in capsys.readouterr().out
+
+    empty = (500_041, 4_000_001, 500_050, 4_000_010)
+    for source in (tiles, tiles / "1.las"):
+        assert upsample(model, source, "-o", tmp_path / "none", "--bounds", *empty) == 1
+        text = capsys.readouterr().err
+        assert "no file has points within --bounds" in text and text.count("\n") == 1
+    assert not (tmp_path / "none").exists()
+
+
 def test_shards_write_each_file_once_and_use_the_files_that_border_on_theirs(
     tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

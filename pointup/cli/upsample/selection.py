@@ -12,6 +12,7 @@ from pointup.errors import FileError
 from pointup.geometry.morton import morton_codes
 from pointup.io.bounds import Bounds
 from pointup.io.extents import FileExtent, read_extent
+from pointup.io.files import iter_points
 
 MARGIN = 64.0
 """Width of the strip that is read around what is written, in mean point spacings of the file. New
@@ -19,12 +20,15 @@ points depend on measured points within about 20 local spacings."""
 GRID = 2**20
 
 
-def within_bounds(surveys: Sequence[Sequence[Job]], bounds: Bounds) -> list[list[Job]]:
-    """The surveys cut to `bounds`: files outside are dropped, or read only near the bounds.
+def within_bounds(
+    surveys: Sequence[Sequence[Job]], bounds: Bounds
+) -> tuple[list[list[Job]], list[str]]:
+    """The surveys cut to `bounds`, and notes on files that touch them without a point inside.
 
-    Raises FileError if no file may have points inside.
+    Files outside are dropped, or only read near the bounds. Raises FileError if no file has points
+    inside.
     """
-    found = []
+    found, notes = [], []
     for survey in surveys:
         jobs = []
         for job in survey:
@@ -32,7 +36,10 @@ def within_bounds(surveys: Sequence[Sequence[Job]], bounds: Bounds) -> list[list
             margin = MARGIN * extent.spacing
             if not bounds.grown(margin).touch(extent.low, extent.high):
                 continue
-            is_context = not bounds.touch(extent.low, extent.high)
+            touches = bounds.touch(extent.low, extent.high)
+            is_context = not touches or not _has_points_inside(job, bounds)
+            if touches and is_context:
+                notes.append(f"{job.source}: no points within --bounds, skipped")
             cut = replace(job, extent=extent, bounds=bounds, margin=margin, is_context=is_context)
             jobs.append(cut)
         if not all(job.is_context for job in jobs):
@@ -45,7 +52,20 @@ def within_bounds(surveys: Sequence[Sequence[Job]], bounds: Bounds) -> list[list
             f"no file has points within --bounds: the files span x {low[0]:.10g} to "
             f"{high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
         )
-    return found
+    return found, notes
+
+
+def _has_points_inside(job: Job, bounds: Bounds) -> bool:
+    """Whether a file has points inside; a damaged file counts as one that has.
+
+    Files are read until the first point inside; an extent alone may have empty corners.
+    """
+    try:
+        chunks = iter_points(job.source, attributes=False, bounds=bounds)
+        return any(len(chunk) for chunk in chunks)
+    except FileError:
+        # Reported when the file is read for upsampling.
+        return True
 
 
 def of_shard(surveys: Sequence[Sequence[Job]], shard: tuple[int, int]) -> list[list[Job]]:
