@@ -10,7 +10,7 @@ class FileError(PointupError):
 
 
 class NoPointsError(FileError):
-    """A file is sound and has no points."""
+    """A file is sound and has no points, or there are none to write to it."""
 
 
 class DataError(PointupError):

@@ -15,7 +15,7 @@ from typing import BinaryIO, Literal, Self
 
 import numpy as np
 
-from pointup.errors import DataError, FileError
+from pointup.errors import DataError, FileError, NoPointsError
 
 logger = logging.getLogger("pointup")
 
@@ -101,7 +101,7 @@ class PointWriter(ABC):
         try:
             if kind is None:
                 if not self.num_points:
-                    raise FileError(f"{self.path}: there are no points to write")
+                    raise NoPointsError(f"{self.path}: there are no points to write")
                 with os_errors(self.path, "written"):
                     self._end()
                     self._stream.close()

@@ -9,7 +9,7 @@ import laspy
 import numpy as np
 import pytest
 from test_upsample_command_surveys import survey, write_tiles
-from typed import Result, is_one_line, positions, write_las
+from typed import Result, is_one_line, left_in, positions, write_las
 
 from pointup.io.files import PointCloud, write_points
 
@@ -116,6 +116,76 @@ def test_a_tile_without_points_is_copied_and_no_failure(
     # Alone, there is nothing to do.
     result = command(empty, "-o", tmp_path / "alone.laz")
     assert result.status == 1 and is_one_line(result.err) and "no points in it" in result.err
+
+
+@pytest.fixture
+def sparse_tiles(tmp_path: Path) -> Path:
+    """A whole tile of ground, and far from it one of 1 point, one of noise, and one of class 6."""
+    folder = tmp_path / "tiles"
+    folder.mkdir()
+    numbers = {"whole": (300, 2), "single": (1, 2), "noise": (50, 7), "roof": (50, 6)}
+    for i, (name, (number, classification)) in enumerate(numbers.items()):
+        write_las(folder / f"{name}.las", number)
+        las = laspy.read(folder / f"{name}.las")
+        las.x = las.x + 1000 * i
+        las.classification = np.full(number, classification)
+        las.write(folder / f"{name}.las")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ((), {"single": 1, "noise": 50}),
+        (("--separate",), {"single": 1, "noise": 50}),
+        (("--classes", "6"), {"single": 1, "noise": 50, "whole": 300}),
+    ],
+)
+def test_tiles_with_too_few_points_to_upsample_are_copied_and_no_failure(
+    options: tuple[str, ...],
+    copied: dict[str, int],
+    sparse_tiles: Path,
+    tmp_path: Path,
+    command: Callable[..., Result],
+) -> None:
+    out = tmp_path / "out"
+    words = (sparse_tiles, "-o", out, "--ratio", "2", *options)
+    result = command(*words)
+    assert result.status == 0 and result.err == ""
+    assert left_in(out) == left_in(sparse_tiles)
+    for path in sorted(sparse_tiles.iterdir()):
+        is_copied = path.stem in copied
+        assert ((out / path.name).read_bytes() == path.read_bytes()) == is_copied
+        if is_copied:
+            few = f"{path}: {copied[path.stem]} points in, fewer than 2 of them to upsample"
+            assert result.out.count(f"{few}, copied: {out / path.name}\n") == 1
+    assert "4 files written: from 401 to" in result.out
+    assert "0 files written, 4 skipped" in command(*words).out
+
+
+@pytest.mark.parametrize("option", ["--only-new", "--no-originals"])
+def test_tiles_with_nothing_to_write_are_skipped_and_no_failure(
+    option: str, sparse_tiles: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    # A tile of noise that borders on the whole one, too: both are one survey.
+    las = laspy.read(sparse_tiles / "noise.las")
+    las.x = las.x - 1990
+    las.write(sparse_tiles / "beside.las")
+    result = command(sparse_tiles, "-o", tmp_path / "out", "--ratio", "2", option)
+    assert result.status == 0 and result.err == ""
+    assert left_in(tmp_path / "out") == ["roof.las", "whole.las"]
+    for name in ("single", "noise", "beside"):
+        assert result.out.count(f"{sparse_tiles / name}.las: ") == 1
+    assert result.out.count("nothing to write, skipped\n") == 3
+
+
+def test_a_single_tile_with_too_few_points_to_upsample_is_an_error(
+    sparse_tiles: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    for name, message in (("single", "has 1 point"), ("noise", "has 0 of 50 points")):
+        result = command(sparse_tiles / f"{name}.las", "-o", tmp_path / "out.las")
+        assert result.status == 1 and is_one_line(result.err) and message in result.err
+    assert not (tmp_path / "out.las").exists()
 
 
 def test_classes_that_are_absent_are_reported(

@@ -187,17 +187,20 @@ class Upsample:
                     token_budget=self.token_budget,
                     picture=self.picture,
                     force=self.force,
+                    is_among_others=len(jobs) > 1,
                 )
                 complaints += of_survey
                 totals.add(files)
-                if workers.is_main:
+                if workers.is_main and lines:
                     print(*lines, sep="\n")
                     if finished:
                         finished.record([file.job for file in files], identity)
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         if self.view and workers.is_main and not complaints:
-            written = [job for survey in surveys for job in survey if not job.is_context]
+            every = [job for survey in surveys for job in survey if not job.is_context]
+            # A file with nothing to write has no output.
+            written = [job for job in every if job.target.exists()]
             sources, targets = (
                 [getattr(job, side) for job in written] for side in ("source", "target")
             )

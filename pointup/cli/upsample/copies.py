@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from pointup.cli.upsample.plan import Job
 from pointup.errors import FileError
-from pointup.io.files import copy_file
+from pointup.io.files import copy_file, copy_points, open_writer, read_first
+
+CHUNK_SIZE = 250_000
 
 
 def copy_without_points(jobs: Sequence[Job]) -> list[Exception]:
@@ -19,3 +21,16 @@ def copy_without_points(jobs: Sequence[Job]) -> list[Exception]:
         except FileError as error:
             complaints.append(error)
     return complaints
+
+
+def copy_unchanged(job: Job, num_points: int) -> int:
+    """Copy a file of `num_points`, or its part within bounds. Returns the number of points copied.
+
+    Raises FileError if it can't be read or written.
+    """
+    if job.bounds is None and job.source.suffix.lower() == job.target.suffix.lower():
+        copy_file(job.source, job.target)
+        return num_points
+    with open_writer(job.target, read_first(job.source, 2)) as writer:
+        copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
+        return writer.num_points

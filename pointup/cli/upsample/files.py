@@ -12,17 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from pointup.cli.progress import ProgressBar
+from pointup.cli.upsample.copies import copy_unchanged
 from pointup.cli.upsample.plan import Job
+from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
 from pointup.cli.upsample.window import Window
 from pointup.cli.upsample.window_index import index_in_window
 from pointup.cli.upsample.work_directory import work_directory
 from pointup.cli.worker_group import LaunchedWorkerGroup
-from pointup.errors import ConfigError, DataError, FileError, PointupError
+from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.io.files import (
     LAS_EXTENSIONS,
     PointCloud,
     copy_points,
-    iter_points,
     open_writer,
     read_first,
 )
@@ -32,7 +33,7 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
+from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
 
 MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
@@ -49,10 +50,6 @@ class Written:
     num_out: int
 
 
-class _Unreadable(Exception):
-    """Stops the building of a store at a file that can't be read."""
-
-
 def upsample_survey(
     jobs: Sequence[Job],
     model: Upsampler,
@@ -65,29 +62,36 @@ def upsample_survey(
     token_budget: int | None = None,
     picture: Path | None = None,
     force: bool = False,
+    is_among_others: bool = False,
 ) -> tuple[list[str], list[Written], list[Exception]]:
     """Upsample the files of a survey.
 
     Returns the lines to print, the files that were written, and the errors of single files.
 
-    Files that can't be read or written are left out. All processes of `workers` must call this. A
-    PointupError that concerns the survey as a whole is raised in all processes, and then nothing is
-    written.
+    Files that can't be read or written are left out. If the call has other files, too
+    (`is_among_others`), files with too few points to upsample are copied. All processes of
+    `workers` must call this. A PointupError that concerns the survey as a whole is raised in all
+    processes, and then nothing is written.
     """
     began = time.monotonic()
     hidden = not workers.is_main
-    left_out: dict[int, FileError] = {}
+    found = SortedFiles()
     with work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
         with workers.barrier():
             if workers.is_main:
                 upright = options.is_upright(model.config)
-                left_out = _sort_points(jobs, directory, point_filter, upright, progress)
-        left_out = workers.from_main(left_out)
+                found = sort_points(jobs, directory, point_filter, upright, progress)
+        found = workers.from_main(found)
+        left_out = found.left_out
+        if found.too_few:
+            if not is_among_others:
+                raise found.too_few
+            return _copy_each(jobs, found, options.originals and not only_new, workers)
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         if all(job.is_context for job in jobs):
             return [], [], list(left_out.values())
         with workers.barrier():
-            store = _open_store(directory)
+            store = open_store(directory)
             _check_size(jobs, len(store), options, model, force)
         new_points = run_passes(
             store,
@@ -115,9 +119,14 @@ def upsample_survey(
                 window.draw(jobs[0].source, keep, picture)
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
-    lines, files = [], []
+    lines, files, errors = [], [], list[Exception](left_out.values())
+    nothing_in = []
     for number, num_written, error in written:
-        if error is None:
+        if isinstance(error, NoPointsError) and is_among_others:
+            nothing_in.append(f"{jobs[number].source}: nothing to write, skipped")
+        elif error:
+            errors.append(error)
+        else:
             of_file = _count_text(int(store.num_read[number]), int(store.num_taken[number]))
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
             job = jobs[number]
@@ -130,7 +139,30 @@ def upsample_survey(
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
         lines[-1] += f"; {_summary_text(summary, options)}"
-    return lines, files, [*left_out.values(), *(error for *_, error in written if error)]
+    return [*nothing_in, *lines], files, errors
+
+
+def _copy_each(
+    jobs: Sequence[Job], found: SortedFiles, with_originals: bool, workers: LaunchedWorkerGroup
+) -> tuple[list[str], list[Written], list[Exception]]:
+    """Copy the files of a survey that has too few points; returns as `upsample_survey` does."""
+    lines, files, errors = [], [], list[Exception](found.left_out.values())
+    for number, job in enumerate(jobs):
+        if job.is_context or number in found.left_out or not workers.is_main:
+            continue
+        num_read = found.num_read[number]
+        few = f"{job.source}: {num_read:,} points in, fewer than 2 of them to upsample"
+        if not with_originals:
+            lines.append(f"{few}, nothing to write, skipped")
+            continue
+        try:
+            num_out = copy_unchanged(job, num_read)
+        except (PointupError, OSError) as error:
+            errors.append(error)
+            continue
+        lines.append(f"{few}, copied: {job.target}")
+        files.append(Written(job, num_read, num_out))
+    return lines, files, errors
 
 
 def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
@@ -149,61 +181,6 @@ def _count_text(num_read: int, num_taken: int) -> str:
     return f"{num_read:,} points in" + (f" ({rest:,} of them not upsampled)" if rest else "")
 
 
-def _sort_points(
-    jobs: Sequence[Job],
-    directory: Path,
-    point_filter: PointFilter,
-    upright: bool,
-    progress: ProgressBar,
-) -> dict[int, FileError]:
-    """Build the store of a survey. Returns the errors of files that can't be read, by number."""
-    left_out: dict[int, FileError] = {}
-
-    def chunks(number: int) -> Iterator[PointCloud]:
-        job = jobs[number]
-        try:
-            bounds = job.bounds.grown(job.margin) if job.bounds else None
-            for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
-                if job.extent and not job.extent.holds(chunk.positions):
-                    raise FileError(
-                        f"{job.source}: has points outside of the extent in its header, so "
-                        "that its neighbours are unknown; repair the header, or add --separate"
-                    )
-                yield chunk
-                progress.add(len(chunk))
-        except FileError as error:
-            left_out[number] = error
-            raise _Unreadable from error
-
-    while True:
-        progress.begin("reading")
-        readable = [number for number in range(len(jobs)) if number not in left_out]
-        try:
-            build_survey_store(
-                map(chunks, readable), directory, takes_part=point_filter, upright=upright
-            )
-            return left_out
-        except _Unreadable:
-            if len(left_out) == len(jobs):
-                raise left_out.popitem()[1] from None
-        except DataError as error:
-            raise FileError(f"{_source(jobs)}: {error}") from None
-
-
-def _source(jobs: Sequence[Job]) -> str:
-    others = f" and {len(jobs) - 1} files that border on it" if len(jobs) > 1 else ""
-    return f"{jobs[0].source}{others}"
-
-
-def _open_store(directory: Path) -> Store:
-    try:
-        return Store(directory)
-    except FileNotFoundError:
-        raise FileError(
-            f"{directory}: not seen by all processes; write to a folder that all machines share"
-        ) from None
-
-
 def _check_size(
     jobs: Sequence[Job], num_points: int, options: UpsampleOptions, model: Upsampler, force: bool
 ) -> None:
@@ -214,8 +191,8 @@ def _check_size(
     size = num_out * POINT_BYTES
     if options.ratio > MAX_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
-            f"{_source(jobs)}: ratio {options.ratio:g} makes {num_out:,} points of {num_points:,}, "
-            f"about {_in_units(size)}; lower it, or add --force"
+            f"{survey_text(jobs)}: ratio {options.ratio:g} makes {num_out:,} points of "
+            f"{num_points:,}, about {_in_units(size)}; lower it, or add --force"
         )
     if options.density is None:
         needed = size + int(num_out * model.config.slots_per_ratio) * CANDIDATE_BYTES

@@ -1,0 +1,112 @@
+"""Builds the store of a survey from its files; files that can't be read are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pointup.cli.progress import ProgressBar
+from pointup.cli.upsample.plan import Job
+from pointup.errors import DataError, FileError
+from pointup.io.files import PointCloud, iter_points
+from pointup.upsampling.filtering import PointFilter
+from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
+
+
+@dataclass
+class SortedFiles:
+    """What the files of a survey gave.
+
+    Attributes:
+        num_read: the number of points of each file, by its number.
+        left_out: the errors of files that can't be read, by number.
+        too_few: the error for fewer than two points to upsample in all files; None for more.
+    """
+
+    num_read: dict[int, int] = field(default_factory=dict)
+    left_out: dict[int, FileError] = field(default_factory=dict)
+    too_few: FileError | None = None
+
+
+class _Unreadable(Exception):
+    """Stops the building of a store at a file that can't be read."""
+
+
+def sort_points(
+    jobs: Sequence[Job],
+    directory: Path,
+    point_filter: PointFilter,
+    upright: bool,
+    progress: ProgressBar,
+) -> SortedFiles:
+    """Build the store of a survey; there is none if the files have too few points.
+
+    Raises FileError if no file can be read, or if the points can't be upsampled.
+    """
+    files = SortedFiles()
+    num_taken = 0
+
+    def chunks(number: int) -> Iterator[PointCloud]:
+        job = jobs[number]
+        files.num_read[number] = 0
+        try:
+            bounds = job.bounds.grown(job.margin) if job.bounds else None
+            for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
+                if job.extent and not job.extent.holds(chunk.positions):
+                    raise FileError(
+                        f"{job.source}: has points outside of the extent in its header, so "
+                        "that its neighbours are unknown; repair the header, or add --separate"
+                    )
+                files.num_read[number] += len(chunk)
+                yield chunk
+                progress.add(len(chunk))
+        except FileError as error:
+            files.left_out[number] = error
+            raise _Unreadable from error
+
+    def takes_part(cloud: PointCloud) -> np.ndarray:
+        nonlocal num_taken
+        try:
+            taken = point_filter(cloud)
+        except DataError as error:
+            raise FileError(f"{survey_text(jobs)}: {error}") from None
+        num_taken += int(taken.sum())
+        return taken
+
+    while True:
+        progress.begin("reading")
+        num_taken = 0
+        readable = [number for number in range(len(jobs)) if number not in files.left_out]
+        try:
+            build_survey_store(
+                map(chunks, readable), directory, takes_part=takes_part, upright=upright
+            )
+            return files
+        except _Unreadable:
+            if len(files.left_out) == len(jobs):
+                raise files.left_out.popitem()[1] from None
+        except DataError as error:
+            named = FileError(f"{survey_text(jobs)}: {error}")
+            if num_taken >= 2:
+                raise named from None
+            files.too_few = named
+            return files
+
+
+def open_store(directory: Path) -> Store:
+    """Open the store that the main process has built; FileError where it is not seen."""
+    try:
+        return Store(directory)
+    except FileNotFoundError:
+        raise FileError(
+            f"{directory}: not seen by all processes; write to a folder that all machines share"
+        ) from None
+
+
+def survey_text(jobs: Sequence[Job]) -> str:
+    """The files of a survey in an error."""
+    others = f" and {len(jobs) - 1} files that border on it" if len(jobs) > 1 else ""
+    return f"{jobs[0].source}{others}"
