@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,21 +74,27 @@ def length_unit(path: str | Path) -> LengthUnit:
     return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
 
 
-def common_unit(paths: Sequence[Path], skips_damaged: bool = False) -> LengthUnit:
+def units_of_readable(paths: Sequence[Path]) -> dict[Path, LengthUnit]:
+    """The unit of each file whose header can be read; others are reported when they are read."""
+    units = {}
+    for path in paths:
+        with suppress(FileError):
+            units[path] = length_unit(path)
+    return units
+
+
+def common_unit(paths: Sequence[Path]) -> LengthUnit:
+    """`agreed_unit` of files. Raises its errors and those of `length_unit`."""
+    return agreed_unit({path: length_unit(path) for path in paths})
+
+
+def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     """The common unit of all files; a file of unknown unit is assumed to have that of the others.
 
-    With `skips_damaged`, files whose header can't be read are skipped, for callers that report them
-    when they read the points. Raises DataError that names the files if units differ, or if a unit
-    is not a length, and the errors of `length_unit`.
+    Raises DataError that names the files if units differ, or if a unit is not a length.
     """
     common, first = UNKNOWN, Path()
-    for path in paths:
-        try:
-            unit = length_unit(path)
-        except FileError:
-            if not skips_damaged:
-                raise
-            continue
+    for path, unit in units.items():
         if unit in (DEGREES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "

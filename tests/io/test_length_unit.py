@@ -19,6 +19,7 @@ from pointup.io.length_unit import (
     dataset_unit,
     length_unit,
     unit_of,
+    units_of_readable,
 )
 
 
@@ -77,7 +78,7 @@ def test_files_have_one_common_unit_or_the_exception_is_named(tmp_path: Path) ->
     damaged.write_bytes(b"no header")
     with pytest.raises(FileError, match=r"damaged\.las"):
         common_unit([metres, damaged])
-    assert common_unit([damaged, metres], skips_damaged=True) == METRE
+    assert units_of_readable([damaged, metres]) == {metres: METRE}
 
 
 def test_a_dataset_has_the_unit_of_its_input_files(tmp_path: Path) -> None:

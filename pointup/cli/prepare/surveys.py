@@ -169,10 +169,10 @@ def _cut_surveys(
     from pointup.datasets.region_pairs import blocks_of
     from pointup.datasets.regions import LARGE_BYTES, is_large
     from pointup.datasets.surveys import HeldOutTiles, hold_out
-    from pointup.io.length_unit import common_unit
+    from pointup.io.length_unit import agreed_unit, units_of_readable
 
     # A damaged file is left out and reported when it is read.
-    common_unit([path for side in sides for path in side], skips_damaged=True)
+    agreed_unit(units_of_readable([path for side in sides for path in side]))
     if not tiling.separate and is_large([path for side in sides for path in side]):
         return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)
     if shard is not None:

@@ -225,8 +225,7 @@ class Upsample:
         has_lengths = self.max_distance is not None or self.bounds is not None
         with workers.barrier():
             if workers.is_main:
-                note = check_units([job.source for job in jobs], self.density, has_lengths)
-                if note:
+                for note in check_units([job.source for job in jobs], self.density, has_lengths):
                     print(f"note: {note}", file=sys.stderr)
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:

@@ -5,29 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointup.io.length_unit import LengthUnit, common_unit
+from pointup.io.length_unit import MIXED, LengthUnit, agreed_unit, units_of_readable
 
 
-def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> str | None:
-    """Check that coordinates are lengths. Returns a note on a density that is not per square metre.
+def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
+    """Check that coordinates are lengths. Returns notes on units that the user may not expect.
 
     With a density, or with other lengths among the options (`has_lengths`), all files must have one
     unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
+    Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
     Raises DataError for coordinates in degrees or in several units.
     """
+    units = units_of_readable(paths)
+    mixed = [path for path, unit in units.items() if unit == MIXED]
+    notes = [
+        f"{path}: by its coordinate system, heights are in another unit than x and y; distances "
+        "are computed as if they were in the same one. Convert the heights first if they are not"
+        for path in mixed
+    ]
+    lengths = {path: unit for path, unit in units.items() if unit != MIXED}
     if density is None and not has_lengths:
-        for path in paths:
-            common_unit([path], skips_damaged=True)
-        return None
-    unit = common_unit(paths, skips_damaged=True)
-    return None if density is None else _density_note(density, unit)
+        for path, unit in lengths.items():
+            agreed_unit({path: unit})
+        return notes
+    unit = agreed_unit(lengths)
+    return notes if density is None else [*notes, *_density_note(density, unit)]
 
 
-def _density_note(density: float, unit: LengthUnit) -> str | None:
+def _density_note(density: float, unit: LengthUnit) -> list[str]:
     if unit.metres is None or unit.metres == 1:
-        return None
+        return []
     per_square_metre = density / unit.metres**2
-    return (
+    return [
         f"the files are in {unit.name}: --density {density:g} is points per square {unit.name}, "
         f"{per_square_metre:.4g} points per square metre"
-    )
+    ]
