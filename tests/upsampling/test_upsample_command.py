@@ -161,3 +161,14 @@ def test_a_folder_goes_into_a_folder_and_its_bad_file_is_reported(
     assert is_one_line(result.err) and "b.laz" in result.err
     assert left_in(out) == ["a.laz", "c.ply"]
     assert result.out.count("points in") == 2
+
+
+def test_the_summary_names_coincident_points(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    once, twice = positions(200), np.concatenate([positions(200), positions(200)[:50]])
+    for name, points, words in (("once", once, ""), ("twice", twice, "; 50 points lie exactly ")):
+        write_points(tmp_path / f"{name}.xyz", PointCloud(points))
+        result = command(tmp_path / f"{name}.xyz", "-o", tmp_path / f"{name}_out.xyz")
+        assert result.status == 0
+        assert ("where another one does" in result.out) == bool(words) and words in result.out

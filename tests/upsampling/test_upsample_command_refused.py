@@ -208,3 +208,19 @@ def test_an_interrupt_leaves_nothing(
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == cli.INTERRUPTED
     assert left_in(tmp_path) == ["in.las"]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*arguments: object) -> None:
+        raise AssertionError("the model runs")
+
+    monkeypatch.setattr("pointup.cli.upsample.files.run_passes", run)
+    write_las(tmp_path / "in.las")
+    las = laspy.read(tmp_path / "in.las")
+    las.add_extra_dim(laspy.ExtraBytesParams("parent_index", "float32"))
+    las.write(tmp_path / "in.las")
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == 1 and is_one_line(result.err) and "parent_index" in result.err
+    assert left_in(tmp_path) == ["in.las"]

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-
-import numpy as np
 
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.copies import copy_unchanged
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
 from pointup.cli.upsample.window import Window
-from pointup.cli.upsample.window_index import index_in_window
 from pointup.cli.upsample.work_directory import work_directory
+from pointup.cli.upsample.writing import check_outputs, write_each
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.io.files import (
-    LAS_EXTENSIONS,
-    PointCloud,
-    copy_points,
-    open_writer,
-    read_first,
-)
 from pointup.model.upsampler import Upsampler
-from pointup.upsampling.attributes import PARENT, SYNTHETIC, added_dimensions
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.new_points import NewPoints, Summary
+from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
+from pointup.upsampling.store.point_store import Store
 
 MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
+# Share of coincident points from which on the summary names them.
+_MOST_COINCIDENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -93,6 +85,8 @@ def upsample_survey(
         with workers.barrier():
             store = open_store(directory)
             _check_size(jobs, len(store), options, model, force)
+            if workers.is_main:
+                check_outputs(jobs, store)
         new_points = run_passes(
             store,
             model,
@@ -114,7 +108,7 @@ def upsample_survey(
             window = Window(store) if picture and workers.is_main else None
             keep = options.originals and not only_new
             progress.begin("writing")
-            written = _write_each(jobs, store, new_points, keep, window, workers, progress)
+            written = write_each(jobs, store, new_points, keep, window, workers, progress)
             if picture and window:
                 window.draw(jobs[0].source, keep, picture)
         written = sorted(workers.from_all(written), key=itemgetter(0))
@@ -138,7 +132,7 @@ def upsample_survey(
         in_several = f" ({repeated:,} more than once)" if repeated else ""
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, options)}"
+        lines[-1] += f"; {_summary_text(summary, options, store)}"
     return [*nothing_in, *lines], files, errors
 
 
@@ -165,10 +159,16 @@ def _copy_each(
     return lines, files, errors
 
 
-def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
+def _summary_text(summary: Summary, options: UpsampleOptions, store: Store) -> str:
+    num_points, num_coincident = len(store), store.num_coincident
     words = f"new points at most {summary.farthest:.3g} from a measured one"
     if options.above_ground:
-        words += f", {summary.num_below:,} of them under crowns or roofs, below all returns there"
+        words += f", {summary.num_below:,} of them below all returns around them"
+    if num_coincident > _MOST_COINCIDENT * num_points:
+        words += (
+            f"; {num_coincident:,} points lie exactly where another one does, so that new points "
+            "may be repeated: remove them first"
+        )
     return words
 
 
@@ -212,60 +212,3 @@ def _check_size(
 
 def _in_units(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-
-
-def _write_each(
-    jobs: Sequence[Job],
-    store: Store,
-    new_points: NewPoints,
-    with_originals: bool,
-    window: Window | None,
-    workers: LaunchedWorkerGroup,
-    progress: ProgressBar,
-) -> list[tuple[int, int, Exception | None]]:
-    """Write the files of this process. Returns number, points written and error of each."""
-    written: list[tuple[int, int, Exception | None]] = []
-    own = [number for number, job in enumerate(jobs) if not job.is_context]
-    for number in workers.shard(own):
-        job = jobs[number]
-        try:
-            num_points = _write(
-                job, store, new_points.of_file(number), with_originals, window, progress
-            )
-            written.append((number, num_points, None))
-        except (PointupError, ValueError, OSError) as error:
-            written.append((number, 0, error))
-    return written
-
-
-def _write(
-    job: Job,
-    store: Store,
-    new_points: Iterator[PointCloud],
-    with_originals: bool,
-    window: Window | None,
-    progress: ProgressBar,
-) -> int:
-    """Write the points of a file, then the new points. Returns the number of points."""
-    like = read_first(job.source, 2)
-    # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
-    lows, highs = store.bounds_in_file()
-    like.positions = np.stack([lows.min(axis=0), highs.max(axis=0)])
-    added = added_dimensions(like)
-    if job.target.suffix.lower() in LAS_EXTENSIONS:
-        # LAS has a flag bit for synthetic points.
-        added = [dimension for dimension in added if dimension.name != SYNTHETIC]
-    with open_writer(job.target, like, added) as writer:
-        if with_originals:
-            copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
-            progress.add(writer.num_points)
-        index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
-        for cloud in new_points:
-            if job.bounds is not None and index is not None:
-                cloud = cloud.select(job.bounds.inside(cloud.positions))
-                cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
-            writer.write(cloud)
-            progress.add(len(cloud))
-            if window:
-                window.add(cloud.positions)
-        return writer.num_points
