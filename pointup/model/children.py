@@ -183,9 +183,10 @@ class ChildDecoder(PointEncoder):
         surroundings, and turned by `turn_normals`.
         """
         linear = cast(nn.Linear, self.child_position[0])
-        from_parent = 0.5 * start.direction
+        to_anchor = 0.5 * start.direction
         offset: Tensor | None = None
         for _ in range(self.config.num_refinements):
+            from_parent = to_anchor if offset is None else to_anchor + offset
             described = describe_neighbors_of_children(local, from_parent, start.direction, fitted)
             child_g = encode_positions(described, linear, x_NRC.dtype)
             x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
@@ -198,7 +199,6 @@ class ChildDecoder(PointEncoder):
                 + self.arch(x_normed_NRC).float() * arch
             )
             offset = moved if offset is None else offset + moved
-            from_parent = 0.5 * start.direction + offset
         assert offset is not None
         return offset, x_normed_NRC
 
