@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pointup.cli.upsample.plan import Job
 from pointup.errors import FileError
 from pointup.io.files import copy_file, copy_points, open_writer, read_first
-
-CHUNK_SIZE = 250_000
+from pointup.upsampling.store.point_store import CHUNK_SIZE
 
 
 def copy_without_points(jobs: Sequence[Job]) -> list[Exception]:
