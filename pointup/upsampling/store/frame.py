@@ -81,7 +81,7 @@ def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.nda
         axes = np.eye(3)
     for axis in axes.T:
         skewness = float(np.einsum("i,j,k,ijk", axis, axis, axis, third.reshape(3, 3, 3)))
-        # Rounding makes the variance across a plane negative.
+        # Rounding can make the variance across a plane negative.
         variance = max(float(axis @ second @ axis), 0.0)
         size_of_cubes = variance**1.5 / number**0.5
         is_clear = abs(skewness) > _LEAST_SKEWNESS * size_of_cubes
