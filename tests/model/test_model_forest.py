@@ -99,11 +99,23 @@ def test_a_cloud_does_not_change_with_the_others_of_the_batch(options: dict[str,
     with torch.no_grad():
         together = model(pos, ptr, torch.tensor([2.0, 3.0, 2.0]))
         alone = model(pos[120:200], torch.tensor([0, 80]), 3.0)
+    of_cloud = slice(*together.candidates_ptr[1:3].tolist())
+    torch.testing.assert_close(
+        together.candidates[of_cloud], alone.candidates, atol=1e-5, rtol=1e-5
+    )
+    # Thinning may break a tie by the last digit, and then picks in another order.
     rows = slice(*together.ptr[1:3].tolist())
-    torch.testing.assert_close(together.pos[rows], alone.pos, atol=1e-5, rtol=1e-5)
+    gap, match = torch.cdist(alone.pos.double(), together.pos[rows].double()).min(1)
+    is_same = gap < 1e-5
+    assert is_same.double().mean() > 0.95
     if options:
         assert together.log_error is not None and alone.log_error is not None
-        torch.testing.assert_close(together.log_error[rows], alone.log_error, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            together.log_error[rows][match][is_same],
+            alone.log_error[is_same],
+            atol=1e-4,
+            rtol=1e-4,
+        )
 
 
 def test_a_model_with_columns_is_scaled_and_moved_with_its_input() -> None:
