@@ -102,7 +102,7 @@ def emulated() -> Iterator[None]:
     from pointup.geometry import kernels, neighbors, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.geometry.kernels import insertion as kernels_of_insertion
-    from pointup.model import candidates as model
+    from pointup.model import upsampler as model
     from pointup.training import optimizer
     from pointup.training.run_directory import checkpoint
     from pointup.upsampling.single_pass import candidates

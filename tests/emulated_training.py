@@ -25,7 +25,7 @@ from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.geometry.packed import on_host, to_device
 from pointup.geometry.validity import assume_valid
-from pointup.model import candidates
+from pointup.model import upsampler
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.faults.out_of_memory import num_tokens
@@ -95,16 +95,16 @@ def step(
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, list[Tensor], Any]:
     """Losses, gradients and output of a step without input checks, as in train.py."""
-    batch, loss = move(batch, device), loss or LossConfig()
+    batch = move(batch, device)
     torch.manual_seed(7)
     reduction = StepReduction(SingleProcess(device), model.parameters())
     with assume_valid():
         reduction.start()
         ratios = training_ratio(batch, ratio, 16.0)
         with torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            output = model(batch.pos, batch.ptr, ratios, originals=loss.originals)
+            output = model(batch.pos, batch.ptr, ratios)
         spacing = target_spacing(output.gaps, batch.ptr, ratios)
-        losses = cloud_losses(output, batch, spacing, loss)
+        losses = cloud_losses(output, batch, spacing, loss or LossConfig())
         losses.sum().backward()
         reduction.add(losses, num_tokens(batch), batch.name)
     reduction.finish(stop=False, elapsed_seconds=0.0)
@@ -148,15 +148,12 @@ def test_losses_and_gradients_are_those_of_the_cpu(
         torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "originals"),
-    [(None, True), (torch.bfloat16, True), pytest.param(None, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_a_step_of_a_model_for_forests_is_that_of_the_cpu_and_never_waits(
-    dtype: torch.dtype | None, originals: bool, tmp_path: Path
+    dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
     batch = batch_of(tmp_path, [60, 35, 90], mixed=True)
-    loss = LossConfig(unit="cloud", error=0.2, originals=originals)
+    loss = LossConfig(unit="cloud", error=0.2)
     expected, expected_grads, _ = step(
         as_if_trained(**OPTIONS), batch, torch.device("cpu"), None, loss
     )
@@ -188,15 +185,15 @@ def test_steps_in_16_bits_are_near_those_of_float32(
 ) -> None:
     batch = batch_of(tmp_path, [80, 60, 40], mixed)
     kept: list[Tensor] = []
-    sample = candidates.sample_by_spacing
+    sample = upsampler.sample_by_spacing
 
-    def keep_the_same(*arguments: Tensor | None) -> Tensor:
+    def keep_the_same(*arguments: Tensor) -> Tensor:
         # Rounding decides between children that are as good as each other.
         kept.append(sample(*arguments))
         return kept[0]
 
     of_float32, model = as_if_trained().to(DEVICE), as_if_trained().to(DEVICE)
-    with mock.patch.object(candidates, "sample_by_spacing", keep_the_same):
+    with mock.patch.object(upsampler, "sample_by_spacing", keep_the_same):
         exact, exact_grads, plain = step(of_float32, batch, DEVICE)
         with recorded() as log:
             found, grads, output = step(model, batch, DEVICE, dtype=dtype)

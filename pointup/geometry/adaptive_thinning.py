@@ -31,20 +31,13 @@ NUM_MEASURED = 48
 
 
 @torch.no_grad()
-def sample_by_spacing(
-    pos: Tensor,
-    ptr: Tensor,
-    num_samples: Tensor,
-    log_spacing: Tensor,
-    distance: Tensor | None = None,
-) -> Tensor:
+def sample_by_spacing(pos: Tensor, ptr: Tensor, num_samples: Tensor, log_spacing: Tensor) -> Tensor:
     """Subset of each cloud, even in units of a spacing that may vary across the cloud.
 
     Farthest-point sampling orders all points. A point's pick distance is its distance to all
     earlier picks: points picked down to some distance are that far apart everywhere, whatever the
     first pick. The function keeps the points whose pick distance is largest in units of their
-    spacing. With equal spacings this is `farthest_point_sample`. `distance` (N,) bounds the pick
-    distances, for example by the distance to a point that is kept in any case.
+    spacing. With equal spacings this is `farthest_point_sample`.
 
     On the CPU points are picked one after the other. A cloud of more than `LARGEST_PIECE` points is
     ordered piece by piece, because the time of one order for all grows faster than their number;
@@ -53,23 +46,18 @@ def sample_by_spacing(
     from those of the CPU, and are as even.
 
     Shapes: pos (N, 3), num_samples (B,) int64, log_spacing (N,) natural logarithm of the spacing,
-    in any unit, -inf for a point that is kept in any case -> index (sum(num_samples),) int64 into
-    `pos`, cloud after cloud, distinct.
+    in any unit -> index (sum(num_samples),) int64 into `pos`, cloud after cloud, distinct.
     Raises ValueError as `farthest_point_sample`.
     """
     sizes, counts = sizes_from_ptr(on_host(ptr)), on_host(num_samples)
     # On other devices reading the values would wait for the device.
-    is_even = pos.device.type == "cpu" and distance is None and not log_spacing.any()
+    is_even = pos.device.type == "cpu" and not log_spacing.any()
     if is_even or (counts > sizes).any():  # of which the call says which cloud is too small
         return farthest_point_sample(pos, ptr, num_samples)
     if pos.device.type == "cpu":
         order, log_distance = _pick_distances(pos, ptr)
-        if distance is not None:
-            log_distance = log_distance.minimum(distance[order].log())
         return order[_best_of_each(log_distance - log_spacing[order], ptr, num_samples)]
     log_radius = insertion_radii(pos, ptr, counts).log()
-    if distance is not None:
-        log_radius = log_radius.minimum(distance.log())
     return _best_of_each(log_radius - log_spacing, ptr, num_samples)
 
 

@@ -24,15 +24,13 @@ class UpsamplerOutput(NamedTuple):
     """Output of `Upsampler`; all tensors are packed, with clouds in the order of the input."""
 
     pos: Tensor
-    """(M, 3) float32: exactly `round(ratio * N)` points per cloud, with `originals` those of the
-    input among them."""
+    """(M, 3) float32: exactly `round(ratio * N)` points per cloud."""
     ptr: Tensor
     """(B+1,) bounds of the clouds in `pos`."""
     parent: Tensor
     """(M,) int64: the input point that each output point was generated from."""
     candidates: Tensor
-    """(sum of N * R, 3) float32: all children, before thinning; with `originals` the points of the
-    input before those of each cloud."""
+    """(sum of N * R, 3) float32: all children, before thinning."""
     candidates_ptr: Tensor
     """(B+1,) bounds of the clouds in `candidates`."""
     log_shares: Tensor
@@ -47,9 +45,6 @@ class UpsamplerOutput(NamedTuple):
     log_error: Tensor | None = None
     """(M,) float32: logarithm of the predicted distance of each output point to the target, in
     spacings of the target; None for a model without `predict_error`."""
-    is_new: Tensor | None = None
-    """(M,) bool: whether each output point is a child, not a point of the input; None without
-    `originals`."""
 
     def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
         """The output with its clouds in another order.
@@ -79,5 +74,4 @@ class UpsamplerOutput(NamedTuple):
             of_points(self.log_quotas),
             of_points(self.gaps),
             None if self.log_error is None else self.log_error[rows],
-            None if self.is_new is None else self.is_new[rows],
         )

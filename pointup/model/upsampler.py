@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
-from pointup.geometry.adaptive_thinning import spacing_by_power
+from pointup.geometry.adaptive_thinning import sample_by_spacing, spacing_by_power
 from pointup.geometry.columns import columns_of, drops, nearest_in_plane
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import (
@@ -38,7 +38,6 @@ from pointup.geometry.packed import (
 from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import children_kept
 from pointup.model.calibration import calibrate
-from pointup.model.candidates import Candidates
 from pointup.model.children import ChildDecoder
 from pointup.model.config import ModelConfig
 from pointup.model.hub import MODEL_CARD, StoredModel
@@ -99,13 +98,8 @@ class Upsampler(
                 layers += [(widen, 1.0), (narrow, 0.5)]
         return [(layer, spread) for layer, spread in layers if isinstance(layer, nn.Linear)]
 
-    def forward(
-        self, pos: Tensor, ptr: Tensor, ratio: Tensor | float, originals: bool = False
-    ) -> UpsamplerOutput:
+    def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """Upsample each cloud to `round(ratio * N)` points.
-
-        With `originals` the points of the input are among them, and the new ones keep away from
-        them, as in `pointup upsample`; otherwise all points are new.
 
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
         The result is differentiable in the weights; the choice of children is not. Raises
@@ -115,14 +109,12 @@ class Upsampler(
         """
         dtype = autocast_dtype(pos.device)
         if dtype is None:
-            return self.upsample(pos, ptr, ratio, originals)
+            return self.upsample(pos, ptr, ratio)
         model = in_precision(self, dtype, exact=("quota_powers",))
         with torch.autocast(pos.device.type, enabled=False):
-            return model.upsample(pos, ptr, ratio, originals)
+            return model.upsample(pos, ptr, ratio)
 
-    def upsample(
-        self, pos: Tensor, ptr: Tensor, ratio: Tensor | float, originals: bool = False
-    ) -> UpsamplerOutput:
+    def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """`forward` in the precision of the weights."""
         num_out = output_sizes(ptr, ratio)
         sizes = sizes_from_ptr(on_host(ptr))
@@ -145,7 +137,7 @@ class Upsampler(
             points = to_device(rows_of_clouds(on_host(ptr), by_slots), ptr.device)
             sorted_ptr = to_device(ptr_from_sizes(sizes[by_slots]), ptr.device)
             ratios = on_host(torch.as_tensor(ratio))[by_slots]
-            made = self.upsample(pos[points], sorted_ptr, ratios, originals)
+            made = self.upsample(pos[points], sorted_ptr, ratios)
             return made.of_clouds(by_slots.argsort(), points)
 
         config, num_neighbors = self.config, self.config.k + 1
@@ -176,10 +168,10 @@ class Upsampler(
                 pos, rows, index, tables, g, normals, geometry, recompute, drop
             )
             pieces.append(piece.flatten(0, 1))
-        children, log_error = torch.cat(pieces), None
+        candidates, log_error = torch.cat(pieces), None
         own, place = rows_of_slots(slots, padded, ptr, candidates_ptr)
         if not torch.equal(slots, padded):
-            children = children.index_select(0, place)
+            candidates = candidates.index_select(0, place)
 
         power = self.density(self.density_norm(features)).float()[:, 0]
         log_spacing, shares = spacing_by_power(power, geometry, ptr)
@@ -187,21 +179,17 @@ class Upsampler(
         log_shares, log_quotas = segment_log_softmax(logits, ptr).unbind(1)
         log_spacing = log_spacing.detach()[own]
         if config.predict_error:
-            children, log_error = children[:, :3], children[:, 3]
+            candidates, log_error = candidates[:, :3], candidates[:, 3]
             log_spacing = log_spacing + config.error_exponent * log_error.detach()
-        candidates = Candidates(children, candidates_ptr, own, log_spacing, log_error)
-        if originals:
-            candidates = candidates.beside(pos, ptr)
-        picked, is_new = candidates.thinned(num_out), candidates.is_new
+        picked = sample_by_spacing(candidates.detach(), candidates_ptr, num_out, log_spacing)
         return UpsamplerOutput(
-            candidates.pos[picked],
+            candidates[picked],
             to_device(ptr_from_sizes(on_host(num_out)), ptr.device),
-            candidates.parent[picked],
-            candidates.pos,
-            candidates.ptr,
+            own[picked],
+            candidates,
+            candidates_ptr,
             log_shares,
             log_quotas,
             mean_gaps(squared, neighbors),
-            None if candidates.log_error is None else candidates.log_error[picked],
-            None if is_new is None else is_new[picked],
+            None if log_error is None else log_error[picked],
         )

@@ -183,7 +183,7 @@ class Evaluation:
             references = measure_pairs(batch, ratio, surfaces=self.surfaces_of(batch))
             self.references.update(zip(indices, references, strict=True))
         with self.accelerator.autocast():
-            output = weights(batch.pos, batch.ptr, ratio, originals=self.config.loss.originals)
+            output = weights(batch.pos, batch.ptr, ratio)
         measured = measure(
             output.pos.float(),
             output.ptr,

@@ -59,9 +59,6 @@ class LossConfig:
     the same everywhere."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per spacing of the target."""
-    originals: bool = False
-    """Keep the points of the source in the output, as `pointup upsample` does, so that the model
-    learns to place new points beside them; otherwise all points of the output are new."""
     trim: float = 0.0
     """Share of the target, its farthest points, that the density-aware distance ignores."""
     point_to_plane: Weight = 0.5
@@ -82,7 +79,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in ("chamfer", "unit", "originals", "trim"):
+            if name in ("chamfer", "unit", "trim"):
                 continue
             for weight in value if isinstance(value, tuple) else (value,):
                 if not 0 <= weight < math.inf:
@@ -139,7 +136,7 @@ def losses_of_model(
     """
     ratios = training_ratio(batch, ratio, max_ratio)
     try:
-        output = model(batch.pos, batch.ptr, ratios, originals=config.originals)
+        output = model(batch.pos, batch.ptr, ratios)
         spacing = target_spacing(output.gaps, batch.ptr, ratios)
         return cloud_losses(output, batch, spacing, config, share_done)
     except NonFiniteError:
@@ -219,15 +216,12 @@ def error_loss(output: UpsamplerOutput, log_error: Tensor, batch: Batch, spacing
 
     Each distance, in spacings of the target, has an exponential distribution whose mean is the
     predicted error. The distances are constants here: this term moves no point.
-    Points of the input, in an output with `originals`, count as 0.
     """
     with torch.no_grad():
         squared, _ = nearest(output.pos, output.ptr, batch.target, batch.target_ptr)
         squared = squared.masked_fill(squared == torch.inf, 0.0)
         distance = squared.sqrt() / spacing[output.parent]
     missed = log_error + distance * torch.exp(-log_error)
-    if output.is_new is not None:
-        missed = missed * output.is_new
     return segment_mean(missed, output.ptr)
 
 

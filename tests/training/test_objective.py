@@ -43,14 +43,13 @@ def batch_of(*sizes: tuple[int, int]) -> Batch:
 def losses(batch: Batch, config: LossConfig) -> Tensor:
     torch.manual_seed(0)
     ratio = training_ratio(batch, None, 16.0)
-    output = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio, config.originals)
+    output = Upsampler(**SMALL)(batch.pos, batch.ptr, ratio)
     return cloud_losses(output, batch, target_spacing(output.gaps, batch.ptr, ratio), config)
 
 
 EVERY_TERM = [
     LossConfig(repulsion=0.3, coverage=0.5, output_to_plane=0.5),
     LossConfig(chamfer="squared", point_to_plane=0.0),
-    LossConfig(originals=True, coverage=0.5),
     LossConfig(chamfer="density-aware", density_alpha=2.0, trim=0.1),
 ]
 
@@ -206,23 +205,6 @@ def test_the_error_term_is_least_where_the_predicted_errors_are_the_distances() 
 
     assert term(true) == pytest.approx(0.3 * float(true.mean() + 1), abs=1e-4)
     assert term(true) < min(term(true + 0.1), term(true - 0.1), term(true.mean().expand(60)))
-
-
-def test_beside_the_originals_the_loss_is_that_of_both_and_errors_count_for_new_points() -> None:
-    batch = batch_of((25, 60))
-    model = Upsampler(**SMALL, predict_error=True)
-    output: UpsamplerOutput = model(batch.pos, batch.ptr, 60 / 25, originals=True)
-    assert output.is_new is not None
-    new = output.pos[output.is_new]
-    assert len(new) == 35
-    written = torch.cat([batch.pos, new])
-    distances = torch.cdist(written, batch.target, compute_mode="donot_use_mm_for_euclid_dist")
-    chamfer = (distances.amin(1).mean() + distances.amin(0).mean()) / 0.5
-    config = LossConfig(point_to_plane=0.0, density=0.0, error=0.3, originals=True)
-    # The predicted errors are one spacing at first, so that the logarithm is 0.
-    errors = 0.3 * (distances.amin(1)[25:] / 0.5).sum() / 60
-    loss = cloud_losses(output, batch, torch.full((25,), 0.5), config)[0]
-    torch.testing.assert_close(loss, chamfer + errors)
 
 
 def test_with_the_unit_of_the_cloud_a_centimetre_counts_the_same_everywhere() -> None:
