@@ -20,7 +20,7 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     Raises ValueError for a ratio that is below 1 or not finite.
     """
     sizes = sizes_from_ptr(on_host(ptr))
-    ratios = on_host(torch.as_tensor(ratio)).double().expand(sizes.shape)
+    ratios = _in_float64(ratio).expand(sizes.shape)
     invalid = ~(torch.isfinite(ratios) & (ratios >= 1.0))
     if invalid.any():
         raise ValueError(
@@ -30,13 +30,20 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     return to_device((ratios * sizes).round().long(), ptr.device)
 
 
+def _in_float64(ratio: Tensor | float) -> Tensor:
+    """The ratio on the CPU; a number would become float32, in which 1.05 x 30 is below 31.5."""
+    if isinstance(ratio, Tensor):
+        return on_host(ratio).double()
+    return torch.tensor(ratio, dtype=torch.float64)
+
+
 def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tensor:
     """Number of slots (candidates) of each point: `ceil(slots_per_ratio * ratio)`, on the CPU.
 
     With the default of 2 there are twice as many candidates as output points, so that thinning
     has a choice.
     """
-    ratios = on_host(torch.as_tensor(ratio)).double()
+    ratios = _in_float64(ratio)
     # The rounding error of a ratio computed as M / N must not add a slot.
     return (slots_per_ratio * ratios - 1e-9).ceil().clamp(min=1).long()
 

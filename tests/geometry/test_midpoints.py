@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pointup.geometry.midpoints import (
@@ -20,6 +20,7 @@ from pointup.geometry.packed import ptr_from_sizes
     sizes=st.lists(st.integers(0, 40), max_size=4),
     ratio=st.floats(1.0, 20.0),
 )
+@example(sizes=[30], ratio=1.05)
 @settings(max_examples=50, deadline=None)
 def test_each_cloud_gets_exactly_round_of_ratio_times_its_size(
     sizes: list[int], ratio: float
