@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
+from pointup.upsampling.covered import is_covered
 from pointup.upsampling.ground import Ground
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.reach import Reach
@@ -36,19 +37,20 @@ class Measured:
         gaps: np.ndarray = self._nearest(region, points, 1)[1][:, 0]
         return gaps
 
-    def is_below_ground(self, points: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) lie below the ground; all False without `above_ground`."""
+    def is_hidden(self, points: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) lie below the ground or below a closed surface, such as a roof; all
+        False without `above_ground`."""
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        return _is_below(self._ground(points), points + self._shift)
+        return self._is_hidden(self._ground(points), points + self._shift)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Final positions of new points (Q, 3), with all that is stored of them.
 
-        A point that is too far from measured points or below the ground is replaced by `instead`
-        (Q, 3), and if that is still too far by its nearest measured point.
+        A point that is too far from measured points, below the ground or below a closed surface is
+        replaced by `instead` (Q, 3), and if that is still too far by its nearest measured point.
 
         Returns `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
         `num_below`, the number of points lower than all returns around them; and `attributes`.
@@ -71,7 +73,7 @@ class Measured:
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
         if ground:
-            rejected |= _is_below(ground, points + self._shift)
+            rejected |= self._is_hidden(ground, points + self._shift)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
         too_far = slack < -_ROUNDING * gaps[:, 0]
@@ -100,6 +102,11 @@ class Measured:
         low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
         return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
 
+    def _is_hidden(self, ground: Ground, points: np.ndarray) -> np.ndarray:
+        """`is_hidden` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
+        is_below: np.ndarray = points[:, 2] < ground.floor(points)
+        return is_below | is_covered(Region.around(self._store, points), points)
+
     def _nearest(
         self, region: Region, points: np.ndarray, k: int
     ) -> tuple[Region, np.ndarray, np.ndarray]:
@@ -108,7 +115,3 @@ class Measured:
             points = points + self._shift
             region = Region.around(self._store, points)
         return region, *region.neighbors(points, k)
-
-
-def _is_below(ground: Ground, points: np.ndarray) -> np.ndarray:
-    return points[:, 2] < ground.floor(points)

@@ -271,7 +271,7 @@ class UpsamplingPass:
     ) -> None:
         rows = self.store.read_block(block)
         found = found.copies(
-            self._measured.is_below_ground(rows["position"][found.parent] + found.offset)
+            self._measured.is_hidden(rows["position"][found.parent] + found.offset)
         )
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1

@@ -1,0 +1,147 @@
+"""Nothing is generated below closed surfaces: roofs, embankments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from forest_options import FOREST
+from scipy.spatial import cKDTree
+from sheets import StoreMaker, small_model
+
+from pointup import upsample
+from pointup.upsampling.covered import NUM_ABOVE, is_covered
+from pointup.upsampling.single_pass import measured
+from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
+
+ROOF = 6.0
+
+
+def houses(seed: int = 0, num_points: int = 3000) -> np.ndarray:
+    """Ground of 20 x 20 m with two gabled roofs of 6 x 6 m, seen from above: no walls."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((2, num_points)) * 20
+    on_roof = (np.abs(y - 10) < 3) & ((np.abs(x - 5) < 3) | (np.abs(x - 15) < 3))
+    z = np.where(on_roof, ROOF - 0.4 * np.abs(y - 10), 0.05 * x)
+    return np.stack([x, y, z + rng.normal(0, 0.02, num_points)], axis=1)
+
+
+def crowns(seed: int = 0, num_points: int = 3000) -> np.ndarray:
+    """Returns of a forest of 20 x 20 m: a third from the ground, the others between 2 and 12 m."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((2, num_points)) * 20
+    z = np.where(rng.random(num_points) < 1 / 3, 0.0, 2 + 10 * rng.random(num_points))
+    return np.stack([x, y, z], axis=1)
+
+
+def covered_one_by_one(points: np.ndarray, place: np.ndarray) -> bool:
+    """`is_covered` of one place, by lstsq and a full search."""
+    across = np.linalg.norm(points[:, :2] - place[:2], axis=1)
+    nearest = np.argsort(across)[:NUM_ABOVE]
+    radius = across[nearest[-1]]
+    spacing = radius * np.sqrt(np.pi / NUM_ABOVE)
+    relative = points[nearest] - place
+    terms = np.column_stack([relative[:, :2], np.ones(NUM_ABOVE)])
+    plane, *_ = np.linalg.lstsq(terms, relative[:, 2])
+    cosine = 1 / np.sqrt(1 + plane[0] ** 2 + plane[1] ** 2)
+    rest = (relative[:, 2] - terms @ plane) * cosine
+    tree = cKDTree(points)
+    gap, closest = tree.query(place)
+    mean = tree.query(points[closest], k=NUM_ABOVE)[0][1:].mean()
+    return bool(
+        relative[:, 2].min() > spacing
+        and plane[2] * cosine > spacing
+        and np.sqrt((rest**2).sum() / (NUM_ABOVE - 3)) <= spacing / 3
+        and np.linalg.norm(relative[:, :2].mean(axis=0)) <= radius / 4
+        and gap > mean
+    )
+
+
+def of_store(store: Store, places: np.ndarray) -> np.ndarray:
+    return is_covered(Region.around(store, places), places)
+
+
+@pytest.mark.parametrize("scene", [houses, crowns])
+def test_covered_places_are_those_of_a_search_one_by_one(
+    scene: Callable[[], np.ndarray], make_store: StoreMaker
+) -> None:
+    store = make_store(scene(), block_size=100)
+    points = store.read(0, len(store))["position"]
+    rng = np.random.default_rng(1)
+    places = points[rng.integers(len(points), size=600)] - rng.random((600, 3)) * (0.5, 0.5, 8)
+    found = of_store(store, places)
+    assert np.array_equal(found, [covered_one_by_one(points, place) for place in places])
+    assert found.any() == (scene is houses)
+
+
+def test_most_of_the_inside_of_a_house_is_covered_and_no_wall(make_store: StoreMaker) -> None:
+    store = make_store(houses(), block_size=256)
+    across, along, up = np.random.default_rng(2).random((3, 400))
+    inside = np.stack([3.5 + 3 * across, 7.5 + 5 * along, 1 + 2 * up], axis=1)
+    wall = np.stack([np.full(400, 8.0), 7.5 + 5 * along, 1 + 3 * up], axis=1)
+    assert of_store(store, inside - store.frame.origin).mean() > 0.5
+    assert not of_store(store, wall - store.frame.origin).any()
+
+
+def test_no_ground_below_crowns_is_covered(make_store: StoreMaker) -> None:
+    points = crowns()
+    store = make_store(points[points[:, 2] > 0], block_size=256)
+    rng = np.random.default_rng(3)
+    ground = np.concatenate([rng.random((500, 2)) * 20, np.zeros((500, 1))], axis=1)
+    assert not of_store(store, ground - store.frame.origin).any()
+
+
+def test_a_sparse_floor_below_a_dense_ceiling_is_not_covered(make_store: StoreMaker) -> None:
+    rng = np.random.default_rng(4)
+    ceiling = np.concatenate([rng.random((4000, 2)) * 10, np.full((4000, 1), 2.5)], axis=1)
+    floor = np.concatenate([rng.random((60, 2)) * 10, np.zeros((60, 1))], axis=1)
+    store = make_store(np.concatenate([ceiling, floor]), block_size=256)
+    between = (floor[:-1] + floor[1:]) / 2 * (1, 1, 0)
+    near = cKDTree(floor).query(between)[0] < 0.5
+    assert near.sum() > 3
+    assert not of_store(store, between[near] - store.frame.origin).any()
+    half_way = between + np.array([0, 0, 1.2]) - store.frame.origin
+    assert of_store(store, half_way).mean() > 0.3
+
+
+def test_few_points_and_points_on_a_line_cover_nothing(make_store: StoreMaker) -> None:
+    below = np.array([[0.0, 0.0, -9.0], [0.3, 0.0, -9.0]])
+    for points in (
+        np.random.default_rng(0).random((NUM_ABOVE - 1, 3)) * (1, 1, 0.01),
+        np.arange(-50.0, 50.0)[:, None] * (1, 0, 0),
+    ):
+        store = make_store(points, block_size=8)
+        assert not of_store(store, below).any()
+
+
+def test_fewer_than_half_of_the_points_in_houses_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = houses(num_points=1500)
+
+    def num_inside(cloud: np.ndarray) -> int:
+        x, y, z = cloud.T
+        in_house = (np.abs(y - 10) < 2) & ((np.abs(x - 5) < 2) | (np.abs(x - 15) < 2))
+        return int((in_house & (z > 1) & (z < ROOF - 2)).sum())
+
+    model = small_model(**FOREST | {"column_neighbors": 12, "column_stride": 8}, reach=8.0)
+    with_rule = upsample(points, ratio=8, model=model, above_ground=True)
+    monkeypatch.setattr(measured, "is_covered", lambda _, points: np.zeros(len(points), dtype=bool))
+    without = upsample(points, ratio=8, model=model, above_ground=True)
+    assert len(with_rule) == len(without) == 12_000
+    assert num_inside(without) > 40
+    assert num_inside(with_rule) < num_inside(without) / 2
+
+
+def test_places_do_not_depend_on_the_scale_or_the_first_block(make_store: StoreMaker) -> None:
+    points = houses()
+    rng = np.random.default_rng(5)
+    places = points[rng.integers(len(points), size=300)] - (0, 0, 3)
+    store = make_store(points, block_size=64)
+    expected = of_store(store, places - store.frame.origin)
+    for block in range(0, store.num_blocks, 9):
+        region = Region(store, block, block + 1)
+        assert np.array_equal(is_covered(region, places - store.frame.origin), expected)
+    assert expected.any() and not expected.all()
+    larger = make_store(points * 8, block_size=64)
+    assert np.array_equal(of_store(larger, places * 8 - larger.frame.origin), expected)
