@@ -13,6 +13,10 @@ from pointup.upsampling.store.region import Region
 NUM_ABOVE = 12
 """Number of measured points, the nearest in the horizontal plane, that describe what is above."""
 
+NEAR = 0.5
+"""Places within this many local spacings of a measured point are not covered, see `is_covered`, so
+that most new points need no search."""
+
 # In horizontal spacings of these points: the largest standard deviation of a closed surface, and
 # the depth below it from which a place is covered.
 _ROUGHEST, _DEEPEST = 1 / 3, 1.0

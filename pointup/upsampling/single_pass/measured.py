@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
-from pointup.upsampling.covered import is_covered
+from pointup.upsampling.covered import NEAR, is_covered
 from pointup.upsampling.ground import Ground
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.reach import Reach
@@ -19,12 +19,16 @@ _ROUNDING = 1e-4
 class Measured:
     """The measured points of a pass over `store`: the points of `store` in the first pass, where
     `measured` is None. Positions are in the coordinates of `store`. `unit` is the length of their
-    unit in that of the file; `max_distance` is the one of the options, in their unit."""
+    unit in that of the file; `max_distance` is the one of the options, in their unit;
+    `reach` is that of the model, in local spacings."""
 
-    def __init__(self, store: Store, measured: Store | None, options: UpsampleOptions) -> None:
+    def __init__(
+        self, store: Store, measured: Store | None, options: UpsampleOptions, reach: float
+    ) -> None:
         self._store = measured or store
         self._shift = np.zeros(3) if measured is None else store.frame.origin
         self._is_other = measured is not None
+        self._reach_in_spacings = reach
         self._options = options
         self.unit = self._store.frame.unit
         self.max_distance = None
@@ -37,12 +41,15 @@ class Measured:
         gaps: np.ndarray = self._nearest(region, points, 1)[1][:, 0]
         return gaps
 
-    def is_hidden(self, points: np.ndarray) -> np.ndarray:
+    def is_hidden(self, points: np.ndarray, is_near: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) lie below the ground or below a closed surface, such as a roof; all
-        False without `above_ground`."""
+        False without `above_ground`.
+
+        is_near: (Q,) whether they are within `NEAR` spacings of a point: nothing covers them.
+        """
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        return self._is_hidden(self._ground(points), points + self._shift)
+        return self._is_hidden(self._ground(points), points + self._shift, is_near)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
@@ -73,7 +80,9 @@ class Measured:
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
         if ground:
-            rejected |= self._is_hidden(ground, points + self._shift)
+            local_spacing = (slack + gaps[:, 0]) / self._reach_in_spacings
+            is_near = gaps[:, 0] <= NEAR * local_spacing
+            rejected |= self._is_hidden(ground, points + self._shift, is_near)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
         too_far = slack < -_ROUNDING * gaps[:, 0]
@@ -102,10 +111,13 @@ class Measured:
         low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
         return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
 
-    def _is_hidden(self, ground: Ground, points: np.ndarray) -> np.ndarray:
+    def _is_hidden(self, ground: Ground, points: np.ndarray, is_near: np.ndarray) -> np.ndarray:
         """`is_hidden` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
-        is_below: np.ndarray = points[:, 2] < ground.floor(points)
-        return is_below | is_covered(Region.around(self._store, points), points)
+        hidden: np.ndarray = points[:, 2] < ground.floor(points)
+        far = np.flatnonzero(~(hidden | is_near))
+        if len(far):
+            hidden[far] = is_covered(Region.around(self._store, points[far]), points[far])
+        return hidden
 
     def _nearest(
         self, region: Region, points: np.ndarray, k: int

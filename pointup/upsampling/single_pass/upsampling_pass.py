@@ -18,6 +18,7 @@ from scipy.spatial import cKDTree
 
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
+from pointup.upsampling.covered import NEAR
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
@@ -82,7 +83,7 @@ class UpsamplingPass:
         self.num_steps = model.config.relaxation_steps if num_steps is None else num_steps
         self._files = BlockFiles(store.directory)
         self.output = PassOutput(store, self._files, measured, options.originals)
-        self._measured = Measured(store, measured, options)
+        self._measured = Measured(store, measured, options, model.config.reach)
         self._target_counts = TargetCounts(
             store, options, model.config, ratio, is_first=measured is None
         )
@@ -270,9 +271,9 @@ class UpsamplingPass:
         target_count: np.ndarray,
     ) -> None:
         rows = self.store.read_block(block)
-        found = found.copies(
-            self._measured.is_hidden(rows["position"][found.parent] + found.offset)
-        )
+        points = rows["position"][found.parent] + found.offset
+        is_near = found.distance <= NEAR * found.spacing[found.parent]
+        found = found.copies(self._measured.is_hidden(points, is_near))
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
@@ -293,8 +294,5 @@ class UpsamplingPass:
 
     def _num_within(self) -> int:
         """Median number of candidates within the first radius of thinning."""
-        return (
-            round(NUM_WITHIN * max(1.0, 0.75 * self.oversampling))
-            if self._second_pass
-            else NUM_WITHIN
-        )
+        factor = max(1.0, 0.75 * self.oversampling) if self._second_pass else 1.0
+        return round(NUM_WITHIN * factor)
