@@ -19,7 +19,7 @@ that most new points need no search."""
 
 # In horizontal spacings of these points: the largest standard deviation of a closed surface, and
 # the depth below it from which a place is covered.
-_ROUGHEST, _DEEPEST = 1 / 3, 1.0
+_ROUGHEST, _LEAST_DEPTH = 1 / 3, 1.0
 # Largest distance from a place to the mean of these points, in distances to the farthest of them. A
 # wall stands below the edge of a roof, where the mean is off.
 _FARTHEST_MEAN = 0.25
@@ -46,12 +46,12 @@ def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
     around = region.rows["position"]
     # Most points are near the measured surface, and need no plane.
     deep = np.flatnonzero(
-        (around[:, 2][nearest].min(axis=1) - points[:, 2] > _DEEPEST * spacing) & (radius > 0)
+        (around[:, 2][nearest].min(axis=1) - points[:, 2] > _LEAST_DEPTH * spacing) & (radius > 0)
     )
     relative = around[nearest[deep]] - points[deep, None]
     depth, deviation, off = _plane(relative)
     deep = deep[
-        (depth > _DEEPEST * spacing[deep])
+        (depth > _LEAST_DEPTH * spacing[deep])
         & (deviation <= _ROUGHEST * spacing[deep])
         & (off <= _FARTHEST_MEAN * radius[deep])
     ]

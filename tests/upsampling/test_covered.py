@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, small_model
 
 from pointup import upsample
-from pointup.upsampling.covered import NUM_ABOVE, is_covered
+from pointup.upsampling.covered import NEAR, NUM_ABOVE, is_covered
 from pointup.upsampling.single_pass import measured
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -104,6 +104,16 @@ def test_a_sparse_floor_below_a_dense_ceiling_is_not_covered(make_store: StoreMa
     assert not of_store(store, between[near] - store.frame.origin).any()
     half_way = between + np.array([0, 0, 1.2]) - store.frame.origin
     assert of_store(store, half_way).mean() > 0.3
+
+
+def test_nothing_near_a_measured_point_is_covered(make_store: StoreMaker) -> None:
+    store = make_store(houses(), block_size=256)
+    points = store.read(0, len(store))["position"]
+    spacing = cKDTree(points).query(points, k=NUM_ABOVE + 1)[0][:, 1:].mean(axis=1)
+    below = np.zeros_like(points)
+    below[:, 2] = NEAR * spacing
+    assert not of_store(store, points - below).any()
+    assert of_store(store, points - 8 * below).any()
 
 
 def test_few_points_and_points_on_a_line_cover_nothing(make_store: StoreMaker) -> None:
