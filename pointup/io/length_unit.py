@@ -35,7 +35,7 @@ class LengthUnit:
 
 METRE = LengthUnit("m", 1.0)
 UNKNOWN = LengthUnit("unit", None)
-DEGREES = LengthUnit("degrees", None)
+ANGLES = LengthUnit("degrees or grads", None)
 MIXED = LengthUnit("mixed units", None)
 
 
@@ -52,7 +52,7 @@ def length_unit(path: str | Path) -> LengthUnit:
     """The unit of a LAS or LAZ file, from its coordinate system.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
-    `DEGREES` if a coordinate is an angle. `MIXED` if heights have another unit than x and y.
+    `ANGLES` for longitudes and latitudes. `MIXED` if heights have another unit than x and y.
     Raises FileError for a file whose header can't be read.
     """
     path = Path(path)
@@ -68,8 +68,8 @@ def length_unit(path: str | Path) -> LengthUnit:
         return UNKNOWN
     if system is None or not system.axis_info:
         return UNKNOWN
-    if any(axis.unit_name.startswith("deg") for axis in system.axis_info):
-        return DEGREES
+    if system.is_geographic:
+        return ANGLES
     lengths = {axis.unit_conversion_factor for axis in system.axis_info}
     return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
 
@@ -95,7 +95,7 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     """
     common, first = UNKNOWN, Path()
     for path, unit in units.items():
-        if unit in (DEGREES, MIXED):
+        if unit in (ANGLES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "
                 "reproject it"

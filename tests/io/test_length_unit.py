@@ -11,7 +11,7 @@ import pytest
 
 from pointup.errors import DataError, FileError
 from pointup.io.length_unit import (
-    DEGREES,
+    ANGLES,
     METRE,
     MIXED,
     UNKNOWN,
@@ -51,8 +51,9 @@ def test_the_unit_is_that_of_the_coordinate_system(
     assert unit.of_metres(1) == pytest.approx(1 / metres)
 
 
-def test_degrees_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
-    assert length_unit(las(tmp_path / "a.las", 4326)) == DEGREES
+def test_angles_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
+    for system in (4326, "EPSG:4807", "EPSG:4326+5773"):
+        assert length_unit(las(tmp_path / "a.las", system)) == ANGLES
     assert length_unit(las(tmp_path / "b.las", "EPSG:32618+6360")) == MIXED
     assert length_unit(las(tmp_path / "c.las", None)) == UNKNOWN
     assert length_unit(tmp_path / "d.ply") == UNKNOWN

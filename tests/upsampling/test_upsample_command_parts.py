@@ -102,6 +102,22 @@ def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_th
     assert not (part - originals) & originals and len(part - originals) > 50
 
 
+def test_points_in_are_those_within_the_bounds_and_those_around_them_are_named(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    low, high = np.array([500_030, 4_000_005]), np.array([500_050, 4_000_015])
+    assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *low, *high) == 0
+    text = capsys.readouterr().out
+    inside = {}
+    for name in ("0.las", "1.las"):
+        xy = read_points(tiles / name).positions[:, :2]
+        inside[name] = int(((xy >= low) & (xy < high)).all(axis=1).sum())
+        # The margin of 64 spacings holds both files.
+        around = f"{len(xy) - inside[name]:,} read around them"
+        assert f"{name}: {inside[name]:,} points in, {around}, " in text
+    assert f"2 files written: from {sum(inside.values()):,} to " in text
+
+
 def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, model: Path) -> None:
     write_las(tmp_path / "in.las", surface(3000, 1))
     bounds = (500_050, 4_000_010, 500_070, 4_000_030)

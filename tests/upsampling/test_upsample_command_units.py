@@ -9,9 +9,11 @@ from unittest.mock import ANY
 import laspy
 import numpy as np
 import pyproj
+import pytest
 from typed import Result, is_one_line, left_in, positions
 
-METRES, FEET, DEGREES, FEET_ABOVE_METRES = "EPSG:32618", "EPSG:2263", "EPSG:4326", "EPSG:32618+6360"
+METRES, FEET, FEET_ABOVE_METRES = "EPSG:32618", "EPSG:2263", "EPSG:32618+6360"
+DEGREES, GRADS = "EPSG:4326", "EPSG:4807"
 
 
 def write_las(path: Path, system: str, shift: float = 0.0) -> Path:
@@ -25,11 +27,12 @@ def write_las(path: Path, system: str, shift: float = 0.0) -> Path:
     return path
 
 
+@pytest.mark.parametrize("angles", [DEGREES, GRADS])
 def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(
-    tmp_path: Path, command: Callable[..., Result]
+    angles: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     write_las(tmp_path / "in" / "a.las", METRES)
-    refused = write_las(tmp_path / "in" / "b.las", DEGREES, shift=1000)
+    refused = write_las(tmp_path / "in" / "b.las", angles, shift=1000)
     for source in (refused, tmp_path / "in"):
         result = command(source, "-o", tmp_path / "out")
         assert result.status == 1 and is_one_line(result.err)

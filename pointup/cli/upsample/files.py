@@ -79,6 +79,7 @@ def upsample_survey(
             if not is_among_others:
                 raise found.too_few
             return _copy_each(jobs, found, options.originals and not only_new, workers)
+        inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         if all(job.is_context for job in jobs):
             return [], [], list(left_out.values())
@@ -121,14 +122,16 @@ def upsample_survey(
         elif error:
             errors.append(error)
         else:
-            of_file = _count_text(int(store.num_read[number]), int(store.num_taken[number]))
+            num_read, num_taken = int(store.num_read[number]), int(store.num_taken[number])
+            of_file = _count_text(inside[number], num_read, num_taken)
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
             job = jobs[number]
-            files.append(Written(job, int(store.num_read[number]), num_written))
+            files.append(Written(job, inside[number], num_written))
             lines.append(f"{job.source}: {of_file}, {num_written:,} out{time_taken}: {job.target}")
     if len(jobs) > 1:
-        of_all = _count_text(int(store.num_read.sum()), int(store.num_taken.sum()))
-        repeated = int(store.num_taken.sum()) - len(store)
+        num_taken = int(store.num_taken.sum())
+        of_all = _count_text(sum(inside), int(store.num_read.sum()), num_taken)
+        repeated = num_taken - len(store)
         in_several = f" ({repeated:,} more than once)" if repeated else ""
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
@@ -144,18 +147,18 @@ def _copy_each(
     for number, job in enumerate(jobs):
         if job.is_context or number in found.left_out or not workers.is_main:
             continue
-        num_read = found.num_read[number]
-        few = f"{job.source}: {num_read:,} points in, fewer than 2 of them to upsample"
+        num_in = found.num_inside[number]
+        few = f"{job.source}: {num_in:,} points in, fewer than 2 of them to upsample"
         if not with_originals:
             lines.append(f"{few}, nothing to write, skipped")
             continue
         try:
-            num_out = copy_unchanged(job, num_read)
+            num_out = copy_unchanged(job, num_in)
         except (PointupError, OSError) as error:
             errors.append(error)
             continue
         lines.append(f"{few}, copied: {job.target}")
-        files.append(Written(job, num_read, num_out))
+        files.append(Written(job, num_in, num_out))
     return lines, files, errors
 
 
@@ -176,9 +179,13 @@ def _name(jobs: Sequence[Job]) -> str:
     return jobs[0].source.name if len(jobs) == 1 else f"survey of {len(jobs)} files"
 
 
-def _count_text(num_read: int, num_taken: int) -> str:
-    rest = num_read - num_taken
-    return f"{num_read:,} points in" + (f" ({rest:,} of them not upsampled)" if rest else "")
+def _count_text(num_inside: int, num_read: int, num_taken: int) -> str:
+    around, rest = num_read - num_inside, num_read - num_taken
+    return (
+        f"{num_inside:,} points in"
+        + (f", {around:,} read around them" if around else "")
+        + (f" ({rest:,} of them not upsampled)" if rest else "")
+    )
 
 
 def _check_size(

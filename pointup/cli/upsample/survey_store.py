@@ -21,12 +21,14 @@ class SortedFiles:
     """What the files of a survey gave.
 
     Attributes:
-        num_read: the number of points of each file, by its number.
+        num_read: the number of points of each file that were read, by its number.
+        num_inside: the number of these that lie within the bounds of the file.
         left_out: the errors of files that can't be read, by number.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
     num_read: dict[int, int] = field(default_factory=dict)
+    num_inside: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, FileError] = field(default_factory=dict)
     too_few: FileError | None = None
 
@@ -51,7 +53,7 @@ def sort_points(
 
     def chunks(number: int) -> Iterator[PointCloud]:
         job = jobs[number]
-        files.num_read[number] = 0
+        files.num_read[number] = files.num_inside[number] = 0
         try:
             bounds = job.bounds.grown(job.margin) if job.bounds else None
             for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
@@ -60,6 +62,8 @@ def sort_points(
                         f"{job.source}: has points outside of the extent in its header, so "
                         "that its neighbours are unknown; repair the header, or add --separate"
                     )
+                inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
+                files.num_inside[number] += int(inside)
                 files.num_read[number] += len(chunk)
                 yield chunk
                 progress.add(len(chunk))
