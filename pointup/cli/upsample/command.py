@@ -58,7 +58,8 @@ class Upsample:
         float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
     ] = None
     """Target density instead of a ratio, in points per square unit of the file's coordinates, such
-    as points per square metre. Denser places get no new points; one point becomes at most 16."""
+    as points per square metre. Denser places get no new points; one point becomes at most 16, or
+    64 with the model forest."""
     classes: Annotated[
         tuple[str, ...] | None, tyro.conf.arg(metavar="CLASS ...", help_behavior_hint="(optional)")
     ] = None
