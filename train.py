@@ -124,10 +124,11 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
         config, data.train, accelerator, work, reduction.drop_gradients, data.validation
     )
     sampler = training_sampler(config, data, token_budget, accelerator)
+    schedule = RunSchedule.of(config, sampler)
 
     fingerprint = Fingerprint(data)
     trained = TrainingState(weights, optimizer, accelerator.scaler, config.ema_decay)
-    progress, checkpoint = continue_run(config.output_dir, trained, sampler, fingerprint)
+    progress, checkpoint = continue_run(config, trained, sampler, fingerprint)
     saver = Saver(
         accelerator,
         trained,
@@ -146,7 +147,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
         reduction=reduction,
         token_budget=token_budget,
         sampler=sampler,
-        schedule=RunSchedule.of(config, sampler),
+        schedule=schedule,
         evaluation=Evaluation(data, accelerator, config, token_budget),
         progress=progress,
         started=time.monotonic() - progress.elapsed_seconds,
@@ -216,13 +217,10 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
 
     run.data.unreadable.report(progress.step, totals.num_unreadable, reduction.faults)
     grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-    is_sound = run.non_finite.may_step(
+    is_taken = run.non_finite.may_step(
         progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
-    )
-    if is_sound:
-        optimizer.step()
-        run.trained.update_average()
-    progress.skipped += not is_sound or optimizer.step_was_skipped  # by the fp16 scaler
+    ) and run.trained.step(grad_norm)
+    progress.skipped += not is_taken
     sampler.advance(1)
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)
     watchdog.step = progress.step
@@ -291,8 +289,7 @@ def evaluate(run: Run) -> None:
         return
     run.progress.evaluation_due = False
     run.monitor.validation(run.progress.step, result)
-    if run.progress.judge(result.score, run.config.patience, run.config.target_chamfer):
-        run.saver.save_best()
+    run.judge(result.score)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def directed_chamfer_distances(
     """Mean distance from `pos` to the nearest of `target`, and from `target` to the nearest of
     `pos`: the two terms of `chamfer_distance`, each (B,)."""
     found = nearest_both(pos, ptr, target, target_ptr)
-    to_target, to_pos = (_matched(distance) for distance, _ in found)
+    to_target, to_pos = (matched(distance) for distance, _ in found)
     if not squared:
         to_target, to_pos = safe_sqrt(to_target), safe_sqrt(to_pos)
     return segment_mean(to_target, ptr), segment_mean(to_pos, target_ptr)
@@ -93,7 +93,7 @@ def _density_aware(
     num_sharing = torch.zeros(num_others + 1, dtype=torch.int64, device=index.device)
     num_sharing.index_add_(0, neighbor, kept.long())
     crowding = (num_kept / num_other.clamp(min=1)).clamp(min=1)[batch_from_ptr(ptr, len(squared))]
-    closeness = torch.exp(-alpha * safe_sqrt(_matched(squared)))
+    closeness = torch.exp(-alpha * safe_sqrt(matched(squared)))
     # Only points that are left out have a `num_sharing` of 0.
     terms = 1 - crowding / num_sharing[neighbor].clamp(min=1) * closeness
     return segment_sum(terms.masked_fill(~kept, 0.0), ptr) / num_kept.clamp(min=1)
@@ -133,6 +133,6 @@ def point_to_plane_distance(
     return segment_mean(height.masked_fill(index < 0, 0.0), ptr)
 
 
-def _matched(squared: Tensor) -> Tensor:
+def matched(squared: Tensor) -> Tensor:
     """The squared distances, with 0 for points whose other cloud is empty."""
     return squared.masked_fill(squared == torch.inf, 0.0)

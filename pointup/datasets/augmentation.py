@@ -7,6 +7,7 @@ import numpy as np
 SCALES = (0.8, 1.2)
 JITTER = 0.01
 NUM_PROBES = 8
+NUM_CENTRES = 8
 
 
 def crop_pair(
@@ -14,20 +15,24 @@ def crop_pair(
 ) -> dict[str, np.ndarray]:
     """Crop a pair to the `max_tokens` source and target points nearest to a random source point.
 
-    If the source is empty, the centre is a random target point. `target_normals` are cropped with
-    the target, and `resample` to the ball of the kept points. A pair within the budget is returned
-    unchanged.
+    A centre around which there are points of one cloud only, as at the border of one of two
+    surveys, is drawn again, up to 8 times. If the source is empty, the centre is a random target
+    point. `target_normals` are cropped with the target, and `resample` to the ball of the kept
+    points. A pair within the budget is returned unchanged.
     """
     source, target = clouds["source"], clouds["target"]
     if len(source) + len(target) <= max_tokens:
         return clouds
     centres = source if len(source) else target
-    centre = centres[rng.integers(len(centres))]
-    squared = {name: _squared_distances(clouds[name], centre) for name in ("source", "target")}
-    both = np.concatenate([squared["source"], squared["target"]])
-    nearest = np.argpartition(both, max_tokens - 1)[:max_tokens]
-    inside = np.zeros(len(both), bool)
-    inside[nearest] = True
+    for _ in range(NUM_CENTRES):
+        centre = centres[rng.integers(len(centres))]
+        squared = [_squared_distances(points, centre) for points in (source, target)]
+        both = np.concatenate(squared)
+        nearest = np.argpartition(both, max_tokens - 1)[:max_tokens]
+        inside = np.zeros(len(both), bool)
+        inside[nearest] = True
+        if inside[: len(source)].any() and inside[len(source) :].any():
+            break
     cropped = {"source": source[inside[: len(source)]], "target": target[inside[len(source) :]]}
     if "target_normals" in clouds:
         cropped["target_normals"] = clouds["target_normals"][inside[len(source) :]]

@@ -121,13 +121,30 @@ def read_first(path: str | Path, number: int) -> PointCloud:
     return read_points(path).select(slice(number))
 
 
+def read_extremes(path: str | Path) -> PointCloud:
+    """Two points with the header of a file, and its extreme coordinates and values in each column.
+
+    Of LAS and LAZ, the first points. Raises the errors of `read_points`.
+    """
+    if Path(path).suffix.lower() in LAS_EXTENSIONS:
+        return read_first(path, 2)
+    from pointup.io.las_conversion import extremes
+
+    cloud = read_points(path)
+    few = cloud.select(slice(2))
+    few.attributes |= extremes(cloud.attributes)
+    few.positions = np.stack([cloud.positions.min(axis=0), cloud.positions.max(axis=0)])
+    return few
+
+
 def open_writer(
     path: str | Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
 ) -> PointWriter:
     """Open a `PointWriter` for a file with the layout of the file that `like` was read from.
 
-    `like` may be any part of that file: only its header and its attribute names and types are used,
-    and its extent if a file of another format is written as LAS. The extension of `path` selects
+    `like` may be any part of that file: only its header and its attribute names and types are used.
+    If a file of another format is written as LAS, `like` must have its extent and the ranges of its
+    attributes, see `read_extremes`. The extension of `path` selects
     the format. `extra_dimensions` are added to the attributes of `like`. Use the writer in a `with`
     block. Raises the errors of `check_writable`.
     """

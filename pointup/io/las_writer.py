@@ -6,7 +6,7 @@ keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -30,9 +30,9 @@ from pointup.io.cloud import (
     os_errors,
 )
 from pointup.io.las import COORDINATES, iter_records
+from pointup.io.las_conversion import COLOURS, LasConversion
 from pointup.io.las_layout import CREATION_DATE_OFFSET
 
-COLOURS = ("red", "green", "blue")
 LEGACY_COUNTS_OFFSET = 107
 # Coordinate steps per extent, for a cloud from another format: 0.1 mm in a kilometre.
 STEPS_PER_EXTENT = 1e7
@@ -53,22 +53,27 @@ class LasWriter(PointWriter):
 
     Scales, offsets, point format, version, VLRs, EVLRs and extra dimensions are those of the header
     of `like`; generated points are rounded to its scale. If `like` has no LAS header, LAS 1.4 is
-    written: attributes that are not in the point format become extra dimensions, and the scale is a
-    power of ten near 1e-7 of the extent of `like`. Attributes that a written cloud does not have
-    are zero.
+    written, with the values of `LasConversion`: attributes that are not in the point format become
+    extra dimensions, and the scale is a power of ten near 1e-7 of the extent of `like`. Attributes
+    that a written cloud does not have are zero.
+
+    Raises DataError for a `like` of another format with values that LAS can't hold.
     """
 
     def __init__(
         self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
     ) -> None:
         super().__init__(path, extra_dimensions)
+        self._conversion, attributes = None, like.attributes
         if isinstance(like.header, laspy.LasHeader):
             header = deepcopy(like.header)
         else:
-            header = _new_header(like)
+            self._conversion = LasConversion(like)
+            attributes = self._conversion.attributes(attributes)
+            header = _new_header(like.positions, attributes.keys())
         self._check_writable(header)
         known = set(header.point_format.dimension_names)
-        unknown = {name: values for name, values in like.attributes.items() if name not in known}
+        unknown = {name: values for name, values in attributes.items() if name not in known}
         added = [
             ExtraDimension(name, "u1" if values.dtype == bool else values.dtype.name)
             for name, values in flatten_attributes(unknown).items()
@@ -77,6 +82,10 @@ class LasWriter(PointWriter):
             self._add_dimension(header, dimension)
         _drop_statistics(header)
         self.header = header
+        if self._conversion is not None:
+            for name, values in self._conversion.ranges.items():
+                if name in known:
+                    self._set(self._zeros(len(values)), name, values)
 
     def _check_writable(self, header: laspy.LasHeader) -> None:
         if header.global_encoding.waveform_data_packets_internal:
@@ -133,8 +142,13 @@ class LasWriter(PointWriter):
     def _begin(self) -> None:
         compress = self.path.suffix.lower() == ".laz"
         with self._las_errors():
+            # Names in other encodings than ASCII are copied byte by byte.
             self._writer = laspy.LasWriter(
-                self._stream, self.header, do_compress=compress, closefd=False
+                self._stream,
+                self.header,
+                do_compress=compress,
+                closefd=False,
+                encoding_errors="replace",
             )
 
     def write_records(self, records: laspy.ScaleAwarePointRecord) -> None:
@@ -164,6 +178,8 @@ class LasWriter(PointWriter):
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         records = self._zeros(len(positions))
+        if self._conversion is not None:
+            attributes = self._conversion.attributes(attributes)
         for axis, name in enumerate(COORDINATES):
             steps = (positions[:, axis] - self.header.offsets[axis]) / self.header.scales[axis]
             steps = np.rint(steps)
@@ -259,13 +275,13 @@ def _drop_statistics(header: laspy.LasHeader) -> None:
         header.vlrs.append(raw)
 
 
-def _new_header(like: PointCloud) -> laspy.LasHeader:
-    names = like.attributes.keys()
-    point_format = 8 if "nir" in names else 7 if set(COLOURS) & names else 6
+def _new_header(positions: np.ndarray, names: Iterable[str]) -> laspy.LasHeader:
+    names = set(names)
+    point_format = 8 if "nir" in names else 7 if names & set(COLOURS) else 6
     header = laspy.LasHeader(version="1.4", point_format=point_format)
     header.global_encoding.wkt = True
-    check_positions(like.positions, "points to write")
-    low, high = like.positions.min(axis=0), like.positions.max(axis=0)
+    check_positions(positions, "points to write")
+    low, high = positions.min(axis=0), positions.max(axis=0)
     extent = float((high - low).max()) or 1.0
     header.scales = np.full(3, 10.0 ** np.floor(np.log10(extent / STEPS_PER_EXTENT)))
     header.offsets = np.floor(low)

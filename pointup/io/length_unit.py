@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pointup.errors import DataError, FileError
 from pointup.io.files import LAS_EXTENSIONS
 
+_PROJECTION, _USER_DEFINED = 3072, 32767
+_UNIT_KEYS = (3076, 4099)  # of x and y, of heights
+_LENGTHS = {9001: 1.0, 9002: 0.3048, 9003: 1200 / 3937}
 _NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
 
 
@@ -62,8 +66,12 @@ def length_unit(path: str | Path) -> LengthUnit:
 
     from pointup.io.las import read_header
 
+    header = read_header(path)
+    own = _own_projection(header)
+    if own is not None:
+        return own
     try:
-        system = read_header(path).parse_crs()
+        system = header.parse_crs()
     except CRSError:
         return UNKNOWN
     if system is None or not system.axis_info:
@@ -72,6 +80,23 @@ def length_unit(path: str | Path) -> LengthUnit:
         return ANGLES
     lengths = {axis.unit_conversion_factor for axis in system.axis_info}
     return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
+
+
+def _own_projection(header: Any) -> LengthUnit | None:
+    """The unit of a header whose GeoTIFF keys describe a projection of their own, without a code.
+
+    None for any other header. laspy takes its geographic base system for the system of these files.
+    """
+    directory = header.vlrs.get("GeoKeyDirectoryVlr")
+    if not directory or header.vlrs.get("WktCoordinateSystemVlr"):
+        return None
+    keys = {key.id: key.value_offset for key in directory[0].geo_keys}
+    if keys.get(_PROJECTION) != _USER_DEFINED:
+        return None
+    codes = {keys[key] for key in _UNIT_KEYS if key in keys}
+    if not codes or not codes <= _LENGTHS.keys():
+        return UNKNOWN
+    return unit_of(_LENGTHS[codes.pop()]) if len(codes) == 1 else MIXED
 
 
 def units_of_readable(paths: Sequence[Path]) -> dict[Path, LengthUnit]:

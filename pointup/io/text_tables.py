@@ -94,10 +94,17 @@ def _single_blanks(body: bytes) -> bytes:
     return body.replace(b"\n ", b"\n").replace(b" \n", b"\n").strip(b" ")
 
 
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        return line.decode("latin-1")
+
+
 def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     start, comment, mark, first = 0, "", "#", ""
     for raw in io.BytesIO(text):
-        line = raw.decode("latin-1").strip()
+        line = _decoded(raw).strip()
         first = without_comment(line)
         if first:
             break
@@ -213,7 +220,7 @@ def _axis_or_name(name: str) -> str:
 def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileError:
     first_line = text[:start].count(b"\n") + 1
     for number, raw in enumerate(io.BytesIO(text[start:]), start=first_line):
-        line = without_comment(raw.decode("latin-1"))
+        line = without_comment(_decoded(raw))
         fields = _split(line, header.delimiter)
         if line and len(fields) != len(header.names):
             return FileError(

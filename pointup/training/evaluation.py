@@ -92,6 +92,9 @@ class Evaluation:
     ) -> None:
         self.data, self.accelerator, self.config = data, accelerator, config
         dataset = data.validation
+        if config.token_budget == "auto" and not config.crop:
+            # The budget is what training fits into memory; evaluation stores no gradients.
+            token_budget = max(token_budget, int(dataset.full_sizes.max()))
         dataset.max_tokens = token_budget if config.crop else None
         plan = list(
             TokenBudgetBatchSampler(

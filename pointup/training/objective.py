@@ -22,6 +22,7 @@ from pointup.geometry.packed import (
 )
 from pointup.losses import (
     density_aware_chamfer_distance,
+    matched,
     point_to_plane_distance,
     repulsion_loss,
     safe_sqrt,
@@ -54,9 +55,10 @@ class LossConfig:
     chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Chamfer distance between output and target; density-aware is for two separate surveys."""
     unit: Literal["local", "cloud"] = "local"
-    """Unit of the distances: the spacing of the target at each place, so that a sparse corner of a
-    survey doesn't dominate its dense rest, or its mean over the cloud, so that a centimetre counts
-    the same everywhere."""
+    """Unit of the Chamfer distance, unsquared or squared, and of the predicted errors: the spacing
+    of the target at each place, so that a sparse corner of a survey doesn't dominate its dense
+    rest, or its mean over the cloud, so that a centimetre counts the same everywhere. All other
+    terms are in units of the mean."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per spacing of the target."""
     trim: float = 0.0
@@ -153,10 +155,12 @@ def cloud_losses(
     config: LossConfig,
     share_done: float = 0.0,
 ) -> Tensor:
-    """Loss (B,) of each cloud after `share_done` of the run; each distance is divided by the local
-    `spacing` (N,) of the target, or its mean (`LossConfig.unit`).
+    """Loss (B,) of each cloud after `share_done` of the run, in units of the target's spacing: (N,)
+    `spacing` at the source points.
 
-    The loss of an empty batch is (0,), with a graph to the weights.
+    `LossConfig.unit` says which terms are in units of the local spacing; all others are in those of
+    its mean. Distances to an empty target are 0, without gradient. The loss of an empty batch is
+    (0,), with a graph to the weights.
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
     mean_spacing = segment_mean(spacing, batch.ptr)
@@ -174,6 +178,7 @@ def cloud_losses(
         )
     else:
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
+        to_target, to_output = matched(to_target), matched(to_output)
         unit = spacing[output.parent]
         if config.chamfer == "unsquared":
             distance = safe_sqrt(torch.cat([to_target, to_output]))
@@ -219,8 +224,7 @@ def error_loss(output: UpsamplerOutput, log_error: Tensor, batch: Batch, spacing
     """
     with torch.no_grad():
         squared, _ = nearest(output.pos, output.ptr, batch.target, batch.target_ptr)
-        squared = squared.masked_fill(squared == torch.inf, 0.0)
-        distance = squared.sqrt() / spacing[output.parent]
+        distance = matched(squared).sqrt() / spacing[output.parent]
     missed = log_error + distance * torch.exp(-log_error)
     return segment_mean(missed, output.ptr)
 

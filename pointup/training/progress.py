@@ -126,14 +126,27 @@ class Progress:
         is_best = score < self.best
         self.best = min(self.best, score)
         self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
-        if (target is not None and score <= target) or self.evaluations_since_best == patience:
-            self.finished = True
+        self.finished = self.finished or self._is_good_enough(patience, target)
         return is_best
+
+    def is_over(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> bool:
+        """Whether a run that is continued here is over: patience and target may have changed."""
+        return self.share_done(config, sampler) >= 1.0 or self._is_good_enough(
+            config.patience, config.target_chamfer
+        )
+
+    def _is_good_enough(self, patience: int | None, target: float | None) -> bool:
+        is_reached = target is not None and self.best <= target
+        return is_reached or (patience is not None and self.evaluations_since_best >= patience)
 
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """Length of a run, its evaluation and save intervals in steps, and its learning rate."""
+    """Length of a run, its evaluation and save intervals in steps, and its learning rate.
+
+    A continued run needs the sampler of its start, before a checkpoint is loaded: later epochs, and
+    those with a lowered budget, may have other numbers of steps.
+    """
 
     total_steps: int | None
     """Length in optimizer steps; approximate if set in epochs, None if set in hours."""

@@ -16,6 +16,7 @@ from torch import nn
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 from pointup.training.averaging import WeightAverage
+from pointup.training.config import TrainConfig
 from pointup.training.fingerprint import Fingerprint
 from pointup.training.progress import Progress
 from pointup.training.run_directory.checkpoint import (
@@ -44,18 +45,19 @@ OF_THIS_RUN = frozenset({"lr", "fused", "foreach"})
 
 
 def continue_run(
-    output_dir: Path,
+    config: TrainConfig,
     trained: TrainingState,
     sampler: TokenBudgetBatchSampler,
     fingerprint: Fingerprint,
 ) -> tuple[Progress, Path | None]:
     """Load the run's latest checkpoint, if any, into the training state and the sampler.
 
-    Returns the progress of the run and the checkpoint, None for a new run. Raises CheckpointError,
-    naming the file, if the checkpoint is damaged or of another model. Raises ConfigError if the
-    dataset has changed.
+    Returns the progress of the run and the checkpoint, None for a new run. A run that `patience` or
+    `target_chamfer` ended goes on if other values allow it. Raises CheckpointError, naming the
+    file, if the checkpoint is damaged or of another model, and ConfigError if the dataset has
+    changed.
     """
-    path = latest_checkpoint(output_dir / "checkpoints")
+    path = latest_checkpoint(config.output_dir / "checkpoints")
     if path is None:
         return Progress(), None
     state = load_checkpoint(
@@ -68,6 +70,7 @@ def continue_run(
         progress = Progress.from_state(state)
         sampler.change_budget(progress.budget(settled))
         sampler.load_state_dict(sampler_state)
+        progress.finished = progress.is_over(config, sampler)
     except ConfigError:
         raise
     except LOAD_ERRORS as error:

@@ -59,3 +59,15 @@ class Run:
         self.watchdog.enter_phase(self.saver.phase)
         self.monitor.flush()
         self.saver.save(must_succeed)
+
+    def judge(self, score: float) -> None:
+        """Record the score of an evaluation, and save the model if it is the best so far; every
+        process must call this.
+
+        If it can't be saved, the score does not count as the best, so that a later evaluation that
+        is better than the saved model is saved. At the end of the run CheckpointError is raised.
+        """
+        progress, config, best_before = self.progress, self.config, self.progress.best
+        is_best = progress.judge(score, config.patience, config.target_chamfer)
+        if is_best and not self.saver.save_best(must_succeed=progress.finished):
+            progress.best = best_before

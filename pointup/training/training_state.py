@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from accelerate.optimizer import AcceleratedOptimizer
@@ -28,7 +29,15 @@ class TrainingState:
         """The model to evaluate and to save: the average of the weights, or the weights."""
         return self.average.model
 
-    def update_average(self) -> None:
-        """Add the weights after a step, unless the fp16 scaler skipped it."""
-        if not self.optimizer.step_was_skipped:
-            self.average.update()
+    def step(self, grad_norm: float) -> bool:
+        """Take an optimizer step, and add the weights to the average.
+
+        Returns whether the weights changed. With fp16 they don't if the gradients overflowed, which
+        `grad_norm` shows.
+        """
+        self.optimizer.step()
+        # `optimizer.step_was_skipped` is not used: a fused optimizer skips in its kernel, unseen.
+        if not math.isfinite(grad_norm):
+            return False
+        self.average.update()
+        return True

@@ -21,6 +21,8 @@ GROUND_CLASS = 2
 _POINTS_PER_CELL = 4
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
+# Cells of a rectangle, above which they are made larger: about 60 MB.
+_MOST_CELLS = 2**18
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
@@ -113,8 +115,11 @@ class Ground:
     """The ground below a rectangle of a stored cloud; low and high (2,) are in its coordinates."""
 
     def __init__(self, measured: Store, low: np.ndarray, high: np.ndarray) -> None:
-        self.side = side = cell_side(measured)
-        largest = _COARSE[0]
+        largest, side = _COARSE[0], cell_side(measured)
+        # A few points far from a dense cloud span a rectangle of billions of its cells.
+        while np.prod((high - low) / side + 2 * largest * _MARGIN) > _MOST_CELLS:
+            side *= 2
+        self.side = side
         first = np.floor(low / (largest * side)).astype(np.int64) - _MARGIN
         shape = np.floor(high / (largest * side)).astype(np.int64) + 1 + _MARGIN - first
         points, is_ground = _points_within(

@@ -61,9 +61,11 @@ class Raster:
         rows, columns = self._shape
         grid = values.reshape(rows, columns, -1)
         padded = np.pad(grid, ((1, 1), (1, 1), (0, 0)), constant_values=nothing)
-        parts = [padded[i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
-        combined: np.ndarray = combine.reduce(np.stack(parts)).reshape(values.shape)
-        return combined
+        parts = (padded[i : i + rows, j : j + columns] for i in range(3) for j in range(3))
+        combined = next(parts).copy()
+        for part in parts:
+            combine(combined, part, out=combined)
+        return combined.reshape(values.shape)
 
     def planes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Least-squares planes through the points (N, 3) in the 3 x 3 cells around each cell.

@@ -107,6 +107,19 @@ def test_separate_surveys_are_not_mixed(tmp_path: Path) -> None:
     assert names.count("a") == names.count("b") == num_tiles
 
 
+def test_separate_files_without_a_partner_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "abc":
+        np.save(tmp_path / f"{name}.npy", ground(500, ord(name), width=30))
+    a, b, c = (tmp_path / f"{name}.npy" for name in "abc")
+    out = tmp_path / "out"
+    assert run("pairs", "--source", a, b, "--target", c, "--separate", "-o", out) == 1
+    message = capsys.readouterr().err
+    assert "--source has 2 and --target 1" in message and message.count("\n") == 1
+    assert not out.exists()
+
+
 def test_validation_takes_whole_blocks(surveys: Path) -> None:
     dense, out = surveys / "dense_in_one.npy", surveys / "out"
     options = ["--tile", 5, "--min-points", 2, "--block", 2, "--validation", 0.2, "--strip", 1]

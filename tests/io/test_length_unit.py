@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import laspy
@@ -15,6 +16,7 @@ from pointup.io.length_unit import (
     METRE,
     MIXED,
     UNKNOWN,
+    LengthUnit,
     common_unit,
     dataset_unit,
     length_unit,
@@ -49,6 +51,28 @@ def test_the_unit_is_that_of_the_coordinate_system(
     unit = length_unit(las(tmp_path / "a.las", system))
     assert unit.name == name and unit.metres == metres
     assert unit.of_metres(1) == pytest.approx(1 / metres)
+
+
+@pytest.mark.parametrize(
+    ("units", "unit"),
+    [
+        ({3076: 9001}, METRE),
+        ({3076: 9003, 4099: 9003}, unit_of(1200 / 3937)),
+        ({3076: 9001, 4099: 9002}, MIXED),
+        ({3076: 32767}, UNKNOWN),
+        ({}, UNKNOWN),
+    ],
+)
+def test_a_projection_without_a_code_is_not_taken_for_its_geographic_base(
+    units: dict[int, int], unit: LengthUnit, tmp_path: Path
+) -> None:
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    keys = {1024: 1, 2048: 4269, 3072: 32767, **units}
+    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
+    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
+    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
+    laspy.LasData(header).write(tmp_path / "a.las")
+    assert length_unit(tmp_path / "a.las") == unit
 
 
 def test_angles_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:

@@ -73,6 +73,19 @@ def test_empty_clouds_and_points_in_one_place_have_a_finite_loss(config: LossCon
     assert values.shape == (3,) and values.isfinite().all() and values[1] == 0
 
 
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_a_cloud_without_a_target_has_a_finite_loss_and_leaves_the_others_as_they_are(
+    config: LossConfig,
+) -> None:
+    batch = batch_of((20, 70), (9, 0), (30, 45))
+    batch.pos.requires_grad_()
+    values = losses(batch, config)
+    values.sum().backward()
+    assert values.isfinite().all() and batch.pos.grad.isfinite().all()
+    alone = batch_of((20, 70))
+    torch.testing.assert_close(losses(alone, config), values[:1].detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate() -> None:
     batch = batch_of((25, 60))
     # Farther away than any candidate.

@@ -19,6 +19,7 @@ from pointup.errors import ConfigError, DataError, PointupError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
+from pointup.training.evaluation import EvaluationResult
 
 
 def test_a_run_leaves_config_metrics_events_logs_checkpoints_and_the_best_model(
@@ -129,6 +130,35 @@ def test_a_stopped_run_ends_bit_for_bit_where_the_undisturbed_one_ends(
     assert losses[0] == losses[1] and len(losses[0]) == 6
 
 
+def test_a_run_whose_epochs_differ_in_length_continues_with_the_same_learning_rate(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    rng = np.random.default_rng(0)
+    sizes = [20, 150, 30, 90, 200, 25, 60]
+    write_pairs(
+        (wavy_pair(f"train_{i}", size, 2.0, rng) for i, size in enumerate(sizes)),
+        [wavy_pair("validation_0", 60, 2.0, rng)],
+        tmp_path / "data",
+        info={},
+    )
+    # Half of the samples in each epoch, and other ones in the next.
+    half = tmp_path / "data=0.5"
+    changes = {"steps": 12, "lr_scaling": "linear", "token_budget": 620, "save_every": 1}
+
+    def run(name: str, *stops: int) -> list[tuple[int, float, float]]:
+        config = options(half, tmp_path / name, **changes)
+        for stop in (*stops, None):
+            training.train(config, accelerator, stop_after=stop)
+        lines = [line for line in metrics_of(tmp_path / name) if "loss" in line]
+        return [(line["epoch"], line["learning_rate"], line["loss"]) for line in lines]
+
+    whole = run("whole")
+    epochs = [epoch for epoch, *_ in whole]
+    lengths = [epochs.count(epoch) for epoch in range(epochs[-1])]
+    other = next(epoch for epoch, length in enumerate(lengths) if length != lengths[0])
+    assert run("parts", epochs.index(other) + 1) == whole
+
+
 def test_a_finished_run_is_not_trained_further(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
@@ -139,6 +169,20 @@ def test_a_finished_run_is_not_trained_further(
     assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before
+
+
+def test_a_run_that_patience_ended_goes_on_with_more_patience(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.9, 0.95, 0.8, 0.7])
+    monkeypatch.setattr(EvaluationResult, "score", property(lambda _: next(scores)))
+    changes = {"steps": 4, "eval_every": 1, "save_every": 1}
+    impatient = options(pair_directory, tmp_path / "run", patience=1, **changes)
+    training.train(impatient, accelerator)
+    training.train(impatient, accelerator)
+    assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_2"
+    training.train(options(pair_directory, tmp_path / "run", patience=2, **changes), accelerator)
+    assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_4"
 
 
 def test_a_changed_option_is_refused_by_name_and_a_harmless_one_is_not(

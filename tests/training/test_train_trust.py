@@ -26,7 +26,7 @@ from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
-from pointup.training import evaluation
+from pointup.training import evaluation, optimizer
 from pointup.training.evaluation import Evaluation
 
 
@@ -186,9 +186,15 @@ def test_a_run_that_never_took_a_step_is_a_failure(
     training.train(fine, accelerator)
 
 
+@pytest.mark.parametrize("fused", [set(), {"cpu"}], ids=["", "fused"])
 def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+    fused: set[str],
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(optimizer, "FUSED", fused)
     # On the CPU, where the product of loss and scale overflows as in fp16 on other devices.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     real = training.losses_of_model
@@ -199,12 +205,12 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
             training.train(config, accelerator)
     assert accelerator.scaler.get_scale() == 2.0**13
     # Some steps overflow first, then steps are taken.
-    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e34)
-    fine = options(pair_directory, tmp_path / "fine", steps=8, eval_every=8, num_pictures=0)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**95)
+    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * 1e10)
+    fine = options(pair_directory, tmp_path / "fine", steps=12, eval_every=12, num_pictures=0)
     training.train(fine, accelerator)
-    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_8" / "state.json").read_text())
-    assert 0 < state["skipped"] < 8
+    state = json.loads((tmp_path / "fine" / "checkpoints" / "step_12" / "state.json").read_text())
+    assert 0 < state["skipped"] < 12
 
 
 def test_an_excessive_learning_rate_is_reported_as_divergence_with_step_and_rate(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sheets import StoreMaker, sheet
 
+from pointup.upsampling.store import point_store
 from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
 from pointup.upsampling.store.tiling import cut_into_tiles
 
@@ -57,6 +60,26 @@ def test_a_store_does_not_depend_on_chunks_and_parts(
     monkeypatch.setattr("pointup.upsampling.store.point_store.CHUNK_SIZE", 230)
     cut = make_store(points, chunk_size=100)
     assert np.array_equal(whole.read(0, 1300), cut.read(0, 1300))
+    assert np.array_equal(whole.block_ptr, cut.block_ptr)
+
+
+def test_one_point_far_away_does_not_make_a_part_of_most_of_the_cloud(
+    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = np.concatenate([sheet(1300) + UTM, np.zeros((1, 3))])
+    whole = make_store(points, chunk_size=2000)
+    sizes, real = [], point_store._sort_parts
+
+    def sort_parts(*given: Any) -> Any:
+        sizes.extend(np.diff(given[3]))
+        return real(*given)
+
+    monkeypatch.setattr(point_store, "_HISTOGRAM_BITS", 6)
+    monkeypatch.setattr(point_store, "CHUNK_SIZE", 230)
+    monkeypatch.setattr(point_store, "_sort_parts", sort_parts)
+    cut = make_store(points, chunk_size=300)
+    assert sum(sizes) == 1301 and max(sizes) <= 230
+    assert np.array_equal(whole.read(0, 1301), cut.read(0, 1301))
     assert np.array_equal(whole.block_ptr, cut.block_ptr)
 
 

@@ -177,6 +177,8 @@ def test_tiles_with_nothing_to_write_are_skipped_and_no_failure(
     for name in ("single", "noise", "beside"):
         assert result.out.count(f"{sparse_tiles / name}.las: ") == 1
     assert result.out.count("nothing to write, skipped\n") == 3
+    again = command(sparse_tiles, "-o", tmp_path / "out", "--ratio", "2", option)
+    assert "0 files written, 5 skipped" in again.out
 
 
 def test_a_single_tile_with_too_few_points_to_upsample_is_an_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import laspy
@@ -13,6 +14,7 @@ from scipy.spatial import cKDTree
 from typed import Result, digest, is_one_line, positions
 
 from pointup.io.files import PointCloud, read_points, write_points
+from pointup.model.upsampler import Upsampler
 
 SIDE = 40.0
 
@@ -239,3 +241,17 @@ def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
         assert command(tmp_path / "in", "-o", tmp_path / "in" / "out").status == 0
     assert [p.name for p in (tmp_path / "in" / "out").rglob("*")] == ["deep", "a.npy"]
     assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
+
+
+def test_a_second_call_with_another_configuration_of_the_model_writes_again(
+    tmp_path: Path, model_directory: Path, command: Callable[..., Result]
+) -> None:
+    write_tiles(survey(400), tmp_path / "in")
+    model = Upsampler.from_pretrained(model_directory)
+    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    for exponent, skipped in ((0.0, 0), (0.0, 4), (0.7, 0)):
+        model.config = replace(model.config, density_exponent=exponent)
+        model.save_pretrained(tmp_path / "model")
+        result = command(*words, model=tmp_path / "model")
+        assert ("4 skipped" in result.out) == bool(skipped)
+        assert ("4 files written" in result.out) == (not skipped)

@@ -10,7 +10,7 @@ from sheets import StoreMaker, small_model
 
 from pointup import upsample
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.ground import Ground, cell_side
+from pointup.upsampling.ground import _MOST_CELLS, Ground, cell_side
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
 
 
@@ -64,6 +64,18 @@ def test_parts_of_a_cloud_have_the_ground_of_the_whole(make_store: StoreMaker) -
         # Sums over cells run in another order.
         assert np.allclose(part.floor(points), whole.floor(points), atol=1e-6)
         assert np.array_equal(part.is_below_returns(points), whole.is_below_returns(points))
+
+
+def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells(
+    make_store: StoreMaker,
+) -> None:
+    far = np.array([[150_000.0, 0, 5], [240_000, 90_000, 9]])
+    store = make_store(PointCloud(np.concatenate([forest().positions, far])), block_size=256)
+    for low, high in zip(store.low[:, :2], store.high[:, :2], strict=True):
+        ground = Ground(store, low, high)
+        assert len(ground._levels[0].raster) <= 4 * _MOST_CELLS
+    # The block of the far points, too, has its lowest returns.
+    assert not ground.is_below_returns(store.read_block(store.num_blocks - 1)["position"]).any()
 
 
 def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) -> None:

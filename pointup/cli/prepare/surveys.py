@@ -74,6 +74,11 @@ class Pairs:
         shard = parse_shard(self.shard)
         make = partial(_from_two_surveys, tile=self.tiling.tile, min_points=self.tiling.min_points)
         sides = [_survey_files(self.source), _survey_files(self.target)]
+        if self.tiling.separate and len(sides[0]) != len(sides[1]):
+            raise ConfigError(
+                f"--separate pairs files in their order, but --source has {len(sides[0])} and "
+                f"--target {len(sides[1])}: name as many of each"
+            )
         info = {"command": "prepare pairs", "source": self.source, "target": self.target}
         tiling = self.tiling
         fewest = tiling.min_points

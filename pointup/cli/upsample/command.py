@@ -195,7 +195,9 @@ class Upsample:
                 if workers.is_main and lines:
                     print(*lines, sep="\n")
                     if finished:
-                        finished.record([file.job for file in files], identity)
+                        for has_files in (True, False):
+                            of_kind = [f.job for f in files if (f.num_out > 0) == has_files]
+                            finished.record(of_kind, identity, has_files)
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         if self.view and workers.is_main and not complaints:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pointup.cli.upsample.plan import Job
 from pointup.errors import FileError
-from pointup.io.files import copy_file, copy_points, open_writer, read_first
+from pointup.io.files import copy_file, copy_points, open_writer, read_extremes
 from pointup.upsampling.store.point_store import CHUNK_SIZE
 
 
@@ -30,6 +30,6 @@ def copy_unchanged(job: Job, num_points: int) -> int:
     if job.bounds is None and job.source.suffix.lower() == job.target.suffix.lower():
         copy_file(job.source, job.target)
         return num_points
-    with open_writer(job.target, read_first(job.source, 2)) as writer:
+    with open_writer(job.target, read_extremes(job.source)) as writer:
         copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
         return writer.num_points

@@ -35,7 +35,7 @@ _MOST_COINCIDENT = 0.01
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written, with its numbers of points in and out."""
+    """A file that was written, with its numbers of points in and out; none out: without a file."""
 
     job: Job
     num_in: int
@@ -119,6 +119,7 @@ def upsample_survey(
     for number, num_written, error in written:
         if isinstance(error, NoPointsError) and is_among_others:
             nothing_in.append(f"{jobs[number].source}: nothing to write, skipped")
+            files.append(Written(jobs[number], inside[number], 0))
         elif error:
             errors.append(error)
         else:
@@ -151,6 +152,7 @@ def _copy_each(
         few = f"{job.source}: {num_in:,} points in, fewer than 2 of them to upsample"
         if not with_originals:
             lines.append(f"{few}, nothing to write, skipped")
+            files.append(Written(job, num_in, 0))
             continue
         try:
             num_out = copy_unchanged(job, num_in)

@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class FinishedFiles:
         self.output, self.options = output, options
 
     def identity(self, survey: Sequence[Job], model: Upsampler) -> str:
-        """A digest of what the results of a survey depend on: files, options, weights."""
+        """A digest of what the results of a survey depend on: files, options, model."""
         weights = 0
         for weight in model.state_dict().values():
             weights = zlib.crc32(weight.detach().cpu().numpy().tobytes(), weights)
@@ -40,27 +41,30 @@ class FinishedFiles:
             stat = job.source.stat()
             values = [str(job.source.resolve()), stat.st_size, stat.st_mtime_ns, job.is_context]
             files.append(values)
-        text = json.dumps([self.options, weights, files], default=str, sort_keys=True)
+        content = [self.options, asdict(model.config), weights, files]
+        text = json.dumps(content, default=str, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def are_written(self, survey: Sequence[Job], identity: str) -> bool:
         """Whether all files of a survey were written from the same files, options and weights."""
         return all(self._is_written(job, identity) for job in survey if not job.is_context)
 
-    def record(self, jobs: Sequence[Job], identity: str) -> None:
-        """Remember that files of a survey were written."""
+    def record(self, jobs: Sequence[Job], identity: str, has_files: bool = True) -> None:
+        """Remember that files of a survey were written, or that there was nothing to write."""
         for job in jobs:
             path = self._path(job)
             with os_errors(path, "written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 part = path.with_name(f"{path.name}.{os.getpid()}")
-                size = job.target.stat().st_size
+                size = job.target.stat().st_size if has_files else None
                 part.write_text(json.dumps({"identity": identity, "bytes": size}))
                 part.replace(path)
 
     def _is_written(self, job: Job, identity: str) -> bool:
         try:
             known = json.loads(self._path(job).read_text())
+            if known == {"identity": identity, "bytes": None}:
+                return True  # There was nothing to write.
             size = job.target.stat().st_size
         except (OSError, ValueError):
             return False

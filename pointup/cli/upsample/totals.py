@@ -21,9 +21,10 @@ class Totals:
 
     def add(self, files: Sequence[Written]) -> None:
         """Count the written files of a survey."""
-        self.num_files += len(files)
-        self.num_in += sum(file.num_in for file in files)
-        self.num_out += sum(file.num_out for file in files)
+        written = [file for file in files if file.num_out]
+        self.num_files += len(written)
+        self.num_in += sum(file.num_in for file in written)
+        self.num_out += sum(file.num_out for file in written)
 
     def skip(self, survey: Sequence[Job], is_printed: bool) -> None:
         """Count the files of a survey that are already written, and name the first ones."""

@@ -14,7 +14,7 @@ from pointup.cli.upsample.window_index import index_in_window
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import PointupError
 from pointup.io.cloud import PointWriter
-from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, open_writer, read_first
+from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, open_writer, read_extremes
 from pointup.upsampling.attributes import PARENT, SYNTHETIC, added_dimensions
 from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
@@ -91,7 +91,7 @@ def _write(
 
 def _opened(job: Job, store: Store) -> PointWriter:
     """The writer of an output file."""
-    like = read_first(job.source, 2)
+    like = read_extremes(job.source)
     # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
     lows, highs = store.bounds_in_file()
     like.positions = np.stack([lows.min(axis=0), highs.max(axis=0)])

@@ -60,12 +60,17 @@ class Saver:
 
         self.on_main_process(write, must_succeed)
 
-    def save_best(self) -> None:
-        """Save the current model, or its average, as the best; every process must call this."""
-        path = self.output_dir / "model"
-        self.on_main_process(lambda: save_model(self.training_state.model, path))
+    def save_best(self, must_succeed: bool) -> bool:
+        """Save the current model, or its average, as the best; every process must call this.
 
-    def on_main_process(self, write: Callable[[], Any], must_succeed: bool = False) -> None:
+        Returns whether it was saved.
+        """
+        path = self.output_dir / "model"
+        return self.on_main_process(
+            lambda: save_model(self.training_state.model, path), must_succeed
+        )
+
+    def on_main_process(self, write: Callable[[], Any], must_succeed: bool) -> bool:
         failure: list[str | None] = [None]
         if self.accelerator.is_main_process:
             try:
@@ -78,3 +83,4 @@ class Saver:
                 raise CheckpointError(failure[0])
             if self.accelerator.is_main_process:
                 logger.warning("%s; training continues", failure[0])
+        return failure[0] is None

@@ -181,16 +181,10 @@ def _build(
                 chunk["key"] = order.keys(chunk["position"])
                 yield chunk
 
-        shift = KEY_BITS - _HISTOGRAM_BITS
-        counts = np.zeros(2**_HISTOGRAM_BITS, dtype=np.int64)
-        for chunk in rows():
-            counts += np.bincount(chunk["key"] >> shift, minlength=len(counts))
-        filled = np.flatnonzero(counts)
-        ptr = np.append(0, np.cumsum(counts[filled]))
-        first = split_boxes(
-            filled << shift, lambda starts, stops: ptr[stops] - ptr[starts] <= CHUNK_SIZE
-        )
-        part_keys, part_ptr = filled[first] << shift, np.append(ptr[first], num_points)
+        keys, counts = _histogram(rows, num_points)
+        ptr = np.append(0, np.cumsum(counts))
+        first = split_boxes(keys, lambda starts, stops: ptr[stops] - ptr[starts] <= CHUNK_SIZE)
+        part_keys, part_ptr = keys[first], np.append(ptr[first], num_points)
         with (directory / "rows").open("wb+") as stream:
             _deal_out(rows(), part_keys, part_ptr[:-1].copy(), stream)
             (directory / "spool").unlink()
@@ -201,6 +195,36 @@ def _build(
         np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
+
+
+def _histogram(
+    rows: Callable[[], Iterator[np.ndarray]], num_points: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """First key and number of points of boxes that hold at most CHUNK_SIZE points each.
+
+    A box of more points is bisected further, in another pass over `rows`. One point far away from
+    the rest would leave most points in one box of the first pass.
+    """
+    keys, counts, shift = np.zeros(1, np.int64), np.array([num_points]), KEY_BITS
+    while shift and (counts > CHUNK_SIZE).any():
+        large = np.flatnonzero(counts > CHUNK_SIZE)
+        bits = min(shift, max(1, _HISTOGRAM_BITS - (len(large) - 1).bit_length()))
+        shift -= bits
+        found = np.zeros((len(large), 2**bits), np.int64)
+        for chunk in rows():
+            box = np.searchsorted(keys, chunk["key"], side="right") - 1
+            place = np.searchsorted(large, box).clip(max=len(large) - 1)
+            is_large = large[place] == box
+            within = (chunk["key"][is_large] >> shift) & (2**bits - 1)
+            index = (place[is_large] << bits) + within
+            found += np.bincount(index, minlength=found.size).reshape(found.shape)
+        box, within = np.nonzero(found)
+        finer = keys[large][box] + (within << shift)
+        kept = np.delete(np.arange(len(keys)), large)
+        order = np.argsort(np.append(keys[kept], finer))
+        keys = np.append(keys[kept], finer)[order]
+        counts = np.append(counts[kept], found[box, within])[order]
+    return keys, counts
 
 
 def _deal_out(

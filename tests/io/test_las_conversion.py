@@ -1,0 +1,100 @@
+"""Other formats written as LAS: names, intensities and colours, and what LAS can't hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+from typed import Result, is_one_line, left_in, positions, write_las
+
+from pointup.io.files import PointCloud, read_points, write_points
+
+NUM = 60
+
+
+def cloud(**attributes: np.ndarray) -> PointCloud:
+    return PointCloud(positions(NUM), attributes)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".csv"])
+def test_intensities_and_colours_from_0_to_1_keep_their_differences(
+    suffix: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    rng = np.random.default_rng(0)
+    names = ("intensity", "red", "green", "blue")
+    values = {name: rng.random(NUM).astype(np.float32) for name in names}
+    write_points(tmp_path / f"a{suffix}", cloud(**values))
+    result = command(tmp_path / f"a{suffix}", "-o", tmp_path / "a.laz", "--ratio", "2")
+    assert result.status == 0 and result.err == ""
+    las = laspy.read(tmp_path / "a.laz")
+    for name in names:
+        assert np.array_equal(las[name][:NUM], np.rint(values[name].astype(float) * 65535))
+        assert las[name][NUM:].max() > 255
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_colours_of_8_bits_are_multiplied_by_256_whatever_their_type(
+    dtype: type, tmp_path: Path
+) -> None:
+    colour = np.append(200, np.arange(NUM - 1)).astype(dtype)
+    write_points(tmp_path / "a.las", cloud(red=colour, green=colour // 2, blue=colour // 3))
+    las = laspy.read(tmp_path / "a.las")
+    assert np.array_equal(las.red, 256 * colour.astype(int))
+    assert np.array_equal(las.blue, 256 * (colour.astype(int) // 3))
+    dark = {"red": colour.astype(np.uint16), "blue": colour.astype(np.uint16) * 300}
+    write_points(tmp_path / "b.las", cloud(**dark))
+    assert np.array_equal(laspy.read(tmp_path / "b.las").red, colour)
+
+
+def test_names_of_dimensions_match_whatever_their_case(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    rows = np.column_stack([positions(NUM), np.arange(NUM) * 7, np.arange(NUM) % 5, np.arange(NUM)])
+    names = "X Y Z Intensity Classification ReturnAngle"
+    np.savetxt(tmp_path / "a.xyz", rows, fmt="%.2f", header=names, comments="//")
+    assert command(tmp_path / "a.xyz", "-o", tmp_path / "a.las", "--ratio", "2").status == 0
+    las = laspy.read(tmp_path / "a.las")
+    assert np.array_equal(las.intensity[:NUM], rows[:, 3])
+    assert np.array_equal(las.classification[:NUM], rows[:, 4])
+    extra = set(las.point_format.extra_dimension_names)
+    assert "ReturnAngle" in extra and not {"Intensity", "Classification"} & extra
+
+
+def test_values_that_las_cannot_hold_are_refused_before_any_work(
+    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.cli.upsample.files.run_passes", None)
+    values = np.linspace(-2048, 2047, NUM).astype(np.int16)
+    write_points(tmp_path / "a.ply", cloud(intensity=values))
+    result = command(tmp_path / "a.ply", "-o", tmp_path / "a.laz")
+    assert result.status == 1 and is_one_line(result.err)
+    assert "intensity: values -2048 to 2047 don't fit uint16" in result.err
+    assert left_in(tmp_path) == ["a.ply"]
+
+
+def test_bytes_that_are_no_ascii_stay_in_header_and_records(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_las(tmp_path / "a.las")
+    content = bytearray((tmp_path / "a.las").read_bytes())
+    software = "RiPROCESS\xae 1.8".encode("latin-1").ljust(32, b"\0")
+    content[58:90] = software
+    record = content.index(b"LASF_Projection") - 2
+    content[record + 22 : record + 25] = b"\xe9t\xe9"
+    (tmp_path / "a.las").write_bytes(content)
+    assert command(tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2").status == 0
+    written = (tmp_path / "b.las").read_bytes()
+    assert written[58:90] == software and b"\xe9t\xe9" in written[:2000]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_names_of_columns_keep_their_letters(tmp_path: Path, encoding: str) -> None:
+    text = "x,y,z,H\u00f6he\n" + "".join(f"{i},{i * i % 7},0,{i}\n" for i in range(9))
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    read = read_points(tmp_path / "a.csv")
+    assert list(read.attributes) == ["H\u00f6he"]
+    write_points(tmp_path / "b.csv", read)
+    assert (tmp_path / "b.csv").read_text(encoding="utf-8").startswith("x,y,z,H\u00f6he\n")
