@@ -219,6 +219,9 @@ def test_a_damaged_tile_is_left_out_and_reported(
     assert "survey of 7 files" in result.out
     assert len(list((tmp_path / "out").rglob("*.laz"))) == 7
     assert [p.name for p in (tmp_path / "out").rglob(".*")] == [".upsampled"]
+    corner = ("--bounds", "500027", "4000027", "500040", "4000040")
+    part = command(wrong, "-o", tmp_path / "part.laz", *corner)
+    assert "repair the header\n" in part.err and "--separate" not in part.err
 
 
 def test_two_files_with_the_same_output_are_refused(

@@ -58,9 +58,10 @@ def sort_points(
             bounds = job.bounds.grown(job.margin) if job.bounds else None
             for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
                 if job.extent and not job.extent.holds(chunk.positions):
+                    remedy = "" if job.bounds else ", or add --separate"
                     raise FileError(
                         f"{job.source}: has points outside of the extent in its header, so "
-                        "that its neighbours are unknown; repair the header, or add --separate"
+                        f"that its neighbours are unknown; repair the header{remedy}"
                     )
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
                 files.num_inside[number] += int(inside)
