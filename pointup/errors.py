@@ -1,5 +1,11 @@
 """Errors that a user can fix. Each message is one line that names file or value and the remedy."""
 
+import re
+
+# "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", CUBLAS_STATUS_ALLOC_FAILED.
+OUT_OF_MEMORY = re.compile(r"\bout of memory\b|_STATUS_ALLOC_FAILED\b", re.IGNORECASE)
+"""Matches the message of an out-of-memory error of torch's allocator, the driver or a library."""
+
 
 class PointupError(Exception):
     """Base class of all errors that pointup raises on purpose."""

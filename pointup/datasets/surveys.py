@@ -172,10 +172,17 @@ def hold_out(
 
 
 def read_block(folders: Sequence[Path], block_xy: tuple[int, int]) -> np.ndarray:
-    """The points (N, 3) float64 of a block, in the order of the files."""
+    """The points (N, 3) float64 of a block, in the order of the files.
+
+    A point that several files contain, as tiles with a buffer do, is there once.
+    """
     paths = [_block_file(folder, block_xy) for folder in folders]
-    points = [np.fromfile(path).reshape(-1, 3) for path in paths if path.exists()]
-    return np.concatenate([np.empty((0, 3)), *points])
+    of_files = [np.fromfile(path).reshape(-1, 3) for path in paths if path.exists()]
+    points = np.concatenate([np.empty((0, 3)), *of_files])
+    if len(of_files) < 2:
+        return points
+    _, first = np.unique(points, axis=0, return_index=True)
+    return points[np.sort(first)]
 
 
 def two_survey_pairs(

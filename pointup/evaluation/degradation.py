@@ -88,8 +88,8 @@ def beside_baselines(
     survey in the row "resampled", another line: how much of the gap between the best baseline and
     the second survey is closed; negative if the method is worse than that baseline."""
     known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
-    if not known:
-        return []
+    if not known or min(known.values()) == 0:
+        return []  # Shares of nothing: the source is the reference.
     best = min(known, key=known.__getitem__)
     lines = []
     for method in methods:

@@ -136,9 +136,10 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
 
 
 def dataset_unit(directory: str | Path) -> LengthUnit:
-    """The unit of a pair dataset: that of its input files, if these still exist.
+    """The unit of a pair dataset: that of its input files, if these still exist and can be read.
 
-    Procedural pairs are in metres. All other datasets are `UNKNOWN`.
+    That of joined datasets, if they agree. Procedural pairs are in metres. All other datasets are
+    `UNKNOWN`.
     """
     path = Path(directory, "pointup.json")
     if not path.is_file():
@@ -147,5 +148,8 @@ def dataset_unit(directory: str | Path) -> LengthUnit:
     if "recipe" in info:
         return METRE
     named = [Path(name) for side in ("inputs", "source", "target") for name in info.get(side, ())]
-    files = [f for path in named for f in (sorted(path.glob("*")) if path.is_dir() else [path])]
-    return common_unit([file for file in files if file.is_file()])
+    if str(info.get("made_by", "")).endswith("prepare join"):
+        units = {dataset_unit(path) for path in named} - {UNKNOWN}
+        return units.pop() if len(units) == 1 else UNKNOWN
+    files = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return agreed_unit(units_of_readable([file for file in files if file.is_file()]))

@@ -33,12 +33,8 @@ READABLE = (3, 4)
 
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
 # Arguments that the Hub's loader passes on besides the content of config.json.
-LOADER_ARGUMENTS = frozenset(
-    {
-        "model_id", "revision", "cache_dir", "force_download", "local_files_only", "token",
-        "map_location", "strict",
-    }
-)  # fmt: skip
+DOWNLOAD_ARGUMENTS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "strict"})
 
 NO_MODEL = (
     f"neither a shipped model ({', '.join(SHIPPED)}), a model directory (config.json, "
@@ -83,7 +79,8 @@ class StoredModel(PyTorchModelHubMixin):
             raise ModelError(f"unknown model option: {', '.join(strange)}")
         if name in SHIPPED:
             name = str(WEIGHTS / name)
-        stored = read_config(name, **{k: kwargs[k] for k in ("revision", "token") if k in kwargs})
+        kwargs.pop("strict", None)  # Always strict.
+        stored = read_config(name, **{k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs})
         if stored.get("format") not in READABLE:
             raise ModelError(
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
@@ -94,7 +91,7 @@ class StoredModel(PyTorchModelHubMixin):
             # The Hub's loader prints the source of the weights.
             with redirect_stdout(StringIO()):
                 return super().from_pretrained(name, strict=True, **kwargs)
-        except (RuntimeError, SafetensorError, ValueError, FileNotFoundError) as error:
+        except (RuntimeError, SafetensorError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
 

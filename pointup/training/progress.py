@@ -129,7 +129,7 @@ class Progress:
         self.finished = self.finished or self._is_good_enough(patience, target)
         return is_best
 
-    def is_over(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> bool:
+    def has_ended(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> bool:
         """Whether a run that is continued here is over: patience and target may have changed."""
         return self.share_done(config, sampler) >= 1.0 or self._is_good_enough(
             config.patience, config.target_chamfer

@@ -70,7 +70,7 @@ def continue_run(
         progress = Progress.from_state(state)
         sampler.change_budget(progress.budget(settled))
         sampler.load_state_dict(sampler_state)
-        progress.finished = progress.is_over(config, sampler)
+        progress.finished = progress.has_ended(config, sampler)
     except ConfigError:
         raise
     except LOAD_ERRORS as error:

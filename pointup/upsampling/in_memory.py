@@ -106,6 +106,8 @@ def upsample(
     if model is None:
         model = shipped_for(path, denoise)
     loaded = load_model(model, target_device)
+    # With its index: a thread starts on the first GPU, whichever is the current one here.
+    target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:

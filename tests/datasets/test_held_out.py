@@ -223,11 +223,14 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
 def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_points(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    np.save(tmp_path / "dense.npy", ground(4, 4, 200, 0))
-    np.save(tmp_path / "elsewhere.npy", ground(4, 4, 200, 1))
+    dense, elsewhere = tmp_path / "survey" / "dense.npy", tmp_path / "elsewhere.npy"
+    dense.parent.mkdir()
+    np.save(dense, ground(4, 4, 200, 0))
+    np.save(elsewhere, ground(4, 4, 200, 1))
     names = ("a", "b", "c")
-    for name, file, tile in (("a", "dense", 10), ("b", "dense", 8), ("c", "elsewhere", 10)):
-        words = ["prepare", "thin", tmp_path / f"{file}.npy", "--tile", tile, "--strip", 2]
+    # The same file, by its name and as that of a folder.
+    for name, survey, tile in (("a", dense, 10), ("b", dense.parent, 8), ("c", elsewhere, 10)):
+        words = ["prepare", "thin", survey, "--tile", tile, "--strip", 2]
         words += ["--min-points", 4]
         words += ["--seed", ord(name), "--num-workers", 1, "-o", tmp_path / name]
         assert main([str(word) for word in words]) == 0

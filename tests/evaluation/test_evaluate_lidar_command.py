@@ -71,6 +71,15 @@ def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
     assert f"the prediction closes {gap:.0%} of the gap" in capsys.readouterr().out
 
 
+def test_a_survey_compared_with_itself_has_figures_and_no_shares(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = surveys / "dense.xyz"
+    assert not evaluate("lidar", "--reference", same, "--source", same, "--prediction", same)
+    text = capsys.readouterr().out
+    assert "Chamfer" in text and "of the best baseline's" not in text
+
+
 def test_the_midpoints_of_a_survey_have_the_densities_of_their_source(surveys: Path) -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([20 * rng.random((4000, 2)), np.zeros(4000)]).round(6)
@@ -182,6 +191,9 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     assert content["rows"]["source"]["hausdorff"] < 10
     write_las(surveys / "sparse.las", points[::4], classes[::4], 32618)
     assert evaluate("lidar", *given) == 1
+    assert "sparse.las: is in m, " in capsys.readouterr().err
+    metres = [*given[:2], "--second", surveys / "sparse.las", "--prediction", surveys / "dense.las"]
+    assert evaluate("lidar", *metres) == 1
     assert "sparse.las: is in m, " in capsys.readouterr().err
     write_las(surveys / "sparse.las", points[::4], classes[::4], 4326)
     assert evaluate("lidar", *given) == 1

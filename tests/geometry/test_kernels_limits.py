@@ -27,6 +27,20 @@ pytestmark = needs_triton
 
 
 @needs_device
+def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
+    from pointup.geometry.kernels.order import along_curve
+
+    num_clouds = 70_000  # More than 16 bits can count.
+    axes = torch.rand(3, 2 * num_clouds, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    pairs = axes.view(3, num_clouds, 2)
+    boxes = torch.cat([pairs.amin(2), pairs.amax(2)]).T.contiguous()
+    ptr = torch.arange(0, 2 * num_clouds + 1, 2, device=DEVICE)
+    curve = along_curve(axes, ptr, boxes)
+    assert torch.equal(curve.order // 2, torch.arange(2 * num_clouds, device=DEVICE) // 2)
+    assert (curve.code.diff() >= 0).all() and curve.code[0] >= 0
+
+
+@needs_device
 @pytest.mark.usefixtures("as_on_cuda")
 @pytest.mark.parametrize("k", [33, 70])
 def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,16 @@ def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> 
     config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
     with pytest.raises(ModelError, match="format 99"):
         Upsampler.from_pretrained(tmp_path / "model")
+
+
+def test_a_cached_model_is_loaded_offline(tmp_path: Path, model_directory: Path) -> None:
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(model_directory, folder / "snapshots" / ("0" * 40))
+    where = {"cache_dir": tmp_path, "local_files_only": True, "strict": True}
+    loaded = Upsampler.from_pretrained("owner/name", **where)
+    assert loaded.config == Upsampler.from_pretrained(model_directory).config
+    (folder / "snapshots" / ("0" * 40) / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="owner/name: the weights can't be loaded"):
+        Upsampler.from_pretrained("owner/name", **where)

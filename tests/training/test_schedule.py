@@ -89,18 +89,18 @@ def test_a_run_ends_when_the_target_is_reached() -> None:
     assert progress.finished
 
 
-def test_a_run_that_patience_ended_is_not_over_with_more_patience_or_another_target() -> None:
+def test_a_run_that_patience_ended_goes_on_with_more_patience_or_another_target() -> None:
     sampler, progress = TokenBudgetBatchSampler([10] * 40, 40), Progress(step=10)
     for score in (0.8, 0.9, 0.85):
         progress.judge(score, patience=2, target=None)
     assert progress.finished
 
-    def is_over(**changes: Any) -> bool:
-        return progress.is_over(TrainConfig(steps=50, **changes), sampler)
+    def has_ended(**changes: Any) -> bool:
+        return progress.has_ended(TrainConfig(steps=50, **changes), sampler)
 
-    assert is_over(patience=2) and is_over(patience=1) and is_over(target_chamfer=0.8)
-    assert not is_over() and not is_over(patience=3) and not is_over(target_chamfer=0.79)
-    assert progress.is_over(TrainConfig(steps=10, patience=3), sampler)
+    assert has_ended(patience=2) and has_ended(patience=1) and has_ended(target_chamfer=0.8)
+    assert not has_ended() and not has_ended(patience=3) and not has_ended(target_chamfer=0.79)
+    assert progress.has_ended(TrainConfig(steps=10, patience=3), sampler)
 
 
 def test_an_evaluation_equal_to_the_best_is_no_improvement() -> None:

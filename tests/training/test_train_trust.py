@@ -26,7 +26,8 @@ from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
-from pointup.training import evaluation, optimizer
+from pointup.training import evaluation
+from pointup.training import optimizer as optimizers
 from pointup.training.evaluation import Evaluation
 
 
@@ -194,7 +195,13 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(optimizer, "FUSED", fused)
+    monkeypatch.setattr(optimizers, "FUSED", fused)
+
+    def unscale() -> None:  # As the accelerator does with fp16.
+        for optimizer in accelerator._optimizers:
+            accelerator.scaler.unscale_(optimizer.optimizer)
+
+    monkeypatch.setattr(accelerator, "unscale_gradients", unscale)
     # On the CPU, where the product of loss and scale overflows as in fp16 on other devices.
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     real = training.losses_of_model

@@ -120,6 +120,9 @@ class Lidar:
             prediction = read_survey(self.prediction)
             surveys["prediction"] = prediction.positions
             read.append(prediction)
+        second = None if self.second is None else read_survey(self.second)
+        if second is not None:
+            read.append(second)
         unit = common_unit([survey.path for survey in read])
         if self.metres_per_unit is not None:
             unit = unit_of(self.metres_per_unit)
@@ -140,10 +143,8 @@ class Lidar:
             num_points = max(len(next(iter(surveys.values()))), len(source.positions))
             surveys |= baseline_clouds(source.positions, num_points, self.seed)
             surveys["source"] = source.positions
-        if self.second is not None:
-            second = read_survey(self.second)
+        if second is not None:
             surveys["resampled"] = second.positions
-            read.append(second)
         ground = find_ground(reference.positions, extent, reference.classification, unit)
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)

@@ -172,9 +172,11 @@ class Pairs:
             *beside_baselines(means, ["model"]),
         ]
         share, score = None, None
-        if upsampler is not None:
+        # The source of a pair may be all of its target.
+        comparable = [m for m in in_order if m["midpoints"]["chamfer"] > 0]
+        if upsampler is not None and comparable:
             share = means["model"]["chamfer"] / means["midpoints"]["chamfer"]
-            shares = [m["model"]["chamfer"] / m["midpoints"]["chamfer"] for m in in_order]
+            shares = [m["model"]["chamfer"] / m["midpoints"]["chamfer"] for m in comparable]
             score = float(np.mean(shares))
             heading.append(
                 f"Chamfer of the model lower than that of the midpoints for "

@@ -102,4 +102,6 @@ def _survey_of(folder: Path) -> tuple[dict[str, Any], set[Path]]:
     keys = [keys for command, keys in SURVEY_FILES.items() if made_by.endswith(command)]
     if not keys or info.get("separate"):
         return info, set()
-    return info, {Path(name).resolve() for key in keys[0] for name in info.get(key, [])}
+    named = [Path(name) for key in keys[0] for name in info.get(key, [])]
+    files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
+    return info, {file.resolve() for file in files}

@@ -18,6 +18,11 @@ from pointup.geometry.packed import batch_from_ptr
 TILE = 32
 """Consecutive points that share a box."""
 
+PLACE_BITS, MOST_CLOUDS = 48, 2**15
+"""Bits of a place on the curve, and the number of clouds that the other bits can count."""
+FEWER_PLACE_BITS = 32
+"""Bits of a place with more clouds than that: coarser, so that more points share a place."""
+
 BLOCK = 1024
 TILES_PER_PROGRAM = 16
 
@@ -33,7 +38,7 @@ class Curve:
     cloud: Tensor
     """Number of the cloud of each point, (N,) int32."""
     code: Tensor
-    """Number of the cloud (upper bits) and place on its curve (48 bits), (N,) int64, ascending."""
+    """Number of the cloud (upper bits), place on its curve (lower bits): (N,) int64, ascending."""
 
 
 @triton.jit(do_not_specialize=["num_points"])
@@ -83,8 +88,10 @@ def curve_kernel(
     code: tl.tensor,
     num_points: tl.tensor,
     BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
 ) -> None:
-    """Place on the curve, in cells of 1 / 65536 of the longest side of the cloud's box."""
+    """Place on the curve, in cells of 1 / 65536 of the longest side of the cloud's box; the upper
+    `BITS` of its 48 bits are kept."""
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_point = point < num_points
     number = tl.load(cloud + point, mask=is_point, other=0)
@@ -102,7 +109,8 @@ def curve_kernel(
     place = spread(cell(tl.load(axes + point, mask=is_point, other=0.0) - low_x, side))
     place = place | (spread(cell(tl.load(y + point, mask=is_point, other=0.0) - low_y, side)) << 1)
     place = place | (spread(cell(tl.load(z + point, mask=is_point, other=0.0) - low_z, side)) << 2)
-    tl.store(code + point, (number.to(tl.int64) << 48) | place, mask=is_point)
+    place = place >> (48 - BITS)
+    tl.store(code + point, (number.to(tl.int64) << BITS) | place, mask=is_point)
 
 
 @triton.jit(do_not_specialize=["num_points", "num_tiles"])
@@ -143,10 +151,11 @@ def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
     num_points = axes.shape[1]
     cloud = batch_from_ptr(ptr, num_points).int()
     code = torch.empty(num_points, dtype=torch.int64, device=axes.device)
+    bits = PLACE_BITS if len(boxes) <= MOST_CLOUDS else FEWER_PLACE_BITS
     if num_points:
         with torch.cuda.device_of(axes):
             curve_kernel[(triton.cdiv(num_points, BLOCK),)](
-                axes, cloud, boxes, code, num_points, BLOCK=BLOCK, num_warps=4
+                axes, cloud, boxes, code, num_points, BLOCK=BLOCK, BITS=bits, num_warps=4
             )
     code, order = code.sort(stable=True)
     return Curve(axes.index_select(1, order), order, cloud, code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import re
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,13 +11,10 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.errors import TrainingError
+from pointup.errors import OUT_OF_MEMORY, TrainingError
 from pointup.training.distributed.devices import release_cached_memory
 
 logger = logging.getLogger("pointup")
-
-# "CUDA error: out of memory", "Triton Error [CUDA]: out of memory", CUBLAS_STATUS_ALLOC_FAILED.
-OUT_OF_MEMORY = re.compile(r"\bout of memory\b|_STATUS_ALLOC_FAILED\b", re.IGNORECASE)
 
 
 def in_pieces(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointup.errors import ConfigError, ModelError
+from pointup.errors import OUT_OF_MEMORY, ConfigError, ModelError
 from pointup.geometry.columns import columns_of, drops
 from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import LocalGeometry, local_geometry
@@ -122,10 +122,12 @@ def make_candidates(
             offset, distance, spread, *of_parents = _run(
                 model, near, num_slots[order], slack, device, children_per_call
             )
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not OUT_OF_MEMORY.search(str(error)):
+            raise
         raise ConfigError(
             f"{device} has too little memory for {len(near.pos)} points at a time; lower "
-            "--token-budget"
+            "--token-budget, or in Python choose device='cpu'"
         ) from error
     for values in (offset, spread, *of_parents):
         if not np.isfinite(values).all():
