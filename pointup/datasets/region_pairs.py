@@ -41,6 +41,7 @@ class RegionTiling:
         validation: share of the blocks that are for validation.
         seed: seed of the choice of these blocks.
         fewest_points: a tile with fewer points on a side is left out.
+        include_noise: whether noise and withheld points are kept.
     """
 
     tile: float
@@ -50,6 +51,7 @@ class RegionTiling:
     validation: float
     seed: int
     fewest_points: int
+    include_noise: bool = False
 
 
 MakePairs = Callable[[Place], partial[list[Pair]]]
@@ -67,7 +69,8 @@ def sort_into(
         return
     staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     try:
-        found = sort_file(path, staging, tiling.tile, tiling.block, (tiling.size, wanted))
+        regions = tiling.size, wanted
+        found = sort_file(path, staging, tiling.tile, tiling.block, regions, tiling.include_noise)
         low, high = found.low.copy(), found.high.copy()
         if np.isfinite(low).all() and not extent.holds(np.array([low, high])):
             raise FileError(

@@ -18,7 +18,9 @@ import numpy as np
 from pointup.datasets.pair import Pair
 from pointup.datasets.thinning_patterns import PATTERNS, thin
 from pointup.datasets.tiles import away_from, split_blocks, split_few, split_tiles, survey_pairs
-from pointup.io.files import iter_points
+from pointup.errors import DataError
+from pointup.io.files import PointCloud, iter_points
+from pointup.io.noise import is_noise
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class SortedFile:
 
     `tile_xy` (T, 2) int64 are the tiles that hold points and `num_points` (T,) int64 their numbers
     of points; a tile occurs once for each chunk that has points in it. `low` and `high` (3,)
-    float64 are the bounding box.
+    float64 are the bounding box. `num_noise` points were left out as noise.
     """
 
     folder: Path
@@ -35,6 +37,7 @@ class SortedFile:
     num_points: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    num_noise: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,26 @@ def sort_file(
     tile: float,
     block: int,
     regions: tuple[int, frozenset[tuple[int, int]]] | None = None,
+    include_noise: bool = False,
 ) -> SortedFile:
     """Sort the points of a file into blocks of `block` x `block` tiles, in the new folder `folder`.
 
     With `regions`, their side length in blocks and the indices of some, only the points in these
-    are kept; the numbers of points are those of all. Raises the errors of `iter_points`; the folder
-    is then incomplete.
+    are kept; the numbers of points are those of all. Noise and withheld points are left out unless
+    `include_noise`. Raises the errors of `iter_points`, and DataError for a file of noise alone;
+    the folder is then incomplete.
     """
     folder.mkdir(parents=True)
     tile_xy, num_points = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for cloud in iter_points(path, attributes=False):
+    num_noise = 0
+    for cloud in iter_points(path, attributes=not include_noise):
+        if not include_noise:
+            noise = is_noise(cloud)
+            num_noise += int(noise.sum())
+            cloud = PointCloud(cloud.positions[~noise])
+        if not len(cloud):
+            continue
         tiles = split_tiles(cloud.positions[:, :2], tile)
         tile_xy.append(tiles.xy)
         num_points.append(np.diff(tiles.ptr))
@@ -109,7 +121,10 @@ def sort_file(
             ]
             with _block_file(folder, (x, y)).open("ab") as file:
                 cloud.positions[np.concatenate(index)].tofile(file)
-    return SortedFile(folder, np.concatenate(tile_xy), np.concatenate(num_points), low, high)
+    if num_noise and len(tile_xy) == 1:
+        raise DataError(f"{path}: all {num_noise:,} points are noise or withheld")
+    counts = np.concatenate(num_points)
+    return SortedFile(folder, np.concatenate(tile_xy), counts, low, high, num_noise)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 from pointup.datasets.thinning_patterns import thin
 from pointup.errors import DataError
 from pointup.io.files import iter_points
-
-NOISE_CLASSES = (7, 18)
+from pointup.io.noise import CLASSIFICATION, attribute, is_noise
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,8 @@ def read_survey(path: Path) -> Survey:
     """Read a survey file. Raises FileError if it can't be read, DataError if all of it is noise."""
     positions, classes, num_points = [], [], 0
     for cloud in iter_points(path):
-        counts = np.ones(len(cloud), dtype=bool)
-        if "withheld" in cloud.attributes:
-            counts &= ~cloud.attributes["withheld"].astype(bool)
-        if (found := cloud.attributes.get("classification")) is not None:
-            counts &= ~np.isin(found, NOISE_CLASSES)
+        counts = ~is_noise(cloud)
+        if (found := attribute(cloud, CLASSIFICATION)) is not None:
             classes.append(found[counts].astype(np.uint8))
         positions.append(cloud.positions[counts])
         num_points += len(cloud)

@@ -8,10 +8,7 @@ import numpy as np
 
 from pointup.errors import ConfigError, DataError
 from pointup.io.cloud import PointCloud
-
-NOISE_CLASSES = (7, 18)
-"""ASPRS classes of low and high noise."""
-CLASSIFICATION, WITHHELD = "classification", "withheld"
+from pointup.io.noise import CLASSIFICATION, NOISE_CLASSES, WITHHELD, attribute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +48,3 @@ class PointFilter:
         if withheld is not None and not self.include_noise:
             selected &= withheld == 0
         return selected
-
-
-def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:
-    """A scalar attribute (N,) by its lower-case name, ignoring case; None if there is none."""
-    for known, values in cloud.attributes.items():
-        if known.lower() == name and values.ndim == 1:
-            return values
-    return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.upsampling.filtering import CLASSIFICATION
+from pointup.io.noise import CLASSIFICATION
 from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import Store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +13,7 @@ import tyro
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
+from pointup.cli.prepare.tiling import Tiling
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
 
@@ -20,38 +21,6 @@ if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
     from pointup.datasets.region_pairs import MakePairs
     from pointup.datasets.surveys import Place
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """Tiles of a survey. Lengths are in the unit of the files."""
-
-    tile: float = 10.0
-    """Side length of a tile, in the unit of the files."""
-    min_points: int = 32
-    """Leave out tiles with fewer points than this in source or target."""
-    block: int = 4
-    """Side length in tiles of the squares that belong to training or validation as a whole."""
-    strip: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
-    """Width of the strip of left-out points around validation tiles, in the unit of the files. No
-    training point is closer to a validation point. By default half a tile."""
-    separate: bool = False
-    """Treat each file as a separate survey, with coordinates of its own."""
-
-    def __post_init__(self) -> None:
-        if not self.tile > 0 or self.min_points < 1 or self.block < 1:
-            raise ConfigError(
-                f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
-                "each must be greater than 0"
-            )
-        if self.strip is not None and not 0 <= self.strip < float("inf"):
-            raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
-
-    @property
-    def strip_width(self) -> float:
-        return self.tile / 2 if self.strip is None else self.strip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +36,7 @@ class Pairs:
     shard: ShardOption = None
     """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
     parts. For surveys of more than 200 MB."""
-    tiling: Tiling = Tiling()
+    tiling: Tiling = field(default_factory=Tiling)
     dataset: NewDataset
 
     def run(self) -> int:
@@ -102,7 +71,7 @@ class Thin:
     shard: ShardOption = None
     """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
     parts. For surveys of more than 200 MB."""
-    tiling: Tiling = Tiling()
+    tiling: Tiling = field(default_factory=Tiling)
     dataset: NewDataset
 
     def __post_init__(self) -> None:
@@ -252,6 +221,7 @@ def _cut_regions(
             dataset.validation,
             dataset.seed,
             fewest_points,
+            tiling.include_noise,
         )
         info |= {**asdict(tiling), "strip": tiling.strip_width}
         return prepare_regions(making, survey, regional, make, copies, info, shard)
@@ -262,11 +232,20 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
     from pointup.datasets.surveys import Place, sort_file
 
     calls = [
-        partial(sort_file, path, making.scratch / f"{side}-{number}", tiling.tile, tiling.block)
+        partial(
+            sort_file,
+            path,
+            making.scratch / f"{side}-{number}",
+            tiling.tile,
+            tiling.block,
+            include_noise=tiling.include_noise,
+        )
         for side, paths in enumerate(sides)
         for number, path in enumerate(paths)
     ]
     done = {file.folder.name: file for file in making.each(calls, len(calls), "reading")}
+    if num_noise := sum(file.num_noise for file in done.values()):
+        note(f"left out {num_noise:,} points: noise or withheld (see --include-noise)")
     rows = [
         [done[key] for number in range(len(paths)) if (key := f"{side}-{number}") in done]
         for side, paths in enumerate(sides)

@@ -1,0 +1,30 @@
+"""Finds the noise of a survey: points of the noise classes, and withheld ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointup.io.cloud import PointCloud
+
+NOISE_CLASSES = (7, 18)
+"""ASPRS classes of low and high noise."""
+CLASSIFICATION, WITHHELD = "classification", "withheld"
+
+
+def is_noise(cloud: PointCloud) -> np.ndarray:
+    """Mask (N,) bool of the points of a noise class and of withheld points."""
+    noise = np.zeros(len(cloud), bool)
+    classes, withheld = attribute(cloud, CLASSIFICATION), attribute(cloud, WITHHELD)
+    if classes is not None:
+        noise |= np.isin(classes, NOISE_CLASSES)
+    if withheld is not None:
+        noise |= withheld != 0
+    return noise
+
+
+def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:
+    """A scalar attribute (N,) by its lower-case name, ignoring case; None if there is none."""
+    for known, values in cloud.attributes.items():
+        if known.lower() == name and values.ndim == 1:
+            return values
+    return None

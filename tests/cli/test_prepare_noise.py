@@ -1,0 +1,73 @@
+"""`pointup prepare` leaves out noise and withheld points."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+
+from pointup.cli.main import main
+from pointup.datasets import regions
+from pointup.datasets.pair_dataset import open_pairs
+
+
+def write_survey(path: Path, noise: slice) -> np.ndarray:
+    """A survey of 3,000 points with noise far below: of class 7, of class 18 and withheld."""
+    points = np.random.default_rng(0).random((3000, 3)) * [30, 30, 2]
+    is_noise = np.zeros(3000, bool)
+    is_noise[noise] = True
+    points[is_noise, 2] -= 200
+    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
+    las.header.scales = np.full(3, 0.001)
+    las.xyz = points
+    kind = np.arange(3000) % 3
+    las.classification = np.where(is_noise & (kind < 2), np.array([7, 18, 2])[kind], 2)
+    las.withheld = is_noise & (kind == 2)
+    las.write(path)
+    return is_noise
+
+
+def prepare(*words: object) -> int:
+    options = ("--tile", 15, "--min-points", 10, "--strip", 0, "--num-workers", 1)
+    return main(["prepare", *(str(word) for word in (*words, *options))])
+
+
+def heights(out: Path) -> np.ndarray:
+    rows = [row for split in ("train", "validation") for row in open_pairs(out, split)]
+    clouds = [np.reshape(row[side], (-1, 3)) for row in rows for side in ("source", "target")]
+    origins = [row["origin"][2] for row in rows for _ in range(2)]
+    return np.concatenate([c[:, 2] + z for c, z in zip(clouds, origins, strict=True)])
+
+
+@pytest.mark.parametrize("large_bytes", [0, regions.LARGE_BYTES])
+def test_noise_is_left_out_of_pairs_unless_it_is_asked_for(
+    large_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(regions, "LARGE_BYTES", large_bytes)
+    num_noise = write_survey(tmp_path / "a.las", slice(0, None, 10)).sum()
+    assert prepare("thin", tmp_path / "a.las", "-o", tmp_path / "out") == 0
+    # Thinning leaves out the points that the ratio has no room for.
+    assert 0 <= 3000 - num_noise - len(heights(tmp_path / "out")) < 5
+    assert heights(tmp_path / "out").min() > -1
+    if large_bytes:
+        assert f"left out {num_noise} points: noise or withheld" in capsys.readouterr().err
+    words = ("thin", tmp_path / "a.las", "--include-noise", "-o", tmp_path / "all")
+    assert prepare(*words) == 0
+    assert 0 <= 3000 - len(heights(tmp_path / "all")) < 5
+    assert (heights(tmp_path / "all") < -100).sum() == pytest.approx(num_noise, abs=5)
+
+
+def test_a_file_of_noise_alone_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_survey(tmp_path / "noise.las", slice(None))
+    write_survey(tmp_path / "good.las", slice(0, 0))
+    words = ("thin", tmp_path / "noise.las", tmp_path / "good.las", "-o", tmp_path / "out")
+    assert prepare(*words) == 1
+    assert "noise.las: all 3,000 points are noise or withheld" in capsys.readouterr().err
+    assert heights(tmp_path / "out").min() > -1
