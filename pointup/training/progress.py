@@ -130,7 +130,7 @@ class Progress:
         return is_best
 
     def has_ended(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> bool:
-        """Whether a run that is continued here is over: patience and target may have changed."""
+        """Whether a run that is continued here has ended: patience and target may have changed."""
         return self.share_done(config, sampler) >= 1.0 or self._is_good_enough(
             config.patience, config.target_chamfer
         )
