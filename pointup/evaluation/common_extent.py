@@ -17,6 +17,10 @@ LARGEST_HOLE = 3
 MOST_CELLS = 200_000_000
 
 
+WHOLE = 0.95
+"""Share of the extent that a survey must cover so that nothing is said of it."""
+
+
 @dataclass(frozen=True)
 class Extent:
     """The area that all surveys cover, as square cells.
@@ -47,12 +51,28 @@ class Extent:
         """Mask (N,) bool of the positions (N, 3) that lie on the extent."""
         return self.place(positions) >= 0
 
+    def share_within(self, positions: np.ndarray) -> float:
+        """Share of the cells that touch the bounding rectangle of the positions (N, 3)."""
+        corner = self.origin + np.argwhere(self.covered) * self.cell
+        low, high = positions[:, :2].min(axis=0), positions[:, :2].max(axis=0)
+        return float(((corner + self.cell >= low) & (corner <= high)).all(axis=1).mean())
+
     def density(self, positions: np.ndarray) -> np.ndarray:
         """Points per unit of area in each cell, (X, Y) float64; NaN outside the extent."""
         place = self.place(positions)
         count = np.bincount(place[place >= 0], minlength=self.covered.size)
         density = count.reshape(self.covered.shape) / self.cell**2
         return np.where(self.covered, density, np.nan)
+
+
+def notes_on_partial(extent: Extent, surveys: Mapping[str, np.ndarray]) -> list[str]:
+    """A line for each of the named surveys, (N, 3) each, that covers a part of the extent only."""
+    return [
+        f"the {name} covers {share:.0%} of the common extent, and its figures are of all of it: "
+        "cut the other surveys to the same area"
+        for name, positions in surveys.items()
+        if (share := extent.share_within(positions)) < WHOLE
+    ]
 
 
 def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Extent:

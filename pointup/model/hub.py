@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
 
 from pointup.errors import ModelError
 from pointup.model.config import ModelConfig, with_current_names
@@ -63,6 +66,12 @@ class StoredModel(PyTorchModelHubMixin):
         """Save weights (safetensors) and options (config.json), in the Hub's format."""
         kwargs.setdefault("config", {"format": FORMAT, **asdict(self.config)})
         return super().save_pretrained(save_directory, **kwargs)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        assert isinstance(self, nn.Module)
+        # From the CPU: the Hub's own function looks for shared memory on the device.
+        weights = {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
+        save_file(weights, save_directory / SAFETENSORS_SINGLE_FILE, metadata={"format": "pt"})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:

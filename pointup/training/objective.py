@@ -178,7 +178,8 @@ def cloud_losses(
         )
     else:
         (to_target, _), (to_output, index) = nearest_both(pos, ptr, target, target_ptr)
-        to_target, to_output = matched(to_target), matched(to_output)
+        if any((sizes_from_ptr(on_host(p)) == 0).any() for p in (batch.ptr, target_ptr)):
+            to_target, to_output = matched(to_target), matched(to_output)
         unit = spacing[output.parent]
         if config.chamfer == "unsquared":
             distance = safe_sqrt(torch.cat([to_target, to_output]))

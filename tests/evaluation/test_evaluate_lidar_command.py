@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,20 @@ def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
     best = min(rows[name]["chamfer"] for name in ("midpoints", *BASELINES))
     gap = (best - rows["prediction"]["chamfer"]) / (best - rows["resampled"]["chamfer"])
     assert f"the prediction closes {gap:.0%} of the gap" in capsys.readouterr().out
+
+
+def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
+    surveys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dense = np.loadtxt(surveys / "dense.xyz")
+    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
+    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
+    given = ["--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"]
+    for option, name in (("--prediction", "prediction"), ("--second", "second survey")):
+        assert not evaluate("lidar", *given, option, surveys / "half.xyz")
+        assert re.search(rf"the {name} covers [45]\d% of the common", capsys.readouterr().out)
+        assert not evaluate("lidar", *given, option, surveys / "dense.xyz")
+        assert "of the common extent, and" not in capsys.readouterr().out
 
 
 def test_a_survey_compared_with_itself_has_figures_and_no_shares(

@@ -93,7 +93,7 @@ class Lidar:
             write_lidar_view,
         )
         from pointup.evaluation.baselines import baseline_clouds
-        from pointup.evaluation.common_extent import common_extent
+        from pointup.evaluation.common_extent import common_extent, notes_on_partial
         from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import SurveyReference
         from pointup.evaluation.lidar_metrics import Scale
@@ -131,6 +131,8 @@ class Lidar:
         if source is not None:
             sides = {"source": source.positions, "reference": reference.positions}
         extent = common_extent(sides, unit.of_metres(self.cell))
+        beside = {**surveys, **({} if second is None else {"second survey": second.positions})}
+        notes = notes_on_partial(extent, beside)
         ratio = None
         if source is not None:
             like = surveys.get("prediction", reference.positions)
@@ -149,7 +151,7 @@ class Lidar:
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
         rows = {name: against.measure(points) for name, points in surveys.items()}
-        self._report(rows, against, read, ratio, upsampler)
+        self._report(rows, against, read, ratio, upsampler, notes)
         shown = ShownSurveys(surveys, reference.positions, extent, unit)
         if self.picture is not None:
             write_lidar_picture(shown, rows, self.picture)
@@ -164,6 +166,7 @@ class Lidar:
         read: list[Survey],
         ratio: float | None,
         upsampler: Upsampler | None,
+        notes: list[str],
     ) -> None:
         from pointup.evaluation.degradation import beside_baselines, worse_than_source
         from pointup.evaluation.lidar_metrics import band_metrics, lidar_metrics
@@ -182,6 +185,7 @@ class Lidar:
             else "unit: unknown, no file names a coordinate system, taken for metres; set it with "
             "--metres-per-unit",
             *(f"{s.path}: {s.num_left_out:,} {s.left_out}" for s in read if s.num_left_out),
+            *notes,
         ]
         if ratio is not None:
             target = f"to {self.density:g} points/{unit.name}2" if self.density else f"{ratio:.3g}x"
