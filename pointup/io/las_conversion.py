@@ -18,7 +18,7 @@ POINT_FORMAT = 8
 def extremes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Smallest and largest value (2,) of each attribute.
 
-    Attributes with several values for each point, and such as are no numbers, are left out.
+    Attributes with several values for each point, and those that are not numbers, are left out.
     """
     return {
         name: np.array([values.min(), values.max()])

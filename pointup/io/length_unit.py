@@ -83,7 +83,7 @@ def length_unit(path: str | Path) -> LengthUnit:
 
 
 def _own_projection(header: Any) -> LengthUnit | None:
-    """The unit of a header whose GeoTIFF keys describe a projection of their own, without a code.
+    """The unit of a header whose GeoTIFF keys describe a user-defined projection, without a code.
 
     None for any other header. laspy takes its geographic base system for the system of these files.
     """

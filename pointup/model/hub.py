@@ -80,6 +80,7 @@ class StoredModel(PyTorchModelHubMixin):
         A directory with the name of a shipped model is given as ./NAME. Only names of the form
         OWNER/NAME are looked up on the Hub. An option that config.json lacks takes its default. An
         unknown option is ignored with a warning: options that change the network change the format.
+        Weights are always loaded strictly, whatever `strict` says.
         Raises ModelError where there is no model, one of another format, or one with options out of
         range.
         """

@@ -35,7 +35,7 @@ _MOST_COINCIDENT = 0.01
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written, with its numbers of points in and out; none out: without a file."""
+    """A file that was written, with its numbers of points in and out; with none out, no file."""
 
     job: Job
     num_in: int
