@@ -78,7 +78,14 @@ def sort_into(
                 f"{extent.low[0]:.10g} to {extent.high[0]:.10g}, y from {extent.low[1]:.10g} to "
                 f"{extent.high[1]:.10g}; repair the header"
             )
-        np.savez(staging / "tiles.npz", xy=found.tile_xy, num=found.num_points, low=low, high=high)
+        np.savez(
+            staging / "tiles.npz",
+            xy=found.tile_xy,
+            num=found.num_points,
+            low=low,
+            high=high,
+            noise=np.array(found.num_noise),
+        )
         staging.rename(folder)
     except PointupError as error:
         shutil.rmtree(staging, ignore_errors=True)
@@ -104,6 +111,7 @@ def make_part(
     facts: dict[str, Any] = {
         "region": list(region.xy), "left_out": left_out, "num_tiles": 0, "num_filled": 0,
         "points_in_tiles": 0, "points_in_pairs": 0,
+        "noise": {file.folder.name: file.num_noise for side in sides for file in side},
     }  # fmt: skip
     pairs: dict[str, Iterable[Pair]] = {"train": [], "validation": []}
     if all(sides):
@@ -169,7 +177,8 @@ def _usable(folders: tuple[Path, ...], left_out: list[str]) -> Iterator[SortedFi
             left_out.append(folder.read_text())
             continue
         with np.load(folder / "tiles.npz") as found:
-            yield SortedFile(folder, found["xy"], found["num"], found["low"], found["high"])
+            xy, num, low, high = (found[name] for name in ("xy", "num", "low", "high"))
+            yield SortedFile(folder, xy, num, low, high, int(found["noise"]))
 
 
 def _inside(tile_xy: np.ndarray, region: Region, tiling: RegionTiling) -> np.ndarray:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pointup.cli.prepare.new_dataset import Making, note
+from pointup.cli.prepare.tiling import note_left_out_noise
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ def prepare_regions(
     parts = [read_part(_part_folder(making, region)) for region in regions]
     making.left_out += survey.unreadable
     making.left_out += dict.fromkeys(text for part in parts for text in part.facts["left_out"])
+    # A file has points in several regions.
+    noise = {name: number for part in parts for name, number in part.facts["noise"].items()}
+    note_left_out_noise(sum(noise.values()))
     num_filled, num_tiles = total(parts, "num_filled"), total(parts, "num_tiles")
     if num_tiles < 0.9 * num_filled:
         note(

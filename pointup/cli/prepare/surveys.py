@@ -13,7 +13,7 @@ import tyro
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
-from pointup.cli.prepare.tiling import Tiling
+from pointup.cli.prepare.tiling import Tiling, note_left_out_noise
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
 
@@ -244,8 +244,7 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
         for number, path in enumerate(paths)
     ]
     done = {file.folder.name: file for file in making.each(calls, len(calls), "reading")}
-    if num_noise := sum(file.num_noise for file in done.values()):
-        note(f"left out {num_noise:,} points: noise or withheld (see --include-noise)")
+    note_left_out_noise(sum(file.num_noise for file in done.values()))
     rows = [
         [done[key] for number in range(len(paths)) if (key := f"{side}-{number}") in done]
         for side, paths in enumerate(sides)
