@@ -17,7 +17,8 @@ Inputs = Annotated[
 
 
 def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
-    """The files in `paths`, and the files with the given extensions in folders, at any depth.
+    """The files in `paths`, and the files with the given extensions in folders, at any depth, but
+    for hidden files, whose names begin with a dot.
 
     Raises FileError for a path that does not exist and for a folder without such files, ConfigError
     if `paths` is empty.
@@ -27,7 +28,10 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            inside = [p for p in path.rglob("*") if p.suffix.lower() in extensions and p.is_file()]
+            # macOS leaves files such as ._a.las beside a.las on disks of other systems.
+            inside = [
+                p for p in path.rglob("[!.]*") if p.suffix.lower() in extensions and p.is_file()
+            ]
             if not inside:
                 raise FileError(f"{path}: no files in it end in {' '.join(extensions)}")
             found |= dict.fromkeys(sorted(inside))

@@ -53,9 +53,9 @@ class Sampling:
                 f"{self.num_source} source points in {self.num_patches} patches: "
                 "at least one point is needed"
             )
-        if self.num_patches and not 1 <= self.patch_size <= self.num_source:
+        if self.num_patches and not 2 <= self.patch_size <= self.num_source:
             raise ConfigError(
-                f"patch size {self.patch_size}: must be 1 to {self.num_source}, the source's points"
+                f"patch size {self.patch_size}: must be 2 to {self.num_source}, the source's points"
             )
 
         low, high = self.noise
@@ -85,7 +85,7 @@ def mesh_file_pairs(
 
 def surface_file(name: str) -> str:
     """The file name in `surfaces/` of a dataset for the surface of the mesh `name`."""
-    return name.replace("/", "_") + ".npz"
+    return name.replace("%", "%25").replace("/", "%2F") + ".npz"
 
 
 def surface_pairs(

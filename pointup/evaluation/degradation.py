@@ -84,12 +84,10 @@ def beside_baselines(
     baselines: Sequence[str] = BESIDE,
 ) -> list[str]:
     """A line for each of `methods` in `rows`: its Chamfer distance as a share of the best
-    baseline's and of the midpoint baseline's, computed from the means in `rows`. With a second
-    survey in the row "resampled", another line: how much of the gap between the best baseline and
-    the second survey is closed; negative if the method is worse than that baseline."""
-    known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
-    if not known or min(known.values()) == 0:
-        return []  # Shares of nothing: the source is the reference.
+    baseline's and of the midpoint baseline's, computed from the means in `rows`."""
+    known = _distances(rows, baselines)
+    if not known:
+        return []
     best = min(known, key=known.__getitem__)
     lines = []
     for method in methods:
@@ -101,11 +99,33 @@ def beside_baselines(
         if best != "midpoints" and "midpoints" in known:
             line += f", {chamfer / known['midpoints']:.1%} of the midpoint baseline's"
         lines.append(line)
-        second = rows.get("resampled", {}).get("chamfer")
-        if second is not None and second < known[best]:
-            closed = (known[best] - chamfer) / (known[best] - second)
-            lines.append(
-                f"the {method} closes {closed:.0%} of the gap between the best baseline and the "
-                "resampled ground truth"
-            )
     return lines
+
+
+def gap_closed(
+    rows: Mapping[str, Mapping[str, float]],
+    methods: Sequence[str],
+    baselines: Sequence[str] = BESIDE,
+) -> list[str]:
+    """A line for each of `methods` in `rows`: how much of the gap between the best baseline and the
+    second survey, the row "resampled", is closed; negative if the method is worse than that
+    baseline. The rows must be means over the same clouds."""
+    known = _distances(rows, baselines)
+    second = rows.get("resampled", {}).get("chamfer")
+    if not known or second is None or second >= min(known.values()):
+        return []
+    best = min(known.values())
+    return [
+        f"the {method} closes {(best - rows[method]['chamfer']) / (best - second):.0%} of the gap "
+        "between the best baseline and the resampled ground truth"
+        for method in methods
+        if method in rows
+    ]
+
+
+def _distances(
+    rows: Mapping[str, Mapping[str, float]], baselines: Sequence[str]
+) -> dict[str, float]:
+    """Chamfer distances of the baselines; none if one is 0, where the source is the reference."""
+    known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
+    return known if all(known.values()) else {}

@@ -32,6 +32,9 @@ def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
         raise FileError(f"{folder}: no such folder")
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
+        # macOS leaves files such as ._a.xyz beside a.xyz on disks of other systems.
+        if path.name.startswith("."):
+            continue
         if path.suffix.lower() in extensions and path.is_file():
             if path.stem in files:
                 raise ConfigError(

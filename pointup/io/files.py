@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.errors import DataError, FileError
+from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
@@ -22,6 +22,7 @@ from pointup.io.cloud import (
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
 from pointup.io.kitti import SweepWriter, read_sweep
+from pointup.io.mesh_files import read_triangles
 from pointup.io.numpy_files import NpyWriter, NpzWriter, read_npy, read_npz
 from pointup.io.pcd import read_pcd
 from pointup.io.pcd_writer import PcdWriter
@@ -211,24 +212,11 @@ def copy_file(path: Path, target: Path) -> None:
 
 
 def read_mesh(path: str | Path) -> Surface:
-    """Read the triangles of an OFF, OBJ, STL or PLY file; polygons are triangulated.
+    """Read the triangles of an OFF, OBJ, STL or PLY file; convex polygons are triangulated.
 
     Raises FileError for a file that is missing, damaged, of an unknown format or without faces.
     """
-    path = _existing_file(path, mesh_extensions)
-    import trimesh
-
-    try:
-        mesh = trimesh.load_mesh(path, process=False)
-        if not len(getattr(mesh, "faces", ())):
-            raise DataError("it has points and no faces; mesh them first, or use them as points")
-        return Surface.from_triangles(mesh.vertices, mesh.faces)
-    except DataError as error:
-        raise FileError(f"{path}: {error}") from None
-    # trimesh has no error class of its own: a damaged file raises arbitrary errors.
-    except Exception as error:
-        reason = (str(error) or repr(error)).splitlines()[0]
-        raise FileError(f"{path}: not a readable mesh ({reason}); export it again") from error
+    return read_triangles(_existing_file(path, mesh_extensions))
 
 
 def _read_obj_vertices(path: Path) -> PointCloud:

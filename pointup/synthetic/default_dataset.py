@@ -91,8 +91,11 @@ def default_pairs(
     num_validation: int = NUM_VALIDATION,
     num_workers: int | None = None,
     scene_share: float = SCENE_SHARE,
+    close_sides: float = 0.0,
 ) -> None:
     """Write the default pair dataset: shapes, and a share of `scene_share` surveys of landscapes.
+
+    A share of `close_sides` of the shapes are surfaces whose sides are close to each other.
 
     Sources have about 200 to 2500 points. Targets have about two to eight times as many, in most
     shapes four times, and at most 5,000. Source and target are sampled independently. Validation
@@ -104,7 +107,7 @@ def default_pairs(
 
     with _ordered_map(_num_cores() if num_workers is None else num_workers) as ordered_map:
         make_train, make_validation = (
-            partial(default_sample, seed, split, scene_share=scene_share)
+            partial(default_sample, seed, split, scene_share=scene_share, close_sides=close_sides)
             for split in ("train", "validation")
         )
         train = ordered_map(make_train, num_train)
@@ -121,6 +124,7 @@ def default_pairs(
             "seed": seed,
             "scene_share": scene_share,
         }
+        info |= {"close_sides": close_sides} if close_sides else {}
         write_pairs((pair for pair, _ in train), with_surfaces(), directory, info, surfaces)
 
 
@@ -167,14 +171,22 @@ def _start_worker() -> None:
 
 
 def default_sample(
-    seed: int, split: str, number: int, scene_share: float = SCENE_SHARE
+    seed: int,
+    split: str,
+    number: int,
+    scene_share: float = SCENE_SHARE,
+    close_sides: float = 0.0,
 ) -> tuple[Pair, Surface]:
     """A sample of the default dataset and its surface; both depend only on the arguments."""
     validation = split == "validation"
     for attempt in count():
         rng = np.random.default_rng([seed, validation, number, attempt])
-        make = scene_pair if rng.random() < scene_share else shape_pair
-        pair, surface = make(rng, resample=validation)
+        if rng.random() < scene_share:
+            pair, surface = scene_pair(rng, validation)
+        else:
+            # Without close sides no number is drawn, so that datasets stay as they were.
+            close = bool(close_sides) and rng.random() < close_sides
+            pair, surface = shape_pair(rng, validation, close)
         num_source, num_target = len(pair.source), len(pair.target)
         in_range = RATIOS[0] * num_source <= num_target <= RATIOS[1] * num_source
         if in_range and num_source >= MIN_SOURCE and num_target <= MAX_TARGET:
@@ -184,12 +196,14 @@ def default_sample(
     return pair, surface
 
 
-def shape_pair(rng: np.random.Generator, resample: bool) -> tuple[Pair, Surface]:
+def shape_pair(
+    rng: np.random.Generator, resample: bool, close_sides: bool = False
+) -> tuple[Pair, Surface]:
     """A pair of a shape with a largest distance of 1 from its centre, and its surface.
 
     Source and target have separately drawn sampling patterns.
     """
-    surface, family = random_surface(rng)
+    surface, family = random_surface(rng, close_sides)
     num_source = round(log_uniform(rng, 200, 2500))
     ratio = 4.0 if rng.random() < 0.6 else rng.uniform(2, 8)
     num_target = min(round(ratio * num_source), 10_000)

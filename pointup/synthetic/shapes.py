@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.geometry.surfaces import Surface
+from pointup.synthetic.close_sides import CLOSE_SIDES
 from pointup.synthetic.curved import (
     blob,
     branching,
@@ -94,13 +95,15 @@ def deform(triangles: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return points @ turn.T
 
 
-def random_surface(rng: np.random.Generator) -> tuple[Surface, str]:
+def random_surface(rng: np.random.Generator, close_sides: bool = False) -> tuple[Surface, str]:
     """A random surface and the name of its family.
 
     The bounding box is centred on the origin, and the largest distance of a vertex is 1.
+    `close_sides` draws from CLOSE_SIDES, surfaces whose sides are close to each other.
     """
-    families = list(FAMILIES)
-    weights = np.array(list(FAMILIES.values()), dtype=float)
+    weight_of = CLOSE_SIDES if close_sides else FAMILIES
+    families = list(weight_of)
+    weights = np.array(list(weight_of.values()), dtype=float)
     family = families[rng.choice(len(families), p=weights / weights.sum())]
     triangles = family(rng)
     low, high = triangles.min(axis=(0, 1)), triangles.max(axis=(0, 1))

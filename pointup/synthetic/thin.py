@@ -52,6 +52,13 @@ def sheet(rng: np.random.Generator, num_cells: int = 44) -> np.ndarray:
     return np.stack([rail[:, :1] + 0 * v, v * rng.uniform(0.3, 1), rail[:, 1:] + 0 * v], axis=-1)
 
 
+def grid_normals(positions: np.ndarray) -> np.ndarray:
+    """Unit normals (rows, columns, 3) of a grid of points; zero where a row is a single point."""
+    rows, columns = (np.gradient(positions, axis=axis) for axis in (0, 1))
+    normals = np.cross(rows, columns)
+    return normals / np.maximum(np.linalg.norm(normals, axis=-1, keepdims=True), 1e-9)
+
+
 def open_sheet(rng: np.random.Generator) -> np.ndarray:
     """An open surface, some with holes, some as two or three parallel sheets close together."""
     triangles = grid(sheet(rng))
@@ -72,9 +79,7 @@ def inside_ball(points: np.ndarray, centre: np.ndarray, radius: float) -> np.nda
 def shell(rng: np.random.Generator) -> np.ndarray:
     """A closed sheet of small thickness: two parallel sides and a rim."""
     middle = sheet(rng)
-    rows, columns = (np.gradient(middle, axis=axis) for axis in (0, 1))
-    normals = np.cross(rows, columns)
-    normals /= np.maximum(np.linalg.norm(normals, axis=-1, keepdims=True), 1e-9)
+    normals = grid_normals(middle)
     half = log_uniform(rng, 0.01, 0.06)
     top, bottom = middle + half * normals, middle - half * normals
     rim = [

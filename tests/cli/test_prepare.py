@@ -283,7 +283,7 @@ def test_workers_change_nothing(
         (lambda: (ground(9_000, 0), ground(4_000, 1)), "swapped"),
         (
             lambda: (ground(999, 0, width=4), ground(999, 1, width=4)),
-            "too few pairs to hold some out",
+            "no pair is held out for validation",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from test_prepare import SMALL, both, read, run, write_meshes
 from pointup.datasets.pair import Pair
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic import default_dataset
+from pointup.synthetic.shapes import random_surface
 
 
 @pytest.fixture
@@ -106,3 +107,28 @@ def test_the_default_dataset_has_the_requested_share_of_scenes(
     assert run("default", *options, "-o", tmp_path / "out") == 0
     are_scenes = [name.startswith("scene_") for name in both(tmp_path / "out")]
     assert are_scenes == [all_are_scenes] * 3
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0, [0]), (0.5, range(4, 17)), (1, [20])])
+def test_the_default_dataset_has_the_requested_share_of_close_sides(
+    tmp_path: Path, share: float, expected: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surface, _ = random_surface(np.random.default_rng(0))
+
+    def quick_shape(
+        rng: np.random.Generator, resample: bool, close_sides: bool
+    ) -> tuple[Pair, Surface]:
+        source, target = surface.sample(200, rng)[0], surface.sample(800, rng)[0]
+        return Pair("close" if close_sides else "any", source, target), surface
+
+    monkeypatch.setattr(default_dataset, "shape_pair", quick_shape)
+    options = ["--num-pairs", 20, "--validation", 0, "--num-workers", 1, "--scene-share", 0]
+    assert run("default", *options, "--close-sides", share, "-o", tmp_path / "out") == 0
+    assert sum(name.startswith("close") for name in both(tmp_path / "out")) in expected
+
+
+def test_a_share_of_close_sides_beyond_one_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("default", "--close-sides", 1.5, "-o", tmp_path / "out") != 0
+    assert "--close-sides 1.5: must lie in [0, 1]" in capsys.readouterr().err

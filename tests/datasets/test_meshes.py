@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from pointup.datasets.meshes import Sampling, mesh_file_pairs, surface_pairs
+from pointup.datasets.meshes import Sampling, mesh_file_pairs, surface_file, surface_pairs
 from pointup.datasets.pair import Pair
 from pointup.errors import ConfigError
 from pointup.geometry.surfaces import Surface
@@ -91,7 +91,14 @@ def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path
     pairs, surface = mesh_file_pairs(path, "a/big", sampling, 1, True, 0)
     assert np.linalg.norm(surface.vertices, axis=1).max() == pytest.approx(1)
     assert surface.distance(pairs[0].source).max() < 1e-6
-    assert pairs[0].surface == "a_big.npz"
+    assert pairs[0].surface == "a%2Fbig.npz"
+
+
+def test_surfaces_of_different_meshes_have_different_files() -> None:
+    names = ["a/b", "a_b", "a%2Fb", "a/b_c", "a_b/c"]
+    files = [surface_file(name) for name in names]
+    assert len(set(files)) == len(names)
+    assert not any("/" in file for file in files)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +108,7 @@ def test_a_mesh_file_is_normalised_and_its_pairs_name_the_surface(tmp_path: Path
         {"pattern": "grid"},
         {"num_source": 0},
         {"num_patches": 1, "patch_size": 61},
+        {"num_patches": 1, "patch_size": 1},
         {"noise": (-0.1, 0.0)},
         {"noise": (0.2, 0.1)},
         {"noise": (0.0, float("nan"))},

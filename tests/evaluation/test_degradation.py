@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pointup.evaluation.cloud_metrics import Metric
-from pointup.evaluation.degradation import beside_baselines, worse_than_source
+from pointup.evaluation.degradation import beside_baselines, gap_closed, worse_than_source
 
 METRICS = {
     "hausdorff": Metric("Hausdorff", "m", ""),
@@ -97,7 +97,7 @@ def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(
         name: {"chamfer": value}
         for name, value in (("model", chamfer), ("plane", 1.0), ("jitter", 2.0), ("resampled", 0.6))
     }
-    _, line = beside_baselines(rows, ["model"])
+    (line,) = gap_closed(rows, ["model"])
     assert line == (
         f"the model closes {share} of the gap between the best baseline and the resampled ground "
         "truth"
@@ -107,3 +107,4 @@ def test_the_gap_to_a_second_survey_is_that_of_the_best_baseline(
 def test_without_a_gap_none_is_closed() -> None:
     rows = {"model": {"chamfer": 0.9}, "plane": {"chamfer": 1.0}, "resampled": {"chamfer": 1.1}}
     assert len(beside_baselines(rows, ["model"])) == 1
+    assert gap_closed(rows, ["model"]) == []

@@ -168,6 +168,33 @@ def test_predictions_of_other_programs_are_scored(
     assert "P2F" not in capsys.readouterr().out
 
 
+def test_reports_say_which_clouds_were_measured(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = np.loadtxt(shapes / "truth" / "two.xyz")
+    np.savetxt(shapes / "predictions" / "two.xyz", truth[:-5])
+    (shapes / "truth" / "._two.xyz").write_text("left by macOS")
+    given = {name: str(shapes / name) for name in ("truth", "predictions")}
+    options = [word for name, path in given.items() for word in (f"--{name}", path)]
+    assert not evaluate("shapes", *options, "--json", shapes / "out.json")
+    text = capsys.readouterr().out
+    assert f"2 shapes of {shapes / 'truth'}, predictions of {shapes / 'predictions'}" in text
+    assert "predictions with another number of points than their truth: 1" in text
+    content = figures_of(shapes / "out.json")
+    assert {name: content[name] for name in given} == given
+    assert "inputs" not in content and content["denoise"] is False
+
+
+def test_drawn_shapes_are_described_in_the_json_file(meshes: Path, tmp_path: Path) -> None:
+    drawn = {"num_source": 20, "ratio": 2.0, "pattern": "random", "noise": 0.01, "seeds": 2}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in drawn.items()]
+    path = tmp_path / "out.json"
+    assert not evaluate("shapes", "--meshes", meshes, *options, "--json", path)
+    content = figures_of(path)
+    assert {name: content[name] for name in drawn} == drawn
+    assert content["meshes"] == str(meshes)
+
+
 def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(
     shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,12 +209,15 @@ def test_shapes_without_a_mesh_are_named_and_have_no_distance_to_the_surface(
         "shapes", "--truth", shapes / "truth", "--inputs", shapes / "inputs",
         "--meshes", shapes / "meshes", "--json", shapes / "out.json",
     )  # fmt: skip
-    assert "P2F of 1 shapes; no mesh of one" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "P2F and resampled ground truth of 1 shapes; no mesh of one" in text
+    assert "resampled ground truth (1 shapes)" in text
     rows = {shape["name"]: shape["rows"] for shape in figures_of(shapes / "out.json")["shapes"]}
     assert "p2f" not in rows["one"]["midpoints"] and "p2f" in rows["two"]["midpoints"]
 
 
 WRONG = [
+    (["shapes", "--truth", "truth", "--predictions", "truth", "--json", "."], ".: is a folder"),
     (["shapes"], "give --truth"),
     (["shapes", "--truth", "truth"], "--truth needs --inputs or --predictions"),
     (["shapes", "--inputs", "inputs"], "need --truth"),

@@ -86,6 +86,26 @@ def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
         assert "of the common extent, and" not in capsys.readouterr().out
 
 
+def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surveys: Path) -> None:
+    dense = np.loadtxt(surveys / "dense.xyz")
+    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
+    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
+    counts = {}
+    for name in ("half", "dense"):
+        assert not evaluate(
+            "lidar", "--reference", surveys / f"{name}.xyz", "--source", surveys / "sparse.xyz",
+            "--prediction", surveys / f"{name}.xyz", "--json", surveys / "out.json",
+        )  # fmt: skip
+        rows = figures_of(surveys / "out.json")["rows"]
+        for row in ("midpoints", *BASELINES):
+            assert rows[row]["num_points"] == pytest.approx(
+                rows["prediction"]["num_points"], rel=0.1
+            )
+            counts[name, row] = rows[row]["density"]
+    for row in ("midpoints", *BASELINES):
+        assert counts["half", row] == pytest.approx(counts["dense", row], rel=0.1)
+
+
 def test_a_survey_compared_with_itself_has_figures_and_no_shares(
     surveys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

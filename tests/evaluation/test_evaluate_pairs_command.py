@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +71,27 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
         assert value == pytest.approx(row["chamfer"], rel=1e-3)
         each = [pair["rows"][name.replace(" ", "_")]["chamfer"] for pair in content["pairs"]]
         assert row["chamfer"] == pytest.approx(np.mean(each))
+
+
+def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    pairs = [wavy_pair(f"sheet_{i}", 60, 3, rng) for i in range(5)]
+    pairs = [replace(pair, resample=pair.target if i < 2 else None) for i, pair in enumerate(pairs)]
+    for name, chosen in (("all", pairs), ("two", pairs[:2])):
+        write_pairs(pairs, chosen, tmp_path / name, {})
+        assert not evaluate("pairs", tmp_path / name, "--model", model)
+    mixed, alone = capsys.readouterr().out.split("validation pairs of")[1:]
+    line = re.search(r"the model closes .* resampled ground truth", alone)
+    assert line is not None
+    assert f"{line[0]}, in the 2 pairs that have one" in mixed
+    assert "(2 pairs)" in mixed
+    assert "(2 pairs)" not in alone
 
 
 def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pointup.synthetic.close_sides import CLOSE_SIDES, parallel_sheets, slotted_block
 from pointup.synthetic.shapes import FAMILIES, ORGANIC, deform, random_surface
 from pointup.synthetic.tessellation import surface_of
 
-NAMES = {family.__name__: family for family in FAMILIES}
-OPEN = ("open_sheet",)
+NAMES = {family.__name__: family for family in [*FAMILIES, *CLOSE_SIDES]}
+OPEN = ("open_sheet", "parallel_sheets")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,3 +83,40 @@ def test_deforming_keeps_a_surface_closed() -> None:
 
 def test_organic_families_are_among_the_families() -> None:
     assert set(ORGANIC) < set(FAMILIES)
+
+
+def test_sides_are_close_to_each_other_without_contact() -> None:
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        triangles = parallel_sheets(rng)
+        layers = triangles.reshape(-1, 2 * 43 * 43, 3, 3)
+        first, second = layers[0].reshape(-1, 3), layers[1].reshape(-1, 3)
+        shift = np.linalg.norm(second - first, axis=1)
+        # A disc is a grid whose first row is one point, where the normal is not defined.
+        shift = shift[shift > 0]
+        assert shift.min() >= 0.012 - 1e-9
+        assert shift.max() <= 0.12 * 4
+        assert len(shift) > 0.98 * len(first)
+
+
+def test_slots_are_closed_and_narrow() -> None:
+    for seed in range(6):
+        block = slotted_block(np.random.default_rng(seed))
+        surface = surface_of(block)
+        x, y, z = block.reshape(-1, 3).T
+        # Prongs and slots alternate along x; a slot is at least 0.02 wide.
+        assert np.diff(np.unique(x)).min() >= 0.02 - 1e-12
+        filled = np.ptp(x) * np.ptp(y) * np.ptp(z)
+        a, b, c = np.moveaxis(surface.vertices[surface.faces], 1, 0)
+        volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6
+        assert 0 < volume < filled * (1 - 1e-6)
+
+
+def test_close_sides_are_drawn_only_when_asked_for() -> None:
+    close, others = (
+        {random_surface(np.random.default_rng(seed), close)[1] for seed in range(10)}
+        for close in (True, False)
+    )
+    assert close <= {family.__name__ for family in CLOSE_SIDES}
+    assert len(close) > 2
+    assert not close & others

@@ -142,7 +142,8 @@ class Lidar:
             # An untrained model has zero offsets, so that its output is the thinned midpoints.
             # Exponent 0 ignores its predicted density.
             surveys["midpoints"] = self._upsample(source, ratio, Upsampler(density_exponent=0.0))
-            num_points = max(len(next(iter(surveys.values()))), len(source.positions))
+            # A prediction may cover less or more than the source; midpoints cover the source.
+            num_points = max(len(surveys["midpoints"]), len(source.positions))
             surveys |= baseline_clouds(source.positions, num_points, self.seed)
             surveys["source"] = source.positions
         if second is not None:
@@ -168,7 +169,7 @@ class Lidar:
         upsampler: Upsampler | None,
         notes: list[str],
     ) -> None:
-        from pointup.evaluation.degradation import beside_baselines, worse_than_source
+        from pointup.evaluation.degradation import beside_baselines, gap_closed, worse_than_source
         from pointup.evaluation.lidar_metrics import band_metrics, lidar_metrics
         from pointup.evaluation.report import Report, Table
 
@@ -194,7 +195,7 @@ class Lidar:
                 f"network: midpoints, random midpoints, jitter, plane (seed {self.seed})",
                 describe_upsampling(self.model, upsampler),
             ]
-        heading += beside_baselines(rows, METHODS)
+        heading += [*beside_baselines(rows, METHODS), *gap_closed(rows, METHODS)]
         tables = [Table("", metrics, _titled(rows), metrics_down=True)]
         tables.append(Table("by height above ground", of_bands, _titled(rows), metrics_down=True))
         report = Report(heading, tables, worse_than_source(rows, metrics, METHODS))

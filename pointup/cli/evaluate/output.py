@@ -48,6 +48,8 @@ class Output:
         for path in (self.json, self.markdown):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")
+            if path is not None and path.is_dir():
+                raise FileError(f"{path}: is a folder; name a file in it")
 
     def show(
         self, report: Report, content: Mapping[str, Any], metrics: Mapping[str, Metric]

@@ -170,6 +170,7 @@ class Pairs:
             "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
             f"source kept (seed {self.seed})",
             *beside_baselines(means, ["model"]),
+            *_gap_closed(in_order),
         ]
         share, score = None, None
         # The source of a pair may be all of its target.
@@ -183,7 +184,7 @@ class Pairs:
                 f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
                 f"which train.py selects the best model: {score:.1%}"
             )
-        columns = {row.replace("_", " "): means[row] for row in _order(means)}
+        columns = {_column(row, in_order): means[row] for row in _order(means)}
         tables = [
             Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
             Table("by height above ground", of_bands, columns, metrics_down=True),
@@ -223,6 +224,25 @@ class Pairs:
                 "--oversampling needs --as-written; the network alone has no second pass"
             )
         self.output.check(picture=self.picture, view=self.view)
+
+
+def _column(row: str, in_order: list[Rows]) -> str:
+    """The title of a row; with the number of pairs if not all have it."""
+    having = sum(row in rows for rows in in_order)
+    pairs = "" if having == len(in_order) else f" ({having:,} pairs)"
+    return row.replace("_", " ") + pairs
+
+
+def _gap_closed(in_order: list[Rows]) -> list[str]:
+    """How much of the gap to a second sampling is closed, over the pairs that have one."""
+    from pointup.evaluation.cloud_metrics import mean_rows
+    from pointup.evaluation.degradation import gap_closed
+
+    resampled = [rows for rows in in_order if "resampled" in rows]
+    lines = gap_closed(mean_rows(resampled), ["model"])
+    if len(resampled) == len(in_order):
+        return lines
+    return [f"{line}, in the {len(resampled):,} pairs that have one" for line in lines]
 
 
 def _order(rows: Rows) -> list[str]:

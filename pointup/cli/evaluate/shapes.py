@@ -91,11 +91,13 @@ class Shapes:
             raise ConfigError("--denoise needs --model, such as noisy")
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
-        measured, sizes, num_subsets = [], set(), 0
+        measured, sizes, num_subsets, num_other_sizes = [], set(), 0, 0
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
             rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             num_subsets += is_subset(shape)
+            if shape.prediction is not None:
+                num_other_sizes += len(shape.prediction) != len(shape.truth)
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
                 passes = len(pass_ratios(ratio))
@@ -110,10 +112,12 @@ class Shapes:
         heading = [
             f"{len(names)} shapes{self._source()}",
             *([_describe_sizes(sizes)] if sizes else []),
-            f"{describe_upsampling(self.model, upsampler)}; protocol {self.protocol}",
-            *_notes(each, num_subsets),
+            f"{describe_upsampling(self.model, upsampler)}"
+            f"{', --denoise' if self.denoise else ''}; protocol {self.protocol}",
+            *_notes(each, num_subsets, num_other_sizes),
         ]
-        summary = {ROWS[row]: means[row] for row in ROWS if row in means}
+        having = {row: sum(row in rows[0] for rows in by_name.values()) for row in means}
+        summary = {_title(row, having[row], len(names)): means[row] for row in ROWS if row in means}
         tables = [
             Table(f"{ROWS[first]}, each", metrics, each),
             Table(f"mean of {len(names)} shapes", metrics, summary),
@@ -121,7 +125,9 @@ class Shapes:
         content = {
             "evaluation": "shapes",
             "model": self.model,
+            "denoise": self.denoise,
             "protocol": self.protocol,
+            **self._options(),
             "heading": heading,
             "means": means,
             "shapes": measured,
@@ -200,21 +206,42 @@ class Shapes:
             raise ConfigError("--model needs --inputs to upsample")
         return StoredShapes(self.truth, self.inputs, self.predictions, self.meshes)
 
+    def _options(self) -> dict[str, Any]:
+        """The clouds that were measured, for the JSON file."""
+        folders = ("truth", "inputs", "predictions", "meshes")
+        options = {name: str(path) for name in folders if (path := getattr(self, name)) is not None}
+        drawn = ("num_source", "ratio", "seeds", "pattern", "noise") if self.truth is None else ()
+        return options | {name: getattr(self, name) for name in drawn}
+
     def _source(self) -> str:
         if self.truth is not None:
-            return f" of {self.truth}"
+            by = f", predictions of {self.predictions}" if self.predictions is not None else ""
+            return f" of {self.truth}{by}"
         times = f"{self.seeds} times " if self.seeds > 1 else ""
         noise = f", {100 * self.noise:g} % noise" if self.noise else ""
         return f", sampled {times}from {self.meshes} ({self.pattern} inputs{noise})"
 
 
-def _notes(each: Mapping[str, Figures], num_subsets: int) -> list[str]:
+def _title(row: str, num_having: int, num_shapes: int) -> str:
+    """The title of a row; with the number of shapes if not all have it."""
+    return ROWS[row] + ("" if num_having == num_shapes else f" ({num_having} shapes)")
+
+
+def _notes(each: Mapping[str, Figures], num_subsets: int, num_other_sizes: int) -> list[str]:
     """What to know before comparing the figures of `each` shape with published ones."""
     notes = []
     without_mesh = [name for name, figures in each.items() if "p2f" not in figures]
     if 0 < len(without_mesh) < len(each):
         names = ", ".join(without_mesh[:3]) + (", ..." if len(without_mesh) > 3 else "")
-        notes.append(f"P2F of {len(each) - len(without_mesh)} shapes; no mesh of {names}")
+        notes.append(
+            f"P2F and resampled ground truth of {len(each) - len(without_mesh)} shapes; no mesh of "
+            f"{names}"
+        )
+    if num_other_sizes:
+        notes.append(
+            f"predictions with another number of points than their truth: {num_other_sizes}; CD "
+            "and HD depend on this number"
+        )
     if num_subsets:
         notes.append(
             f"inputs that are subsets of their truths: {num_subsets}; methods that keep the input "

@@ -207,11 +207,16 @@ class Default:
     """Number of pairs."""
     scene_share: float = 0.35
     """Share of pairs from landscapes, 0 to 1; the others are shapes."""
+    close_sides: float = 0.0
+    """Share of the shapes whose sides are close to each other, 0 to 1: parallel sheets, slots,
+    notches, rods side by side. Models without them in training bridge such gaps."""
     dataset: NewDataset
 
     def __post_init__(self) -> None:
         if not 0 <= self.scene_share <= 1:
             raise ConfigError(f"--scene-share {self.scene_share}: must lie in [0, 1]")
+        if not 0 <= self.close_sides <= 1:
+            raise ConfigError(f"--close-sides {self.close_sides}: must lie in [0, 1]")
         if self.num_pairs < 1:
             raise ConfigError(f"--num-pairs {self.num_pairs}: must be at least 1")
 
@@ -227,5 +232,6 @@ class Default:
                 num_validation,
                 self.dataset.num_workers,
                 self.scene_share,
+                self.close_sides,
             )
             return making.publish()

@@ -51,7 +51,7 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         note("the target is sparser than the source in half of the pairs; are they swapped?")
     if validation and "validation" not in tables:
         note(
-            "too few pairs to hold some out for validation; make more pairs, for "
+            "no pair is held out for validation: too few can be used; make more, from surveys for "
             "example with a smaller --tile"
         )
 
