@@ -35,7 +35,7 @@ from pointup.training.distributed.accelerator import (
 )
 from pointup.training.distributed.preemption import EXIT_INTERRUPTED, StopRequest
 from pointup.training.distributed.process_group import report_error
-from pointup.training.distributed.reduction import StepReduction
+from pointup.training.distributed.reduction import StepReduction, loss_divisor
 from pointup.training.evaluation import ABORTED, Evaluation, Record
 from pointup.training.faults.consistency import check_consistency, facts_of_epoch, facts_of_start
 from pointup.training.faults.non_finite_steps import NonFiniteSteps
@@ -252,7 +252,7 @@ def forward_backward(
     with accelerator.no_sync(model), assume_valid():
         batch = move(batch, accelerator.device)
         losses = losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss, share)
-        accelerator.backward(losses.sum())
+        accelerator.backward(losses.sum() / loss_divisor(accelerator, len(losses)))
     return losses.detach()
 
 

@@ -32,6 +32,7 @@ class SingleProcess:
     device: torch.device
     num_processes: int = 1
     process_index: int = 0
+    scaler: None = None
 
     def reduce(self, tensor: Tensor, reduction: str) -> Tensor:
         return tensor

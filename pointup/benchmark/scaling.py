@@ -26,7 +26,6 @@ from pointup.training.distributed.accelerator import make_accelerator
 from pointup.training.faults.out_of_memory import num_tokens
 
 MOST_PROCESSES = 8
-SAMPLES = 2000
 BUDGETS = 6
 """Size of a step on CPU cores, in token budgets of small steps: in shorter steps the noise of the
 machine exceeds the effect."""
@@ -41,7 +40,8 @@ def measure(effort: Effort) -> Iterator[Row]:
         yield {"processes": 2, "left_out": "this machine has one CPU core"}
     while num_processes <= min(most, MOST_PROCESSES):
         rounds, budgets = (1, BUDGETS // 3) if effort.quick else (3, BUDGETS)
-        budget = token_budget(effort.device) * (1 if on_gpus else budgets)
+        device = effort.device if on_gpus else torch.device("cpu")
+        budget = token_budget(device) * (1 if on_gpus else budgets)
         yield summary(run_group(num_processes, on_gpus, budget, 3, rounds))
         num_processes *= 2
 
@@ -84,9 +84,7 @@ def work_in_group(
     accelerator = make_accelerator(Path(directory))
     device = accelerator.device
     alone, together = TrainingWork(SingleProcess(device)), TrainingWork(accelerator)
-    sizes = np.exp(np.random.default_rng(0).normal(6.5, 0.7, SAMPLES)) + 50
-    sizes = np.minimum(sizes, budget / (2 * (1 + RATIO))).astype(np.int64)
-    tokens = sizes + np.round(RATIO * sizes).astype(np.int64)
+    tokens, sizes = samples_for(budget * num_processes * steps, budget)
 
     def batches(slots: int, slot: int) -> list[Any]:
         plan = TokenBudgetBatchSampler(tokens, budget, num_processes=slots).plan
@@ -122,6 +120,15 @@ def work_in_group(
         measured["same"] += [together.step(batch).busy_seconds for batch in the_same]
     (Path(directory) / f"{rank}.json").write_text(json.dumps(measured))
     dist.destroy_process_group()
+
+
+def samples_for(num_tokens: int, budget: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and source points of clouds, twice as many as steps of `num_tokens` in all need."""
+    rng = np.random.default_rng(0)
+    mean = (1 + RATIO) * (np.exp(6.5 + 0.7**2 / 2) + 50)
+    sizes = np.exp(rng.normal(6.5, 0.7, 2 * round(num_tokens / mean) + 100)) + 50
+    sizes = np.minimum(sizes, budget / (2 * (1 + RATIO))).astype(np.int64)
+    return sizes + np.round(RATIO * sizes).astype(np.int64), sizes
 
 
 def summary(measured: list[dict[str, Any]]) -> Row:

@@ -24,11 +24,12 @@ from pointup.benchmark.reference_implementation import (
     reference_knn,
     reference_upsample,
 )
-from pointup.benchmark.scaling import idle, run_group, summary
+from pointup.benchmark.scaling import idle, run_group, samples_for, summary
 from pointup.benchmark.sections import ALL
 from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Bound, Effort, compare
 from pointup.cli.bench import SECTIONS, Bench
+from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError, FileError
 from pointup.geometry.neighbors import knn
 from pointup.losses import chamfer_distance
@@ -176,6 +177,14 @@ def test_two_processes_are_measured_against_one() -> None:
     # Nearly full batches, of both processes together in every step.
     assert all(1000 < tokens <= 1200 for tokens in first["tokens"])
     assert summary([first, second])["speedup"] > 0
+
+
+@pytest.mark.parametrize(("num_processes", "budget"), [(8, 1_000_000), (8, 40_000), (2, 6_000_000)])
+def test_scaling_has_enough_clouds_for_all_steps(num_processes: int, budget: int) -> None:
+    tokens, _ = samples_for(3 * budget * num_processes, budget)
+    plan = TokenBudgetBatchSampler(tokens, budget, num_processes=num_processes).plan
+    for step in range(3):
+        assert all(len(plan.batch(step, slot)) for slot in range(num_processes))
 
 
 def test_scaling_is_tokens_together_over_tokens_alone_in_the_same_time() -> None:

@@ -98,6 +98,16 @@ def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> No
     assert len(run.steps) == 40, "the incomplete last line is left out"
 
 
+def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", data, 0.02, [0.9, 0.8])
+    lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]
+    # The model failed on a cloud, so that it was not saved.
+    last = {**json.loads(lines[-1]), "step": 40, "share_of_midpoints": 0.2, "is_complete": False}
+    (path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
+    run = read_run(path, "run")
+    assert run.best and run.best["step"] == 20
+
+
 def test_a_directory_that_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

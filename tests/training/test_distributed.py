@@ -88,7 +88,7 @@ def assert_works(ended: Run, run: Path, num_processes: int) -> None:
 @pytest.mark.slow
 def test_the_quick_check_passes_in_a_group(pair_directory: Path, tmp_path: Path) -> None:
     words = quick_check(pair_directory, tmp_path, num_workers=2)
-    ended = run_forked("train", *words, ACCELERATE_MIXED_PRECISION="bf16")
+    ended = run_forked("train", *words, "--debug", ACCELERATE_MIXED_PRECISION="bf16")
     assert_works(ended, tmp_path, 2)
     assert len(ended.pids) >= 2 * (1 + 2), "processes that were not seen"
     assert shared_memory_of(ended.pids) == set()

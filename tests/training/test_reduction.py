@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.datasets.batch import collate, make_loader
-from pointup.training.distributed.reduction import StepReduction, StepTotals
+from pointup.training.distributed.reduction import StepReduction, StepTotals, loss_divisor
 
 
 class SlowPairs(torch.utils.data.Dataset[Data]):
@@ -79,6 +79,31 @@ def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_s
     assert sums == [(0.5, 0.5)] * 3
 
 
+@pytest.mark.parametrize("num_clouds", [1, 3, 100, 5000])
+def test_fp16_gradients_of_many_clouds_do_not_overflow(num_clouds: int) -> None:
+    def gradient(scaler: object) -> float:
+        accelerator = SimpleNamespace(
+            device=torch.device("cpu"), num_processes=1, process_index=0, scaler=scaler,
+            reduce=lambda buffer, reduction: buffer,
+        )  # fmt: skip
+        weight = torch.nn.Parameter(torch.zeros(1))
+        reduction = StepReduction(accelerator, [weight])
+        reduction.start()
+        scale = 2.0**14
+        half = weight.half()
+        # The gradient of each cloud is 0.25, in half precision.
+        losses = (half * torch.full((num_clouds,), 0.25, dtype=torch.float16)).float()
+        divisor = loss_divisor(accelerator, num_clouds)
+        (scale * losses.sum() / divisor).backward()
+        reduction.add(losses, num_tokens=1)
+        reduction.finish(stop=False, elapsed_seconds=0.0)
+        assert weight.grad is not None
+        return weight.grad.item() / scale
+
+    assert gradient(object()) == pytest.approx(0.25, rel=2e-3)
+    assert loss_divisor(SimpleNamespace(scaler=None), num_clouds) == 1  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("requested", [(), (0,), (2,), (0, 1, 2)])
 def test_a_stop_requested_on_one_process_stops_all(requested: tuple[int, ...]) -> None:
     buffers = []
@@ -86,7 +111,7 @@ def test_a_stop_requested_on_one_process_stops_all(requested: tuple[int, ...]) -
     def finish(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
         processes = SimpleNamespace(
             device=torch.device("cpu"), num_processes=3, process_index=rank,
-            reduce=lambda buffer, reduction: reduce(buffer),
+            scaler=None, reduce=lambda buffer, reduction: reduce(buffer),
         )  # fmt: skip
         reduction = StepReduction(processes, [])
         reduction.start()

@@ -163,7 +163,7 @@ def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
         raise OSError(28, "No space left on device")
 
     with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        monkeypatch.setattr(accelerator, "log", full)
+        monkeypatch.setattr(accelerator.trackers[0], "log", full)
         stream = monitor.log.handlers[0].setStream(FULL_DISK.open("w"))  # type: ignore[attr-defined]
         train(monitor, 10)
         train(monitor, 20)
@@ -171,5 +171,5 @@ def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
     stream.close()
     message = capsys.readouterr().err
     assert message.count("rank_0.log: No space left on device") == 1
-    assert message.count("trackers can't write (No space left on device)") == 1
+    assert message.count("tensorboard can't write (No space left on device): no more curves") == 1
     assert "continues" in message and "Traceback" not in message

@@ -75,6 +75,6 @@ def test_an_offline_run_keeps_curves_pictures_and_clouds_in_the_run_directory(
         monitor.validation(5, result)
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
-    assert "a tracker failed" not in caplog.text
+    assert "wandb failed" not in caplog.text and "can't write" not in caplog.text
     media = tmp_path / "run" / "wandb"
     assert len(list(media.rglob("*.pts.json"))) == 3 and len(list(media.rglob("*.png"))) == 1

@@ -39,8 +39,14 @@ class RunRecord:
 
     @cached_property
     def best(self) -> dict[str, Any] | None:
-        """The evaluation with the lowest share of the midpoint baseline."""
-        known = [e for e in self.evaluations if e.get("share_of_midpoints") is not None]
+        """The evaluation with the lowest share of the midpoint baseline, which is that of the saved
+        model; those where the model failed on a cloud don't count."""
+        known = [
+            evaluation
+            for evaluation in self.evaluations
+            if evaluation.get("share_of_midpoints") is not None
+            and evaluation.get("is_complete", True)
+        ]
         return min(known, key=lambda e: e["share_of_midpoints"]) if known else None
 
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:

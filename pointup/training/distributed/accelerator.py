@@ -95,7 +95,8 @@ def enable_debug_checks() -> None:
     Call this before `make_accelerator`.
     """
     os.environ["ACCELERATE_DEBUG_MODE"] = "true"
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    # DETAIL ends processes on CPUs with a segmentation fault, in torch 2.13.
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
     os.environ.setdefault("NCCL_DEBUG", "INFO")
     if torch.distributed.is_available():
         torch.distributed.set_debug_level_from_env()
@@ -109,8 +110,11 @@ def check_number_of_processes() -> None:
     """
     if "WORLD_SIZE" in os.environ:
         return
-    parent = psutil.Process().parent()
-    requested = processes_requested(parent.cmdline()) if parent else 1
+    try:
+        parent = psutil.Process().parent()
+        requested = processes_requested(parent.cmdline()) if parent else 1
+    except psutil.Error:
+        return  # The process of another user, which a system may hide.
     if requested > 1:
         raise ConfigError(
             f"accelerate launch was to start {requested} processes but started 1; use "

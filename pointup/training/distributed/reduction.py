@@ -66,6 +66,15 @@ class StepTotals:
         return "other processes" if self.idle_fraction > NOTABLE else "training"
 
 
+def loss_divisor(accelerator: Accelerator, num_clouds: int) -> int:
+    """By what the sum of the losses of a micro-batch is divided for its backward pass.
+
+    1, but for fp16: there a power of two, at least the number of clouds. Gradients in fp16 would
+    overflow in micro-batches of many clouds, and the loss scale would fall with their number.
+    """
+    return 1 if accelerator.scaler is None else 1 << max(num_clouds - 1, 0).bit_length()
+
+
 class StepReduction:
     """Sums the gradients of a step's micro-batches over all processes, exactly.
 
@@ -154,7 +163,8 @@ class StepReduction:
     ) -> None:
         """Add the gradients of a micro-batch after its backward pass, and clear them.
 
-        `losses` (B,) has the loss of each cloud in `names`; the backward pass was of their sum.
+        `losses` (B,) has the loss of each cloud in `names`; the backward pass was of their sum,
+        divided by `loss_divisor`.
         `datasets` (B,) int64 on the CPU is the number of the dataset of each cloud, by default 0.
         """
         losses = losses.detach()
@@ -163,8 +173,12 @@ class StepReduction:
             for parameter, size in zip(self.parameters, self.sizes, strict=True)
         ]
         sums = self.buffer[: self.num_weights + 1]
+        divisor = loss_divisor(self.accelerator, len(losses))
         # Concatenated, because one addition per parameter would launch a kernel for a few numbers.
-        sums += torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
+        added = torch.cat([*parts, losses.sum(dtype=torch.float32).view(1)])
+        if divisor > 1:
+            added[:-1] *= divisor
+        sums += added
         self.drop_gradients()
         if self.num_datasets:
             datasets = torch.zeros(len(losses)) if datasets is None else datasets

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -72,9 +73,11 @@ def settle_token_budget(
         return config.token_budget
     if config.token_budget is None:
         return _default_budget(config, dataset, accelerator, propagate, drop_gradients, validation)
-    recorded = recorded_budget(config.output_dir)
-    if recorded is not None:
-        return recorded
+    # Only the main process reads it: others may not see a new file on a network file system yet.
+    recorded = [recorded_budget(config.output_dir) if accelerator.is_main_process else None]
+    broadcast_object_list(recorded)
+    if recorded[0] is not None:
+        return recorded[0]
     slots = accelerator.num_processes * config.accumulation_steps
     largest = max(int(dataset.full_sizes.max()), -(-int(dataset.full_sizes.sum()) // slots))
     smallest = int(dataset.full_sizes.max())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,15 +29,8 @@ from pointup.training.tracking.by_dataset import (
 )
 from pointup.training.tracking.progress_bar import ProgressBar
 from pointup.training.tracking.tables import dataset_card, evaluation_table, plan_table
-from pointup.training.tracking.tensorboard import (
-    REFERENCES,
-    TAGS,
-    TensorBoardRun,
-    training_tag,
-    validation_tag,
-)
-from pointup.training.tracking.trackers import start_trackers
-from pointup.training.tracking.wandb_run import WandbRun
+from pointup.training.tracking.tensorboard import REFERENCES, TAGS, training_tag, validation_tag
+from pointup.training.tracking.trackers import Trackers, beside
 
 __all__ = ["Monitor", "evaluation_table", "plan_table"]
 
@@ -71,11 +64,9 @@ class Monitor:
         self.log = RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes)
         self.metrics: MetricsFile | None = None
         self.bar: ProgressBar | None = None
-        self.tensorboard: TensorBoardRun | None = None
-        self.wandb: WandbRun | None = None
         self.learning_rate = math.nan
         self.num_evaluations = 0
-        self.trackers_failed = False
+        self.trackers = Trackers(accelerator)
         # Accelerate silently drops trackers whose package is not installed.
         found = {getattr(tracker, "value", tracker) for tracker in accelerator.log_with}
         missing = [name for name in config.log_with if name not in found and name != "all"]
@@ -91,9 +82,7 @@ class Monitor:
             path = self.config.output_dir / "metrics.jsonl"
             self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
             self.bar = ProgressBar()
-            self._unless_it_fails(self._start)
-            if self.trackers_failed:
-                self.accelerator.trackers = []
+            self.trackers.start(self.config, self.resume_step)
         return self
 
     def __exit__(
@@ -106,12 +95,7 @@ class Monitor:
             self.bar.close()
         if self.metrics is not None:
             self.metrics.close()
-        for tracker in self.accelerator.trackers:
-            self._unless_it_fails(tracker.finish)
-        if self.tensorboard is not None:
-            self._unless_it_fails(self.tensorboard.finish)
-        # A second run in this process starts its own trackers.
-        self.accelerator.trackers = []
+        self.trackers.finish()
         self.log.__exit__(kind, error, traceback)
 
     def train(
@@ -162,7 +146,7 @@ class Monitor:
         self.metrics.write(record)
         values["fill"] = fill
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
-        self._track({training_tag(name): value for name, value in values.items()}, step)
+        self.trackers.log({training_tag(name): value for name, value in values.items()}, step)
 
     def validation(self, step: int, result: EvaluationResult) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
@@ -173,10 +157,8 @@ class Monitor:
             self._validation(step, result)
         for name, picture in result.pictures.items():
             self.picture(step, name, picture)
-        writers = [run.write_clouds for run in (self.tensorboard, self.wandb) if run is not None]
-        for write_clouds in writers:
-            for name, clouds in result.clouds.items():
-                self._unless_it_fails(write_clouds, step, name, clouds)
+        for name, clouds in result.clouds.items():
+            self.trackers.log_clouds(step, name, clouds)
 
     def _validation(self, step: int, result: EvaluationResult) -> None:
         if self.metrics is None or self.bar is None:
@@ -184,22 +166,19 @@ class Monitor:
         rows, shares = result.rows, result.shares
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         record = {"step": step, "share_of_midpoints": share, "validation": rows}
+        record["is_complete"] = result.is_complete
         by_dataset = validation_figures(result.by_dataset)
         self.metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
         self._track_datasets(step, validation_curves(by_dataset))
         curves = {validation_tag(metric): value for metric, value in rows.get("model", {}).items()}
-        self._track({TAGS["share_of_midpoints"]: share, **curves}, step)
-        if self.tensorboard is not None:
-            self._unless_it_fails(self.tensorboard.write_references, step, rows)
+        self.trackers.log({TAGS["share_of_midpoints"]: share, **curves}, step)
         references = {
-            f"{validation_tag(metric)}, {REFERENCES.get(row, row)}": value
+            beside(validation_tag(metric), REFERENCES.get(row, row)): value
             for row, figures in rows.items()
             for metric, value in figures.items()
             if row != "model"
         }
-        for tracker in self.accelerator.trackers:
-            if tracker.name != "tensorboard":
-                self._unless_it_fails(tracker.log, references, step=step)
+        self.trackers.log_references(step, rows, references)
         title = f"step {step:,}"
         self.print(
             evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
@@ -217,11 +196,7 @@ class Monitor:
 
     def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
         """Send a picture (height, width, 3) uint8 to the trackers that accept pictures."""
-        for tracker in self.accelerator.trackers:
-            if hasattr(tracker, "log_images"):
-                layout = {"dataformats": "NHWC"} if tracker.name == "tensorboard" else {}
-                images = {f"pictures/{literal(tag)}": picture[None]}
-                self._unless_it_fails(tracker.log_images, images, step=step, **layout)
+        self.trackers.log_picture(step, f"pictures/{literal(tag)}", picture)
 
     def progress(
         self,
@@ -245,48 +220,13 @@ class Monitor:
         """Print the plan of a run, and keep it with the datasets' descriptions as text."""
         self.print(text)
         if self.is_main:
-            # For `pointup report`.
-            self._unless_it_fails((self.config.output_dir / "plan.txt").write_text, f"{text}\n")
-        cards = "\n\n".join(map(dataset_card, datasets))
-        if self.tensorboard is not None:
-            self._unless_it_fails(self.tensorboard.write_text, "plan", f"```\n{text}\n```")
-            self._unless_it_fails(self.tensorboard.write_text, "dataset", cards)
-        if self.wandb is not None:
-            self._unless_it_fails(self.wandb.write_plan, text, cards)
-
-    def _track(self, values: Mapping[str, float], step: int) -> None:
-        self._unless_it_fails(self.accelerator.log, values, step=step)
+            path = self.config.output_dir / "plan.txt"
+            try:
+                path.write_text(f"{text}\n")  # For `pointup report`.
+            except OSError as error:
+                logger.warning("%s: can't be written (%s)", path, error.strerror)
+            self.trackers.log_plan(text, "\n\n".join(map(dataset_card, datasets)))
 
     def _track_datasets(self, step: int, curves: Mapping[str, Mapping[str, float]]) -> None:
-        """Points of the curves of each dataset: runs of TensorBoard, curves of other trackers."""
         for label, values in curves.items():
-            if self.tensorboard is not None:
-                name = f"datasets/{label}"
-                self._unless_it_fails(self.tensorboard.write_beside, step, name, values)
-            named = {f"{tag}, {label}": value for tag, value in values.items()}
-            for tracker in self.accelerator.trackers:
-                if tracker.name != "tensorboard":
-                    self._unless_it_fails(tracker.log, named, step=step)
-
-    def _unless_it_fails(self, track: Callable[..., Any], *values: Any, **options: Any) -> None:
-        """Call a tracker; its failure is logged and doesn't end the run.
-
-        After an OSError the trackers are no longer used.
-        """
-        if self.trackers_failed:
-            return
-        try:
-            track(*values, **options)
-        except OSError as error:
-            self.trackers_failed = True
-            logger.warning("trackers can't write (%s): no more curves", error.strerror or error)
-        except Exception as error:
-            # Trackers raise errors of any type; a picture may fail while curves still work.
-            what = ", ".join(str(name) for value in values for name in value)
-            logger.warning("a tracker failed%s: %s", f" at {what}" if what else "", error)
-            logger.debug("a tracker failed", exc_info=True)
-
-    def _start(self) -> None:
-        self.tensorboard, self.wandb = start_trackers(
-            self.accelerator, self.config, self.resume_step
-        )
+            self.trackers.log_dataset(step, label, values)
