@@ -43,10 +43,12 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
 
 
 def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
-    """A unique name for each file: its name without extension, with as many folders as needed."""
+    """A unique name for each file or folder: its name, that of a file without extension, with as
+    many folders as needed."""
     named: dict[str, Path] = {}
     for path in paths:
-        parts = path.resolve().with_suffix("").parts[1:]
+        whole = path.resolve()
+        parts = (whole if whole.is_dir() else whole.with_suffix("")).parts[1:]
         depth = 1
         while (name := "/".join(parts[-depth:])) in named and depth < len(parts):
             depth += 1

@@ -54,6 +54,8 @@ class View:
                     f"--names: give {len(self.inputs)} different names, one for each input"
                 )
             names = [*self.names, *(["reference"] if self.reference else [])]
+            if len(set(names)) < len(names):
+                raise ConfigError("--names: reference is the name of the --reference; give another")
         groups = {
             name: find_inputs([path], point_extensions)
             for name, path in zip(names, paths, strict=True)

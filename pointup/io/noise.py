@@ -22,9 +22,14 @@ def is_noise(cloud: PointCloud) -> np.ndarray:
     return noise
 
 
+def plain_name(name: str) -> str:
+    """The name of an attribute as in LAS: other programs write Classification, scalar_Intensity."""
+    return name.lower().removeprefix("scalar_")
+
+
 def attribute(cloud: PointCloud, name: str) -> np.ndarray | None:
-    """A scalar attribute (N,) by its lower-case name, ignoring case; None if there is none."""
+    """A scalar attribute (N,) by its `plain_name`; None if there is none."""
     for known, values in cloud.attributes.items():
-        if known.lower() == name and values.ndim == 1:
+        if plain_name(known) == name and values.ndim == 1:
             return values
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pointup.datasets.pair import Pair
+from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.landscapes import KINDS, random_scene, scan
 from pointup.synthetic.randomness import log_uniform
@@ -59,6 +60,11 @@ def survey_pair(
         target = scan(scene, denser, rng, from_drone=True, count_returns=True)
         if min(len(source), len(target.points)) >= MIN_POINTS:
             break
+    else:
+        raise DataError(
+            f"{kind}: {ATTEMPTS} scenes of {plan.width:g} m had fewer than {MIN_POINTS} points; "
+            "give a larger tile or density"
+        )
     second = None
     if validation:
         again = scan(scene, denser, rng, from_drone=True, count_returns=True)

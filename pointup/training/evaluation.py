@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
+from pointup.io.length_unit import UNKNOWN, dataset_unit
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.out_of_memory import clouds
@@ -241,6 +243,13 @@ class Evaluation:
                 )
         return samples
 
+    @cached_property
+    def unit(self) -> str:
+        """The unit of the surveys' coordinates; empty if unknown, or if the datasets differ."""
+        units = {dataset_unit(source.name) for source in self.data.sources}
+        found = units.pop() if len(units) == 1 else UNKNOWN
+        return found.name if found.metres is not None else ""
+
     def draw(self, samples: dict[str, SampleClouds]) -> dict[str, np.ndarray]:
         pictures = {}
         for name, sample in samples.items():
@@ -253,7 +262,7 @@ class Evaluation:
                     sample.prediction,
                     sample.target,
                     title=name,
-                    unit="m" if sample.vertical else "",
+                    unit=self.unit if sample.vertical else "",
                     vertical=sample.vertical,
                     baseline=sample.baseline,
                 )

@@ -74,6 +74,7 @@ def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypat
         ["--tile", "1"],
         ["--ratio", "0.5"],
         ["--num-pairs", "0"],
+        ["--tile", "4", "--source-density", "0.5"],
         ["--kinds"],
     ],
 )

@@ -13,7 +13,7 @@ from sheets import SMALL
 
 from pointup import Upsampler
 from pointup.cli.main import main
-from pointup.cli.report.runs import differing_options, read_run
+from pointup.cli.report.runs import differing_options, read_run, read_runs
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_dataset import write_pairs
 from pointup.training.config import TrainConfig, as_dict
@@ -96,6 +96,13 @@ def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> No
     assert differing_options([run]) == {"data": [[str(data)], []], "learning_rate": [0.02, 0.003]}
     assert run.best and run.best["step"] == 10
     assert len(run.steps) == 40, "the incomplete last line is left out"
+
+
+def test_runs_may_have_the_names_of_clouds(data: Path, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, data, 0.02, [0.9]) for name in ("target", "source")]
+    out = tmp_path / "report.html"
+    assert main(["report", *map(str, runs), "-o", str(out)]) == 0
+    assert [run.name for run in read_runs(runs)] == [f"run {path}" for path in runs]
 
 
 def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Path) -> None:

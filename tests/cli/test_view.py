@@ -65,3 +65,36 @@ def test_names_must_fit_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture
     words = ["view", str(source), "-o", str(tmp_path / "p.html"), "--names", "one", "two"]
     assert main(words) == 1
     assert "--names: give 1 different names" in capsys.readouterr().err
+
+
+def test_no_cloud_may_have_the_name_of_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in "abc"]
+    words = ["view", *paths[:2], "--reference", paths[2], "-o", str(tmp_path / "p.html")]
+    assert main([*words, "--names", "one", "reference"]) == 1
+    assert "reference is the name of the --reference" in capsys.readouterr().err
+    assert main([*words, "--names", "one", "two"]) == 0
+
+
+def test_folders_keep_what_follows_a_dot(tmp_path: Path) -> None:
+    for name in ("survey.2019", "survey.2021"):
+        (tmp_path / name).mkdir()
+        write_landscape(tmp_path / name / "a.laz", 50, 0)
+    page = tmp_path / "page.html"
+    words = [str(tmp_path / name) for name in ("survey.2019", "survey.2021")]
+    assert main(["view", *words, "-o", str(page)]) == 0
+    (scene,) = scenes_of(page)
+    assert [layer["name"] for layer in scene["layers"]] == ["survey.2019", "survey.2021"]
+
+
+def test_a_survey_without_a_survey_format_opens_with_its_heights(tmp_path: Path) -> None:
+    # A plot that is higher than it is wide.
+    points = np.random.default_rng(0).random((400, 3)) * [8, 5, 25]
+    write_points(tmp_path / "plot.ply", PointCloud(points))
+    for model, up in (("forest", "z"), ("shapes", "y")):
+        page, dense = tmp_path / f"{model}.html", tmp_path / f"{model}.ply"
+        words = ["upsample", str(tmp_path / "plot.ply"), "-o", str(dense), "--model", model]
+        assert main([*words, "--ratio", "2", "--oversampling", "1", "--view", str(page)]) == 0
+        (scene,) = scenes_of(page)
+        assert scene["up"] == up

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 from test_evaluate_command import chamfer_of, evaluate, figures_of
 from test_evaluate_command import model as model
 from test_evaluate_command import surveys as surveys
+from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.evaluation.baselines import BASELINES
@@ -104,6 +105,21 @@ def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surve
             counts[name, row] = rows[row]["density"]
     for row in ("midpoints", *BASELINES):
         assert counts["half", row] == pytest.approx(counts["dense", row], rel=0.1)
+
+
+def test_errors_are_shown_where_both_surveys_are(surveys: Path) -> None:
+    dense = np.loadtxt(surveys / "dense.xyz")
+    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
+    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
+    highs = {}
+    for name in ("half", "dense"):
+        assert not evaluate(
+            "lidar", "--reference", surveys / f"{name}.xyz", "--source", surveys / "sparse.xyz",
+            "--view", surveys / "page.html",
+        )  # fmt: skip
+        (scene,) = scenes_of(surveys / "page.html")
+        highs[name] = scene["channels"]["error"]["high"]
+    assert highs["half"] < 2 * highs["dense"]
 
 
 def test_a_survey_compared_with_itself_has_figures_and_no_shares(

@@ -125,6 +125,31 @@ def test_a_layer_is_a_random_subset_of_all_files_of_the_size_asked_for(tmp_path:
     assert len(read_layer("all", paths, 15_000).positions) == 15_000
 
 
+def test_attributes_are_known_by_the_names_of_other_programs(tmp_path: Path) -> None:
+    points = landscape(200)
+    attributes = {
+        "scalar_Classification": (np.arange(200) % 3).astype(np.float32),
+        "Intensity": np.arange(200, dtype=np.float32),
+        **{color: np.linspace(0, 1, 200) for color in ("Red", "Green", "Blue")},
+    }
+    attributes["scalar_Classification"][7] = attributes["Red"][8] = np.nan
+    write_points(tmp_path / "a.ply", PointCloud(points, attributes))
+    channels = read_layer("a", [tmp_path / "a.ply"], 1000).channels
+    assert {"class", "intensity", "rgb"} <= channels.keys()
+    assert channels["class"].values[:8].tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+    # One value that is not a number changes no other.
+    assert channels["rgb"].values[100].tolist() == [128, 128, 128]
+    assert channels["rgb"].values[8].tolist()[0] == 0
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-3, 1e4])
+def test_clouds_of_any_size_keep_their_form(size: float, tmp_path: Path) -> None:
+    points = np.random.default_rng(0).random((3000, 3)) * size
+    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points)], up="y")])
+    shown = Page(tmp_path / "a.html").positions()
+    assert np.abs(shown - points[build_octree(points).order]).max() < 1e-4 * size
+
+
 def test_errors_are_distances_to_all_points_of_the_reference(tmp_path: Path) -> None:
     before, reference = landscape(500), landscape(4000, seed=1)
     for name, points in (("before", before), ("reference", reference)):

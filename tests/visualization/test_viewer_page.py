@@ -141,6 +141,30 @@ def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: Op
 
 
 @pytest.mark.slow
+def test_a_click_passes_through_points_that_are_hidden(browser: Any, tmp_path: Path) -> None:
+    x, y = (part.ravel() for part in np.meshgrid(np.arange(60.0), np.arange(60.0)))
+    heights = np.concatenate([np.zeros(3600), np.full(3600, 5.0)])
+    points = np.column_stack([np.tile(x, 2), np.tile(y, 2), heights])
+    classes = Channel((heights > 0).astype(np.uint8), "category", "class", categories={1: "high"})
+    write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points, {"class": classes})])], "a")
+    page = OpenPage(browser, tmp_path / "a.html")
+    page.do("viewer.change({color: 'class'})")
+    page.press("2")
+    middle = """() => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
+      return overlay.project(new THREE.Vector3(0, 0, 0), stage.panels[0]) }"""
+    seen = []
+    for hidden in ("[]", "[1]"):
+        page.do(f"viewer.change({{hidden: {{class: {hidden}}}}})")
+        page.page.mouse.click(*page.page.evaluate(middle))
+        page.page.wait_for_selector("#card:not([hidden])")
+        text = page.page.inner_text("#card table")
+        seen.append(float(dict(line.split("\t") for line in text.splitlines())["z"]))
+    assert seen == [5, 0]
+    assert page.complaints == []
+    page.page.context.close()
+
+
+@pytest.mark.slow
 def test_a_link_restores_the_view(opened: OpenPage, browser: Any, path: Path) -> None:
     opened.do("viewer.change({color: 'error', mode: 'swipe', share: 0.3, size: 2})")
     opened.do("viewer.stage.pose = {...viewer.stage.pose, azimuth: 70, elevation: 50}")

@@ -60,8 +60,9 @@ def write_lidar_view(shown: ShownSurveys, path: Path, title: str) -> None:
     Raises FileError if the file can't be written.
     """
     first = [name for name in ("source", "prediction", "model") if name in shown.surveys]
-    surveys = {name: shown.surveys[name] for name in first or shown.surveys}
-    scene = compare_with_reference(surveys, shown.reference, shown.unit_name)
+    # Beyond the common extent distances would measure the edge of the other survey.
+    surveys = {name: _inside(shown, shown.surveys[name]) for name in first or shown.surveys}
+    scene = compare_with_reference(surveys, _inside(shown, shown.reference), shown.unit_name)
     write_viewer(path, [scene], title)
 
 

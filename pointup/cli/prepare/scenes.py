@@ -67,7 +67,15 @@ class Scenes:
             raise ConfigError(f"--ratio {self.ratio}: each must lie in [1, 100]")
         if not self.kinds:
             raise ConfigError("--kinds: name at least one kind")
-        self.densities()
+        from pointup.synthetic.scene_pairs import MIN_POINTS
+
+        # Twice as many, because scenes hide parts of their ground and density varies.
+        if self.densities()[0] * self.tile**2 < 2 * MIN_POINTS:
+            smallest = (2 * MIN_POINTS / self.densities()[0]) ** 0.5
+            raise ConfigError(
+                f"--tile {self.tile:g}: holds too few points of --source-density "
+                f"{self.source_density}; give at least {smallest:.1f} metres"
+            )
 
     def densities(self) -> tuple[float, float]:
         """Smallest and largest density of the source."""

@@ -18,6 +18,10 @@ from pointup.training.renamed_options import with_current_options
 NOT_COMPARED = frozenset({"output_dir"})
 
 
+FIXED_CLOUDS = frozenset({"source", "midpoint baseline", "target"})
+"""Names of the clouds of a sample that no run has made."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run as its directory describes it.
@@ -68,8 +72,9 @@ class RunRecord:
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read run directories. Raises FileError for a path that is none."""
     names = [path.resolve().name for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
+    # Beside the runs, samples have clouds of these names.
+    if len(set(names)) < len(names) or FIXED_CLOUDS & set(names):
+        names = [f"run {path}" for path in paths]
     return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 

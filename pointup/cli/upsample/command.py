@@ -207,7 +207,9 @@ class Upsample:
             sources, targets = (
                 [getattr(job, side) for job in written] for side in ("source", "target")
             )
-            size = write_before_after(sources, targets, self.view)
+            size = write_before_after(
+                sources, targets, self.view, up="z" if self._has_heights(every[0]) else None
+            )
             print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
         workers.end()
         if finished and workers.is_main:

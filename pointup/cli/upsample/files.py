@@ -111,7 +111,7 @@ def upsample_survey(
             progress.begin("writing")
             written = write_each(jobs, store, new_points, keep, window, workers, progress)
             if picture and window:
-                window.draw(jobs[0].source, keep, picture)
+                window.draw(jobs[0].source, keep, picture, bool(options.above_ground))
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines, files, errors = [], [], list[Exception](left_out.values())

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.io.files import LAS_EXTENSIONS
 from pointup.io.length_unit import UNKNOWN, length_unit
 from pointup.upsampling.store.point_store import Store
 
@@ -43,7 +42,7 @@ class Window:
         self._num_new += len(positions)
         self._new.append(self._inside(positions))
 
-    def draw(self, source: Path, with_originals: bool, path: Path) -> None:
+    def draw(self, source: Path, with_originals: bool, path: Path, has_heights: bool) -> None:
         """Write the picture, with the numbers of points of the whole files in its captions.
 
         Points that are copied without upsampling are counted, but not drawn. Raises FileError if
@@ -53,8 +52,8 @@ class Window:
 
         before = np.concatenate(self._before)
         after = np.concatenate([before[: with_originals * len(before)], *self._new])
-        # LAS and LAZ files are surveys; so is any other cloud that is flat and wide.
-        vertical = self._is_flat or source.suffix.lower() in LAS_EXTENSIONS
+        # A cloud that is flat and wide is a survey, too.
+        vertical = self._is_flat or has_heights
         unit = length_unit(source)
         totals = self._num_before, with_originals * self._num_before + self._num_new
         name = "" if unit == UNKNOWN else unit.name

@@ -126,7 +126,7 @@ def _encode_layer(
         "total": layer.num_points or len(positions),
         "spacing": layer_spacing(layer) or float(size.max(initial=1.0)) / 100,
         "nodes": [
-            [int(count), *(round(float(x), 6) for x in (*node_low, *node_size))]
+            [int(count), *(float(f"{x:.9g}") for x in (*node_low, *node_size))]
             for count, node_low, node_size in zip(np.diff(octree.ptr), low, size, strict=True)
         ],
         "positions": blocks.add(steps),

@@ -16,7 +16,8 @@ CLASS_NAMES = {
     0: "never classified", 1: "unclassified", 2: "ground", 3: "low vegetation",
     4: "medium vegetation", 5: "high vegetation", 6: "building", 7: "low noise", 8: "key point",
     9: "water", 10: "rail", 11: "road", 12: "overlap", 13: "wire guard", 14: "wire conductor",
-    15: "tower", 16: "wire connector", 17: "bridge", 18: "high noise",
+    15: "tower", 16: "wire connector", 17: "bridge", 18: "high noise", 19: "overhead structure",
+    20: "ignored ground", 21: "snow", 22: "temporal exclusion",
 }  # fmt: skip
 """Names of the classes of the LAS specification, 1.4 R15."""
 

@@ -13,6 +13,7 @@ from pointup.errors import ConfigError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import LAS_EXTENSIONS, iter_points
 from pointup.io.length_unit import UNKNOWN, common_unit
+from pointup.io.noise import plain_name
 from pointup.visualization.viewer.document import write_viewer
 from pointup.visualization.viewer.layers import (
     CLASS_NAMES,
@@ -78,12 +79,15 @@ def scene_of_files(
     )  # fmt: skip
 
 
-def write_before_after(before: Sequence[Path], after: Sequence[Path], path: Path) -> int:
+def write_before_after(
+    before: Sequence[Path], after: Sequence[Path], path: Path, up: str | None = None
+) -> int:
     """Write a viewer of files before and after upsampling. Returns its size in bytes.
 
-    It opens on new and measured points. Raises the errors of `scene_of_files` and `write_viewer`.
+    It opens on new and measured points. `up` is that of `scene_of_files`. Raises the errors of
+    `scene_of_files` and `write_viewer`.
     """
-    scene = scene_of_files({"before": before, "after": after})
+    scene = scene_of_files({"before": before, "after": after}, up=up)
     has_origin = "origin" in scene.layers[1].channels
     name = before[0].name if len(before) == 1 else f"survey of {len(before)} files"
     scene = replace(scene, name=name, color="origin" if has_origin else "")
@@ -103,8 +107,8 @@ def read_layer(name: str, paths: Sequence[Path], max_points: int, unit: str = ""
             num_points += len(chunk)
             chunk.attributes = {
                 key: value
-                for key, value in chunk.attributes.items()
-                if key in _USED and value.ndim == 1
+                for name, value in chunk.attributes.items()
+                if (key := plain_name(name)) in _USED and value.ndim == 1
             }
             # Each point draws a number; those with the smallest numbers stay.
             draw = rng.random(len(chunk))
@@ -125,7 +129,7 @@ def file_channels(attributes: Mapping[str, np.ndarray], unit: str = "") -> dict[
     """Channels of the attributes (N,) of a file, by the names that the readers give them."""
     channels = {}
     if "classification" in attributes:
-        values = np.clip(attributes["classification"], 0, 255).astype(np.uint8)
+        values = _as_bytes(attributes["classification"])
         channels["class"] = Channel(values, "category", "class", categories=CLASS_NAMES)
     if "synthetic" in attributes:
         values = (np.asarray(attributes["synthetic"]) != 0).astype(np.uint8)
@@ -140,7 +144,7 @@ def file_channels(attributes: Mapping[str, np.ndarray], unit: str = "") -> dict[
         values = np.asarray(attributes["intensity"], dtype=np.float32)
         channels["intensity"] = Channel(values, label="intensity", colormap="gray")
     if "return_number" in attributes and np.ptp(attributes["return_number"]):
-        values = np.clip(attributes["return_number"], 0, 255).astype(np.uint8)
+        values = _as_bytes(attributes["return_number"])
         channels["return"] = Channel(values, "category", "return number")
     if {"red", "green", "blue"} <= attributes.keys():
         colors = np.column_stack([attributes[key] for key in ("red", "green", "blue")])
@@ -149,8 +153,14 @@ def file_channels(attributes: Mapping[str, np.ndarray], unit: str = "") -> dict[
     return channels
 
 
+def _as_bytes(values: np.ndarray) -> np.ndarray:
+    """Integers 0 to 255; 0 for values that are not numbers."""
+    return np.clip(np.nan_to_num(values), 0, 255).astype(np.uint8)
+
+
 def _eight_bit(colors: np.ndarray) -> np.ndarray:
-    """Colours (N, 3) of 0 to 1, 255 or 65535 as uint8."""
+    """Colours (N, 3) of 0 to 1, 255 or 65535 as uint8; 0 for those that are not numbers."""
+    colors = np.nan_to_num(colors)
     if colors.dtype.kind == "f" and colors.max() <= 1:
         colors = colors * 255
     elif colors.max() > 255:
@@ -193,8 +203,12 @@ def _with_errors(
         nearest = layers[others[-1]]
         if len(nearest.positions) < nearest.num_points:
             nearest = read_layer(nearest.name, files[nearest.name], MAX_REFERENCE_POINTS)
+        note = f"to {nearest.name}"
+        if len(nearest.positions) < nearest.num_points:
+            note = f"to {len(nearest.positions):,} of {nearest.num_points:,} points of "
+            note += nearest.name
         measured[reference] = error_channel(
-            layers[reference].positions, nearest.positions, unit, note=f"to {nearest.name}"
+            layers[reference].positions, nearest.positions, unit, note=note
         )
     return {
         name: layer.with_channel("error", measured[name]) if name in measured else layer

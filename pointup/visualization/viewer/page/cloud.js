@@ -3,7 +3,7 @@
 
 class Cloud {
   constructor(layer, scene, color) {
-    Object.assign(this, { layer, scene, color, columns: {}, drawn: 0, hidden: {} });
+    Object.assign(this, { layer, scene, color, columns: {}, drawn: 0, hidden: [] });
     this.group = new THREE.Scene();
     this.group.matrixWorldAutoUpdate = false;
     this.table = colorTable(new Uint8Array(256 * 4));
@@ -56,6 +56,7 @@ class Cloud {
   async colorBy(name, range, colormap, hidden, dark) {
     const uniforms = this.material.uniforms;
     const channel = this.scene.channels[name];
+    this.hidden = channel?.kind === "category" && this.layer.columns[name] ? hidden : [];
     const missing = dark ? "#6d7681" : "#a7adb5";
     uniforms.flatColor.value.set(name === "layer" ? this.color : missing).convertLinearToSRGB();
     if (name === "height") {

@@ -175,7 +175,9 @@ function legendOf(state, scene, stage) {
   if (channel?.kind === "category") {
     const hidden = state.hidden[state.color] ?? [];
     const items = channel.categories.map(([value, name], number) => [categoryColor(value, name, number), name, value]);
-    return { label: channel.label, items: items.filter(([, , value]) => !hidden.includes(value)).slice(0, 10), lines };
+    const seen = items.filter(([, , value]) => !hidden.includes(value));
+    if (seen.length > 10) lines.push(`and ${seen.length - 10} more`);
+    return { label: channel.label, items: seen.slice(0, 10), lines };
   }
   if (state.color === "layer") return { label: "", items: shown.map((cloud) => [cloud.color, cloud.layer.name]), lines };
   return { label: channel?.label ?? "", lines };
