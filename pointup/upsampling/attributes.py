@@ -33,7 +33,8 @@ def attributes_between(
 ) -> np.ndarray:
     """Attributes of Q points, interpolated from their neighbours: a structured array (Q,).
 
-    Weights are proportional to the inverse distance. A colour that is packed into one number is
+    Weights are proportional to the inverse distance; values that are not numbers have none, as long
+    as another neighbour has a value. A colour that is packed into one number is
     copied from the nearest. distance: (Q, k) ascending, to the rows `nearest` (Q, k) of the
     structured array `attributes`; with fewer than k neighbours, the rest is inf and -1.
     """
@@ -46,10 +47,20 @@ def attributes_between(
         is_packed = name.lower() in _OF_SEVERAL_CHANNELS and not interpolated.dtype[name].shape
         if name.lower() in INTERPOLATED and not is_packed:
             values = attributes[name][nearest].astype(np.float64)
-            mean = np.einsum("qk,qk...->q...", weight, values)
+            mean = _weighted_mean(weight, values, nearest >= 0)
             kind = interpolated.dtype[name].base.kind
             interpolated[name] = np.rint(mean) if kind in "iub" else mean
     return interpolated
+
+
+def _weighted_mean(weight: np.ndarray, values: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """Means (Q, ...) of values (Q, k, ...) by weights (Q, k), of the finite ones that are found."""
+    shape = (*weight.shape, *[1] * (values.ndim - 2))
+    known = np.isfinite(values) & found.reshape(shape)
+    weights = np.where(known, weight.reshape(shape), 0.0)
+    with np.errstate(invalid="ignore"):
+        # 0 / 0 is not a number: no neighbour has a value.
+        return np.where(known, weights * values, 0.0).sum(axis=1) / weights.sum(axis=1)
 
 
 def classify_ground(

@@ -19,6 +19,8 @@ from pointup.upsampling.store.point_store import Store
 GROUND_CLASS = 2
 
 _POINTS_PER_CELL = 4
+# Number of blocks up to which their density is not that of their boxes.
+_FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
 # Cells of a rectangle, above which they are made larger: about 60 MB.
@@ -183,10 +185,29 @@ def cell_side(store: Store) -> float:
     """Side length of a cell of about four points, at the median density of a cloud's blocks."""
     size = np.diff(store.block_ptr)
     area = np.prod((store.high - store.low)[:, :2], axis=1)
+    if len(size) <= _FEW_BLOCKS:
+        # The box of a block may be mostly empty, as with a stray point or two plots in one file.
+        xy = [store.read_block(block)["position"][:, :2] for block in range(len(size))]
+        area = np.array([min(a, occupied_area(b)) for a, b in zip(area, xy, strict=True)])
     flat = area > 0
     if not flat.any():
         return float((store.high - store.low)[:, :2].max(initial=0.0)) or 1.0
     return float(np.sqrt(_POINTS_PER_CELL * np.median(area[flat] / size[flat])))
+
+
+def occupied_area(xy: np.ndarray) -> float:
+    """Area that points (N, 2) occupy: of their bounding box, or of the cells of about four points
+    with a point in them, if these are less than half of it."""
+    area, number = float(np.prod(np.ptp(xy, axis=0))), len(xy)
+    while area > 0.0:
+        side = np.sqrt(_POINTS_PER_CELL * area / number)
+        x, y = np.floor((xy - xy.min(axis=0)) / side).astype(np.int64).T
+        occupied = len(np.unique(x * (y.max() + 1) + y)) * side**2
+        if occupied > area / 2:
+            break
+        # Points in the same place occupy one: without them each point gets a cell in the end.
+        area, number = occupied, len(np.unique(xy, axis=0))
+    return area
 
 
 def _points_within(

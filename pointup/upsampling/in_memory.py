@@ -119,16 +119,19 @@ def upsample(
         )
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
-    if originals and not only_new:
+    if (originals and not only_new) or not parts:
         defaults = {
             dimension.name: np.arange(len(cloud), dtype=dimension.dtype)
             if dimension.default == "index"
             else np.full(len(cloud), dimension.default, dimension.dtype)
             for dimension in added_dimensions(cloud)
         }
-        parts.insert(0, PointCloud(cloud.positions, defaults | cloud.attributes))
-    positions = np.concatenate([np.empty((0, 3)), *(part.positions for part in parts)])
-    names = parts[0].attributes if parts else {}
+        kept = PointCloud(cloud.positions, defaults | cloud.attributes)
+        # An empty result has the attributes, too.
+        has_originals = originals and not only_new
+        parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
+    positions = np.concatenate([part.positions for part in parts])
+    names = parts[0].attributes
     attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
     result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
     return result if is_cloud else result.positions

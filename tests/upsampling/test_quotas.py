@@ -30,6 +30,15 @@ def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
         assert (weights[is_full] * scale.mean() >= wanted[is_full] - 1e-6).all()
 
 
+def test_cells_without_weight_get_what_full_cells_have_no_room_for() -> None:
+    weights, room = np.array([0.0] * 90 + [50.0] * 10), np.full(100, 96.0)
+    wanted = scale_to_total(1500.0, weights, room)
+    assert wanted.sum() == pytest.approx(1500)
+    np.testing.assert_allclose(wanted[90:], 0.8 * 96)
+    np.testing.assert_allclose(wanted[:90], (1500 - 768) / 90)
+    assert scale_to_total(30.0, np.zeros(2), np.array([20.0, 40.0])).tolist() == [10.0, 20.0]
+
+
 def test_cells_without_weight_get_nothing() -> None:
     weights = np.array([0.0, 1.0, 1.0])
     assert scale_to_total(4.0, weights, np.full(3, 9.0)).tolist() == [0.0, 2.0, 2.0]

@@ -78,6 +78,18 @@ def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells
     assert not ground.is_below_returns(store.read_block(store.num_blocks - 1)["position"]).any()
 
 
+@pytest.mark.parametrize("far", ["a stray point", "another plot"])
+def test_what_lies_far_away_does_not_widen_the_cells(far: str, make_store: StoreMaker) -> None:
+    cloud = forest()
+    beside = cloud.positions + np.array([1000.0, 500.0, 0.0])
+    both = np.concatenate([cloud.positions, beside[: 1 if far == "a stray point" else None]])
+    alone, together = (cell_side(make_store(PointCloud(p))) for p in (cloud.positions, both))
+    assert together == pytest.approx(alone, rel=0.1)
+    # Points in one place occupy nothing more.
+    stacked = np.concatenate([cloud.positions, np.repeat(beside[:1], 2000, axis=0)])
+    assert cell_side(make_store(PointCloud(stacked))) == pytest.approx(alone, rel=0.35)
+
+
 def test_lowest_returns_are_those_of_the_cells_around(make_store: StoreMaker) -> None:
     store = make_store(PointCloud(forest().positions), block_size=256)
     points, side = store.read(0, len(store))["position"], cell_side(store)

@@ -14,6 +14,8 @@ from pointup.upsampling.store.block_files import BlockFiles
 _MAX_SHARE = 4.0
 # Largest share of the candidates of a cell that is selected.
 _MAX_SELECTED = 0.8
+# Share of the total below which a rest is rounding.
+_LEAST_REST = 1e-9
 
 
 def by_ratio(files: BlockFiles, num_blocks: int, originals: bool) -> list[np.ndarray]:
@@ -91,15 +93,19 @@ def scale_to_total(total: float, weights: np.ndarray, num_candidates: np.ndarray
     """Target counts (C,) in proportion to the weights of the cells, with the given total.
 
     No cell gets more than four fifths of its candidates, so that thinning has a choice; the excess
-    goes to the other cells. If the total exceeds four fifths of all candidates, the limit is that
-    share instead.
+    goes to the other cells, and to cells of no weight only if all others are full. If the total
+    exceeds four fifths of all candidates, the limit is that share instead.
     """
     share = max(_MAX_SELECTED, total / max(num_candidates.sum(), 1.0))
     limit = share * num_candidates
     is_full = np.zeros(len(weights), dtype=bool)
     while True:
-        left = weights[~is_full].sum()
-        scale = (total - limit[is_full].sum()) / left if left > 0 else 0.0
+        left, rest = weights[~is_full].sum(), total - limit[is_full].sum()
+        if left <= 0.0 and rest > _LEAST_REST * total:
+            # What all other cells have no room for goes to cells of no weight, which have some.
+            weights = np.where(is_full, weights, limit)
+            left = weights[~is_full].sum()
+        scale = rest / left if left > 0 else 0.0
         overfull = ~is_full & (scale * weights > limit)
         if not overfull.any():
             return np.where(is_full, limit, scale * weights)
