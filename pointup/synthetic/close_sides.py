@@ -1,7 +1,7 @@
 """Surfaces whose sides are about as far apart as the points of a sparse sampling.
 
-Upsamplers bridge such gaps. Parallel sheets, solids with slots and notches, and rods side by side
-are rare among other shapes, so `pointup prepare default --close-sides` makes more of them.
+Parallel sheets, solids with slots and notches, and rods side by side are rare among other shapes,
+so `pointup prepare default --close-sides` makes more of them.
 """
 
 from __future__ import annotations

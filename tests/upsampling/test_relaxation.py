@@ -58,6 +58,20 @@ def test_noise_across_the_surface_becomes_less() -> None:
     assert relax(points, NOTHING)[:, 2].std() < 0.85 * points[:, 2].std()
 
 
+@pytest.mark.parametrize("gap", [0.7, 0.9, 1.2])
+def test_points_of_two_close_sheets_stay_on_them(gap: float) -> None:
+    """The gap is in spacings of the points of a sheet."""
+    points = np.concatenate([relax(plane(1500, seed), NOTHING) for seed in (0, 1)])
+    width = gap * nearest(points[:1500]).mean()
+    points[1500:, 2] += width
+    inside = ((points[:, :2] > 0.1) & (points[:, :2] < 0.9)).all(axis=1)
+    between = [
+        np.mean(np.abs(relaxed[inside, 2] / width - 0.5) < 0.25)
+        for relaxed in (relax(points, NOTHING, keeps_sheets=keeps) for keeps in (True, False))
+    ]
+    assert between[0] < 0.01 and between[1] > 0.04
+
+
 def test_fixed_points_repel_others() -> None:
     fixed = plane(200, seed=1)
     free = fixed + np.array([1e-4, 0.0, 0.0])

@@ -209,7 +209,7 @@ class Default:
     """Share of pairs from landscapes, 0 to 1; the others are shapes."""
     close_sides: float = 0.0
     """Share of the shapes whose sides are close to each other, 0 to 1: parallel sheets, slots,
-    notches, rods side by side. Models without them in training bridge such gaps."""
+    notches, rods side by side."""
     dataset: NewDataset
 
     def __post_init__(self) -> None:

@@ -29,6 +29,9 @@ _RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
 # Largest moves of a point within its plane and off it, in spacings. Neighbours in trees lie on no
 # surface.
 _MAX_MOVE, _MAX_HEIGHT = 0.5, 0.5
+# Residual of the quadric, in spacings, up to which a point moves onto it, and from which it stays
+# at its height: the quadric through two sheets lies between them.
+_GOOD_FIT, _NO_FIT = 0.15, 0.3
 # For `onto_surface`: largest move, as a share of the distance of the furthest neighbour, and weight
 # of a fixed point against a free one.
 _MAX_LIFT, _WEIGHT_FIXED = 0.3, 8.0
@@ -42,12 +45,16 @@ _WIRE = 0.2
 _ROWS = 2048
 
 
-def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray:
+def relax(
+    free: np.ndarray, fixed: np.ndarray, num_steps: int = 5, keeps_sheets: bool = True
+) -> np.ndarray:
     """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation.
 
     Points `fixed` (F, 3) repel others and do not move. A point moves by less than the spacing of
     the points around it. Points on a plane stay on it. A point that coincides with all its
-    neighbours does not move, and nothing moves with fewer than four points in all.
+    neighbours does not move, and nothing moves with fewer than four points in all. With
+    `keeps_sheets` a point whose neighbours lie on no single surface, such as on two sheets close to
+    each other, is not moved off its own.
     """
     if len(free) + len(fixed) < 4:
         return free
@@ -80,7 +87,10 @@ def relax(free: np.ndarray, fixed: np.ndarray, num_steps: int = 5) -> np.ndarray
             now[rows] = start[rows] + _limit_length(moved, _MAX_MOVE * spacing[rows])
     for rows in _parts(movable):
         around = (start[index[rows]] - now[rows, None]) @ frame[rows]
-        height = _height(around, 1.05 * distance[rows, -1])
+        height, residual = _height(around, 1.05 * distance[rows, -1])
+        if keeps_sheets:
+            share = residual / spacing[rows]
+            height *= ((_NO_FIT - share) / (_NO_FIT - _GOOD_FIT)).clip(0.0, 1.0)
         most = _MAX_HEIGHT * spacing[rows]
         now[rows] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
     return now[: len(free)]
@@ -103,7 +113,7 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
     for rows in _parts(distance[:, -1] > 0):
         near, reach = around[index[rows]], distance[rows, -1]
         frame, _ = _frames(near, distance[rows])
-        height = _height((near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]])
+        height, _ = _height((near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]])
         most = _MAX_LIFT * reach
         now[rows] += height.clip(-most, most)[:, None] * frame[:, :, 0]
     return now
@@ -173,8 +183,11 @@ def _limit_length(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
     return moved * (most / np.maximum(length, most))[:, None]
 
 
-def _height(around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0) -> np.ndarray:
-    """Height (Q,) at the origin of the surface through the points `around` (Q, K, 3).
+def _height(
+    around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Height (Q,) at the origin of the surface through the points `around` (Q, K, 3), and the
+    weighted root mean square (Q,) of their distances to it along the normal.
 
     The surface is z = a + bx + cy + dxx + exy + fyy, fitted by weighted least squares. The first
     coordinate of the points is the height. scale: (Q,), about the distance of the furthest point.
@@ -185,4 +198,6 @@ def _height(around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 
     terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
     weighted = (terms * weight[..., None]).transpose(0, 2, 1)
     fitted = np.linalg.solve(weighted @ terms + np.diag(_RIDGE), weighted @ z[..., None])
-    return scale * fitted[:, 0, 0]
+    off = z - (terms @ fitted)[..., 0]
+    residual = np.sqrt((weight * off * off).sum(axis=1) / weight.sum(axis=1))
+    return scale * fitted[:, 0, 0], scale * residual

@@ -222,7 +222,9 @@ class UpsamplingPass:
             # They are relaxed already, and only moved onto the surface through all candidates.
             points = onto_surface(selected, free, fixed)
         else:
-            points = relax(np.concatenate([selected, free]), fixed, self.num_steps)
+            # Most neighbourhoods of a survey lie on no single surface.
+            sheets = not self.store.frame.is_upright
+            points = relax(np.concatenate([selected, free]), fixed, self.num_steps, sheets)
             points = points[: len(selected)]
         settled = self._measured.settle(region, points, selected)
         self._files.save(block, "points", **picked | settled)
