@@ -97,9 +97,21 @@ def _with_absolute_indices(lines: Iterable[bytes]) -> Iterable[bytes]:
             yield b"f " + b" ".join(b"%d" % corner for corner in corners)
 
 
+def _check_counts(path: Path) -> None:
+    """Raise DataError if the header of a PLY file counts more than its bytes can hold, because
+    plyfile allocates memory by these counts."""
+    with path.open("rb") as stream:
+        header = stream.read(1 << 16).partition(b"end_header")[0]
+    for name, count in re.findall(rb"(?m)^element[ \t]+(\S+)[ \t]+(\d+)", header):
+        if len(count) > 18 or int(count) > path.stat().st_size:
+            number, kind = count[:40].decode(), name[:40].decode("latin-1")
+            raise DataError(f"ends before the {number} of {kind} in its header; copy it again")
+
+
 def _read_ply(path: Path) -> Triangles:
     import plyfile
 
+    _check_counts(path)
     triangles = {"face": dict.fromkeys(FACE_PROPERTIES, 3)}
     try:
         try:

@@ -290,6 +290,7 @@ def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path: Path) -> 
         ("a.off", SQUARE_OFF[:-3], "ends after 0 of 1 faces"),
         ("a.off", b"4 1 0\n", "doesn't begin with OFF"),
         ("a.ply", MESH_PLY[:-1], "early end-of-file"),
+        ("a.ply", MESH_PLY.replace(b"face 2", b"face 99999999999"), "99999999999 of face"),
         ("a.obj", b"v 0 0 0\nf -1 -2 -3\n", "a face has a vertex before the first"),
         ("a.ply", ply("1 2 3\n", 1), "it has points and no faces"),
         ("a.stl", b"solid a\nendsolid a\n", "it has no faces"),
