@@ -32,7 +32,7 @@ def drawn(
     view = window.Window(store)
     for part in np.array_split(made, 3):
         view.add(part)
-    view.draw(source, with_originals, tmp_path / "out.png")
+    view.draw(source, with_originals, tmp_path / "out.png", has_heights=True)
     return seen[0]
 
 

@@ -112,7 +112,8 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(
     config = TrainConfig(output_dir=tmp_path)
     with Monitor(accelerator, config) as monitor:
         monitor.validation(50, RESULT)
-    assert lines(config) == [{"step": 50, "share_of_midpoints": 1.0, "validation": ROWS}]
+    expected = {"step": 50, "share_of_midpoints": 1.0, "validation": ROWS, "is_complete": True}
+    assert lines(config) == [expected]
     recorded = events(config)
     baselines = tmp_path / "baselines"
     for folder, value in (
