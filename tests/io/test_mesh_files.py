@@ -1,0 +1,72 @@
+"""Mesh files: triangles of all formats, and one-line errors for what can't be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from pointup.errors import FileError
+from pointup.io.files import read_mesh
+
+POINTS_PLY = (
+    b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\n"
+    b"property float z\nend_header\n1 2 3\n"
+)
+SQUARE_OFF = b"OFF\n4 1 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n4 0 1 2 3"
+# A square and a triangle beside it: faces of two sizes, in binary.
+MESH_PLY = (
+    b"ply\nformat binary_little_endian 1.0\nelement vertex 5\nproperty float x\nproperty float y\n"
+    b"property float z\nelement face 2\nproperty list uchar int vertex_indices\nend_header\n"
+    + np.array([[0, 0, 0], [2, 0, 0], [2, 2, 0], [0, 2, 0], [3, 0, 0]], "<f4").tobytes()
+    + b"\x04" + np.arange(4, dtype="<i4").tobytes()
+    + b"\x03" + np.array([1, 4, 2], "<i4").tobytes()
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".off", ".obj", ".stl", ".ply"])
+def test_meshes_of_every_format_are_surfaces(tmp_path: Path, suffix: str) -> None:
+    trimesh.creation.box(extents=(1, 2, 3)).export(tmp_path / f"a{suffix}")
+    surface = read_mesh(tmp_path / f"a{suffix}")
+    assert surface.area == pytest.approx(22)
+
+
+def test_polygons_are_triangulated(tmp_path: Path) -> None:
+    (tmp_path / "a.off").write_text("OFF\n4 1 0\n0 0 0\n2 0 0\n2 2 0\n0 2 0\n4 0 1 2 3\n")
+    assert read_mesh(tmp_path / "a.off").area == pytest.approx(4)
+
+
+def test_binary_ply_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
+    (tmp_path / "a.ply").write_bytes(MESH_PLY)
+    assert read_mesh(tmp_path / "a.ply").area == pytest.approx(5)
+
+
+def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path: Path) -> None:
+    square = "v 0 0 {z} # comment\nv 1 0 {z}\nv 1 1 {z}\nv 0 1 {z}\nf -4//1 -3//1 -2//1 -1//1 # c\n"
+    (tmp_path / "a.obj").write_text("vn 0 0 1\n" + square.format(z=0) + square.format(z=5))
+    surface = read_mesh(tmp_path / "a.obj")
+    assert surface.area == pytest.approx(2)
+    assert set(surface.vertices[:, 2]) == {0, 5}
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.off", b"OFF\n3 1 0\n0 0 0\n", "ends after 0 of 1 faces"),
+        ("a.off", SQUARE_OFF[:-3], "ends after 0 of 1 faces"),
+        ("a.off", b"4 1 0\n", "doesn't begin with OFF"),
+        ("a.ply", MESH_PLY[:-1], "early end-of-file"),
+        ("a.ply", MESH_PLY.replace(b"face 2", b"face 99999999999"), "99999999999 of face"),
+        ("a.obj", b"v 0 0 0\nf -1 -2 -3\n", "a face has a vertex before the first"),
+        ("a.ply", POINTS_PLY, "it has points and no faces"),
+        ("a.stl", b"solid a\nendsolid a\n", "it has no faces"),
+        ("a.off", b"", "is empty"),
+        ("a.gltf", b"{}", r"unknown extension '\.gltf'; known are \.off \.obj \.stl \.ply"),
+    ],
+)
+def test_bad_meshes_are_an_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(FileError, match=rf"{name}: .*{message}"):
+        read_mesh(tmp_path / name)
