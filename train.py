@@ -252,7 +252,8 @@ def forward_backward(
     with accelerator.no_sync(model), assume_valid():
         batch = move(batch, accelerator.device)
         losses = losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss, share)
-        accelerator.backward(losses.sum() / loss_divisor(accelerator, len(losses)))
+        total, divisor = losses.sum(), loss_divisor(accelerator, len(losses))
+        accelerator.backward(total / divisor if divisor > 1 else total)
     return losses.detach()
 
 
