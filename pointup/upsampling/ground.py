@@ -10,6 +10,8 @@ that results do not depend on tiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pointup.io.noise import CLASSIFICATION
@@ -23,8 +25,11 @@ _POINTS_PER_CELL = 4
 _FEW_BLOCKS = 8
 # Sides of the coarse cells, in cells, from coarse to fine.
 _COARSE = (4, 2)
-# Cells of a rectangle, above which they are made larger: about 60 MB.
+# Cells of a rectangle, above which it is divided into squares, one in memory at a time: about
+# 60 MB.
 _MOST_CELLS = 2**18
+# Side of such a square, in cells.
+_SQUARE = 256
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
@@ -114,14 +119,65 @@ class _Level:
 
 
 class Ground:
-    """The ground below a rectangle of a stored cloud; low and high (2,) are in its coordinates."""
+    """The ground below a rectangle of a stored cloud; low and high (2,) are in its coordinates.
+
+    A few points far from a dense cloud, or wrong measurements above all of it, span a rectangle of
+    millions of cells. It is divided into squares, and only those with points in them are computed,
+    each time that they are asked for.
+    """
 
     def __init__(self, measured: Store, low: np.ndarray, high: np.ndarray) -> None:
-        largest, side = _COARSE[0], cell_side(measured)
-        # A few points far from a dense cloud span a rectangle of billions of its cells.
-        while np.prod((high - low) / side + 2 * largest * _MARGIN) > _MOST_CELLS:
-            side *= 2
-        self.side = side
+        self.side = cell_side(measured)
+        self._measured = measured
+        num_cells = np.prod((high - low) / self.side + 2 * _COARSE[0] * _MARGIN)
+        self._whole = (
+            _Rectangle(measured, self.side, low, high) if num_cells <= _MOST_CELLS else None
+        )
+
+    def floor(self, points: np.ndarray) -> np.ndarray:
+        """Lowest allowed height (Q,) of new points at (Q, 3).
+
+        It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
+        plus the lowest height of a return relative to it. The cells are the smallest in which
+        enough returns came from the ground for a plane, or those of the finest raster where there
+        are none. It is -inf without returns.
+        """
+        floor = np.empty(len(points))
+        for rows, rectangle in self._rectangles(points):
+            floor[rows] = rectangle.floor(points[rows])
+        return floor
+
+    def is_below_returns(self, points: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
+        is_below = np.empty(len(points), dtype=bool)
+        for rows, rectangle in self._rectangles(points):
+            is_below[rows] = rectangle.is_below_returns(points[rows])
+        return is_below
+
+    def is_on_surface(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether points (Q, 3) are on the ground, and whether it is known there from class 2."""
+        is_on, known = np.empty((2, len(points)), dtype=bool)
+        for rows, rectangle in self._rectangles(points):
+            is_on[rows], known[rows] = rectangle.is_on_surface(points[rows])
+        return is_on, known
+
+    def _rectangles(self, points: np.ndarray) -> Iterator[tuple[np.ndarray, _Rectangle]]:
+        """Rectangles that contain points (Q, 3), each with the rows of its points."""
+        if self._whole:
+            yield np.arange(len(points)), self._whole
+            return
+        square = np.floor(points[:, :2] / (_SQUARE * self.side)).astype(np.int64)
+        _, number, size = np.unique(square, axis=0, return_inverse=True, return_counts=True)
+        for rows in np.split(np.argsort(number.ravel(), kind="stable"), size.cumsum()[:-1]):
+            xy = points[rows, :2]
+            yield rows, _Rectangle(self._measured, self.side, xy.min(axis=0), xy.max(axis=0))
+
+
+class _Rectangle:
+    """`Ground` below one rectangle, whose cells are all in memory."""
+
+    def __init__(self, measured: Store, side: float, low: np.ndarray, high: np.ndarray) -> None:
+        largest, self._side = _COARSE[0], side
         first = np.floor(low / (largest * side)).astype(np.int64) - _MARGIN
         shape = np.floor(high / (largest * side)).astype(np.int64) + 1 + _MARGIN - first
         points, is_ground = _points_within(
@@ -139,13 +195,6 @@ class Ground:
             self._levels.insert(0, level)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
-        """Lowest allowed height (Q,) of new points at (Q, 3).
-
-        It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
-        plus the lowest height of a return relative to it. The cells are the smallest in which
-        enough returns came from the ground for a plane, or those of the finest raster where there
-        are none. It is -inf without returns.
-        """
         floor, known = self._levels[0].floor(points)
         for level in self._levels[1:]:
             coarser, of_coarser = level.floor(points)
@@ -154,18 +203,16 @@ class Ground:
         return floor
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
         finest = self._levels[0]
         lowest = finest.lowest[finest.raster.cells(points)]
         return np.isfinite(lowest) & (points[:, 2] < lowest)
 
     def is_on_surface(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether points (Q, 3) are on the ground, and whether it is known there from class 2."""
         finest = self._levels[0]
         cell = finest.raster.cells(points)
         deviation = finest.deviation[cell]
         known = ~np.isnan(deviation)
-        most = (_DEVIATIONS * deviation).clip(_LEAST_HEIGHT * self.side, _MOST_HEIGHT * self.side)
+        most = (_DEVIATIONS * deviation).clip(_LEAST_HEIGHT * self._side, _MOST_HEIGHT * self._side)
         height = np.abs(points[:, 2] - finest.raster.height_of(finest.planes, points, cell))
         return known & (height <= most), known
 

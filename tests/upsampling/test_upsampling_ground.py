@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sheets import StoreMaker, small_model
 from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.ground import _MOST_CELLS, Ground, cell_side
+from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
 
 
@@ -67,15 +69,46 @@ def test_parts_of_a_cloud_have_the_ground_of_the_whole(make_store: StoreMaker) -
 
 
 def test_points_far_from_a_dense_cloud_do_not_make_a_raster_of_billions_of_cells(
-    make_store: StoreMaker,
+    make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    numbers: list[int] = []
+
+    class Counted(Raster):
+        def __init__(self, *options: Any) -> None:
+            super().__init__(*options)
+            numbers.append(len(self))
+
+    monkeypatch.setattr("pointup.upsampling.ground.Raster", Counted)
     far = np.array([[150_000.0, 0, 5], [240_000, 90_000, 9]])
     store = make_store(PointCloud(np.concatenate([forest().positions, far])), block_size=256)
-    for low, high in zip(store.low[:, :2], store.high[:, :2], strict=True):
-        ground = Ground(store, low, high)
-        assert len(ground._levels[0].raster) <= 4 * _MOST_CELLS
-    # The block of the far points, too, has its lowest returns.
-    assert not ground.is_below_returns(store.read_block(store.num_blocks - 1)["position"]).any()
+    for block in range(store.num_blocks):
+        points = store.read_block(block)["position"]
+        ground = Ground(store, points[:, :2].min(0), points[:, :2].max(0))
+        assert np.isfinite(ground.floor(points)).all()
+        assert not ground.is_below_returns(points).any()
+    assert max(numbers) <= _MOST_CELLS
+
+
+@pytest.mark.parametrize("classified", [True, False])
+def test_a_wide_rectangle_has_the_ground_of_its_parts(
+    classified: bool, make_store: StoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = forest()
+    store = make_store(cloud if classified else PointCloud(cloud.positions), block_size=256)
+    there = store.read(0, len(store))["position"][::7]
+    there = there - np.random.default_rng(0).random((len(there), 1)) * [0, 0, 1]
+    whole = ground_of(store)
+    monkeypatch.setattr("pointup.upsampling.ground._MOST_CELLS", 100)
+    monkeypatch.setattr("pointup.upsampling.ground._SQUARE", 8)
+    parts = ground_of(store)
+    # Sums over cells run in another order.
+    assert np.allclose(parts.floor(there), whole.floor(there), atol=1e-6)
+    assert np.array_equal(parts.is_below_returns(there), whole.is_below_returns(there))
+    for of_parts, of_whole in zip(
+        parts.is_on_surface(there), whole.is_on_surface(there), strict=True
+    ):
+        assert np.array_equal(of_parts, of_whole)
+    assert len(list(parts._rectangles(there))) > 10
 
 
 @pytest.mark.parametrize("far", ["a stray point", "another plot"])

@@ -32,6 +32,7 @@ from pointup.upsampling.single_pass.selection import (
     select_evenly,
     shuffled,
 )
+from pointup.upsampling.single_pass.surroundings import Surroundings
 from pointup.upsampling.single_pass.target_counts import TargetCounts
 from pointup.upsampling.store.bisection import split_boxes
 from pointup.upsampling.store.block_files import BlockFiles
@@ -217,7 +218,8 @@ class UpsamplingPass:
             picked = {name: saved[name] for name in saved.files}
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
-        free, fixed = self._around(block, "candidates" if self._second_pass else "picked")
+        what = "candidates" if self._second_pass else "picked"
+        free, fixed = self._around(block, selected, what)
         if self._second_pass:
             # They are relaxed already, and only moved onto the surface through all candidates.
             points = onto_surface(selected, free, fixed)
@@ -229,32 +231,28 @@ class UpsamplingPass:
         settled = self._measured.settle(region, points, selected)
         self._files.save(block, "points", **picked | settled)
 
-    def _around(self, block: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """Points around a block for its relaxation: new points (F, 3) and points of the store (G,
-        3).
+    def _around(self, block: int, selected: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
+        """Points around the `selected` (M, 3) of a block for their relaxation: new points (F, 3)
+        and points of the store (G, 3).
 
         New points are all `candidates` of the blocks, or those `picked` in other blocks. Points of
         the store are there if the output keeps them.
         """
         margin = _MARGIN * self._spacing[block]
-        low, high = self._low[block] - margin, self._high[block] + margin
-        new, old = [np.empty((0, 3))], [np.empty((0, 3))]
+        box = self._low[block] - margin, self._high[block] + margin
+        free, fixed = Surroundings(selected, *box), Surroundings(selected, *box)
         for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
             rows = self.store.read_block(other)["position"]
             if what == "candidates":
                 with self._files.load(other, what) as saved:
                     parent = np.repeat(np.arange(len(rows)), saved["num_slots"])
-                    new.append(rows[parent] + saved["offset"])
+                    free.add(rows[parent] + saved["offset"])
             elif other != block:
                 with self._files.load(other, what) as saved:
-                    new.append(saved["position"])
+                    free.add(saved["position"])
             if self.options.originals:
-                old.append(rows)
-        free, fixed = np.concatenate(new), np.concatenate(old)
-        is_near, is_fixed = (
-            ((cloud >= low) & (cloud <= high)).all(axis=1) for cloud in (free, fixed)
-        )
-        return free[is_near], fixed[is_fixed]
+                fixed.add(rows)
+        return free.nearest(), fixed.nearest()
 
     def needs_next_pass(self) -> bool:
         """Whether a next pass has points to add."""
