@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pointup.io.noise import CLASSIFICATION
+from pointup.upsampling.ground_level import Level
 from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import Store
 
@@ -32,90 +33,9 @@ _MOST_CELLS = 2**18
 _SQUARE = 256
 # Cells of the largest size around a place on which its ground depends.
 _MARGIN = 7
-# The lowest return of a cell comes from the ground if it is within this many sides of the next
-# coarser cells of their plane.
-_TOLERANCE = 0.5
-# Fits of the planes of the coarsest cells; lowest returns far above one are left out of the next.
-_FITS = 3
 # A point is on the ground if its height above the plane is at most this many standard deviations of
 # the ground points; the limit is clipped to these shares of a cell's side.
 _DEVIATIONS, _MOST_HEIGHT, _LEAST_HEIGHT = 2.5, 0.2, 0.03
-
-
-class _Level:
-    """Planes and lowest returns in the 3 x 3 cells around each cell of a raster.
-
-    `low_returns` (L,) are the lowest points of small cells. `coarser` decides which of the lowest
-    returns came from the ground; None: all of them, but for the very lowest of a cell with many.
-
-    Attributes:
-        planes: (C, 3), see `Raster.planes`.
-        deviation: (C,) standard deviation of the points of class 2 there, NaN with too few.
-        lowest: (C,) height of the lowest return, inf without one.
-        below: (C,) lowest height of a return relative to the plane of its cell, -inf without plane.
-        has_plane: (C,) whether enough returns came from the ground.
-    """
-
-    def __init__(
-        self,
-        raster: Raster,
-        points: np.ndarray,
-        is_ground: np.ndarray,
-        low_returns: np.ndarray,
-        coarser: _Level | None,
-    ) -> None:
-        self.raster, self._coarser = raster, coarser
-        lowest = raster.lowest(
-            points[low_returns, 2], raster.cells(points[low_returns]), robust=coarser is None
-        )
-        from_ground = low_returns[lowest[lowest >= 0]]
-        if coarser is not None:
-            near = coarser.is_near(points[from_ground]) | is_ground[from_ground]
-            from_ground = from_ground[near]
-        num_fits = _FITS if coarser is None else 1
-        planes, enough = self._fit(points, from_ground, num_fits)
-        by_class, deviation, known = raster.planes(points[is_ground])
-        self.planes = np.where(known[:, None], by_class, planes)
-        self.deviation = np.where(known, deviation, np.nan)
-        self.has_plane = enough | known
-        cell = raster.cells(points)
-        self.lowest = raster.minimum(points[:, 2], cell)
-        height = points[:, 2] - raster.height_of(self.planes, points, cell)
-        self.below = np.where(self.has_plane, raster.minimum(height, cell), -np.inf)
-
-    def _fit(
-        self, points: np.ndarray, from_ground: np.ndarray, num_fits: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Planes through the lowest returns `from_ground`, and the mask of `Raster.planes`.
-
-        Returns that lie far above a fit are left out of the next one.
-        """
-        for _ in range(num_fits):
-            lowest = points[from_ground]
-            planes, _, enough = self.raster.planes(lowest)
-            cell = self.raster.cells(lowest)
-            above = lowest[:, 2] - self.raster.height_of(planes, lowest, cell)
-            is_ground = (above <= _TOLERANCE * self.raster.side) | ~enough[cell]
-            if is_ground.all():
-                break
-            from_ground = from_ground[is_ground]
-        return planes, enough
-
-    def is_near(self, points: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) are near the plane of their cell, or of the coarser one if it has
-        none. Without any plane they are."""
-        cell = self.raster.cells(points)
-        height = np.abs(points[:, 2] - self.raster.height_of(self.planes, points, cell))
-        otherwise = True if self._coarser is None else self._coarser.is_near(points)
-        return np.where(self.has_plane[cell], height <= _TOLERANCE * self.raster.side, otherwise)
-
-    def floor(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest allowed height (Q,) of points (Q, 3), and whether it follows the ground there."""
-        cell = self.raster.cells(points)
-        plane = self.raster.height_of(self.planes, points, cell) + self.below[cell]
-        lowest = self.lowest[cell]
-        floor = np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
-        return floor, self.has_plane[cell]
 
 
 class Ground:
@@ -139,8 +59,10 @@ class Ground:
 
         It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
         plus the lowest height of a return relative to it. The cells are the smallest in which
-        enough returns came from the ground for a plane, or those of the finest raster where there
-        are none. It is -inf without returns.
+        enough returns came from the ground for a plane, or those of the coarsest raster where there
+        are none. In larger cells than the smallest it is not lower than the lowest returns nearby
+        that came from the ground, either, less a tenth of their distance. It is -inf without
+        returns.
         """
         floor = np.empty(len(points))
         for rows, rectangle in self._rectangles(points):
@@ -186,20 +108,19 @@ class _Rectangle:
         finest = Raster(side, largest * first, largest * shape)
         lowest = finest.lowest(points[:, 2], finest.cells(points))
         low_returns = lowest[lowest >= 0]
-        self._levels: list[_Level] = []
+        self._levels: list[Level] = []
         for factor in (*_COARSE, 1):
             scale = largest // factor
             raster = Raster(factor * side, scale * first, scale * shape)
             coarser = self._levels[0] if self._levels else None
-            level = _Level(raster, points, is_ground, low_returns, coarser)
+            level = Level(raster, finest, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         floor, known = self._levels[0].floor(points)
         for level in self._levels[1:]:
-            coarser, of_coarser = level.floor(points)
-            floor = np.where(known, floor, coarser)
-            known |= of_coarser
+            rows = np.flatnonzero(~known)
+            floor[rows], known[rows] = level.floor_between(points[rows])
         return floor
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
