@@ -98,9 +98,10 @@ class Level:
         return floor, self.has_plane[cell]
 
     def floor_between(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`floor` where no return near the points (Q, 3) came from the ground.
+        """Lowest allowed height (Q,) of points (Q, 3) with no return from the ground near them, and
+        whether it follows the ground there.
 
-        There the lowest allowed height is also limited by the heights, relative to the plane of the
+        It is also limited by the heights, relative to the plane of the
         point, of the nearest of the lowest returns, see `_SLOPE`, and of the returns in the 3 x 3
         small cells around, if one of these is lower.
         """
