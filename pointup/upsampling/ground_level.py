@@ -101,9 +101,9 @@ class Level:
         """Lowest allowed height (Q,) of points (Q, 3) with no return from the ground near them, and
         whether it follows the ground there.
 
-        It is also limited by the heights, relative to the plane of the
-        point, of the nearest of the lowest returns, see `_SLOPE`, and of the returns in the 3 x 3
-        small cells around, if one of these is lower.
+        It is also limited by the heights, relative to the plane of the point, of the nearest of the
+        lowest returns, see `_SLOPE`, and of the returns in the 3 x 3 small cells around, if one of
+        these is lower.
         """
         floor, known = self.floor(points)
         rows = np.flatnonzero(known & (floor > -np.inf))
