@@ -11,6 +11,7 @@ import pytest
 from test_upsample_command_surveys import survey, write_tiles
 from typed import Result, is_one_line, left_in, positions, write_las
 
+from pointup.cli import main as cli
 from pointup.io.files import PointCloud, write_points
 
 
@@ -203,3 +204,33 @@ def test_classes_that_are_absent_are_reported(
         result = command(tmp_path / name, "-o", tmp_path / "out.las", "--classes", number)
         assert result.status == 1 and is_one_line(result.err) and message in result.err
     assert not (tmp_path / "out.las").exists()
+
+
+@pytest.mark.parametrize(
+    ("classes", "returns", "options", "named"),
+    [
+        ([2, 5], 1, (), "40% of the points"),
+        ([2, 6], 1, (), None),
+        ([1, 1], 2, (), "40% of the points"),
+        ([1, 1], 1, (), None),
+        ([2, 5], 1, ("--model", "lidar"), None),
+        ([7, 5], 1, (), "100% of the points"),
+    ],
+)
+def test_the_model_for_vegetation_is_named_where_there_is_much_of_it(
+    classes: list[int],
+    returns: int,
+    options: tuple[str, ...],
+    named: str | None,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_las(tmp_path / "in.las")
+    las = laspy.read(tmp_path / "in.las")
+    las.classification = np.repeat(classes, [180, 120])
+    las.number_of_returns = np.repeat([1, returns], [180, 120])
+    las.write(tmp_path / "in.las")
+    paths = str(tmp_path / "in.las"), "-o", str(tmp_path / "out.las")
+    assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
+    notes = [line for line in capfd.readouterr().out.splitlines() if "--model forest" in line]
+    assert notes == ([f"note: {named} are vegetation: try --model forest"] if named else [])

@@ -189,6 +189,7 @@ class Upsample:
                     picture=self.picture,
                     force=self.force,
                     is_among_others=len(jobs) > 1,
+                    suggests_model=self.model is None,
                 )
                 complaints += of_survey
                 totals.add(files)

@@ -29,6 +29,8 @@ MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
+# Share of vegetation from which on the model for forests is named.
+_MUCH_VEGETATION = 0.3
 # Share of coincident points from which on the summary names them.
 _MOST_COINCIDENT = 0.01
 
@@ -55,13 +57,15 @@ def upsample_survey(
     picture: Path | None = None,
     force: bool = False,
     is_among_others: bool = False,
+    suggests_model: bool = False,
 ) -> tuple[list[str], list[Written], list[Exception]]:
     """Upsample the files of a survey.
 
     Returns the lines to print, the files that were written, and the errors of single files.
 
     Files that can't be read or written are left out. If the call has other files, too
-    (`is_among_others`), files with too few points to upsample are copied. All processes of
+    (`is_among_others`), files with too few points to upsample are copied. With `suggests_model` a
+    line names the model for vegetation where that of the jobs is another one. All processes of
     `workers` must call this. A PointupError that concerns the survey as a whole is raised in all
     processes, and then nothing is written.
     """
@@ -137,6 +141,9 @@ def upsample_survey(
         lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
     if lines:
         lines[-1] += f"; {_summary_text(summary, options, store)}"
+        share = found.num_vegetation / max(1, int(store.num_taken.sum()))
+        if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
+            lines.append(f"note: {share:.0%} of the points are vegetation: try --model forest")
     return [*nothing_in, *lines], files, errors
 
 

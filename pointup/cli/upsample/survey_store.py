@@ -12,6 +12,7 @@ from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.errors import DataError, FileError
 from pointup.io.files import PointCloud, iter_points
+from pointup.io.vegetation import is_vegetation
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
 
@@ -24,12 +25,14 @@ class SortedFiles:
         num_read: the number of points of each file that were read, by its number.
         num_inside: the number of these that lie within the bounds of the file.
         left_out: the errors of files that can't be read, by number.
+        num_vegetation: the number of points to upsample that are vegetation.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
     num_read: dict[int, int] = field(default_factory=dict)
     num_inside: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, FileError] = field(default_factory=dict)
+    num_vegetation: int = 0
     too_few: FileError | None = None
 
 
@@ -79,11 +82,12 @@ def sort_points(
         except DataError as error:
             raise FileError(f"{survey_text(jobs)}: {error}") from None
         num_taken += int(taken.sum())
+        files.num_vegetation += int((taken & is_vegetation(cloud)).sum())
         return taken
 
     while True:
         progress.begin("reading")
-        num_taken = 0
+        num_taken = files.num_vegetation = 0
         readable = [number for number in range(len(jobs)) if number not in files.left_out]
         try:
             build_survey_store(
