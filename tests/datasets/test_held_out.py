@@ -221,20 +221,23 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
 
 
 def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dense, elsewhere = tmp_path / "survey" / "dense.npy", tmp_path / "elsewhere.npy"
     dense.parent.mkdir()
     np.save(dense, ground(4, 4, 200, 0))
     np.save(elsewhere, ground(4, 4, 200, 1))
     names = ("a", "b", "c")
-    # The same file, by its name and as that of a folder.
-    for name, survey, tile in (("a", dense, 10), ("b", dense.parent, 8), ("c", elsewhere, 10)):
+    monkeypatch.chdir(dense.parent)
+    # The same file, by its name in the working directory and as that of a folder.
+    relative = dense.relative_to(dense.parent)
+    for name, survey, tile in (("a", relative, 10), ("b", dense.parent, 8), ("c", elsewhere, 10)):
         words = ["prepare", "thin", survey, "--tile", tile, "--strip", 2]
         words += ["--min-points", 4]
         words += ["--seed", ord(name), "--num-workers", 1, "-o", tmp_path / name]
         assert main([str(word) for word in words]) == 0
     capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
     folders = [str(tmp_path / name) for name in names]
     assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
     reported = capsys.readouterr().err

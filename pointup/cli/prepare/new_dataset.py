@@ -220,8 +220,8 @@ class Making:
         info = {"made_by": made_by, **{k: v for k, v in info.items() if k != "command"}}
         info.setdefault("validation", self.options.validation)
         info["seed"] = self.options.seed
-        # Paths become text, and tuples lists.
-        described: dict[str, Any] = json.loads(json.dumps(info, default=str))
+        # Tuples become lists, and paths text that is valid in any working directory.
+        described: dict[str, Any] = json.loads(json.dumps(info, default=_text))
         return described
 
     def publish(self) -> int:
@@ -253,3 +253,7 @@ class Making:
         if not any_pair:
             remedy = f"; {self.remedy}" if self.remedy else ""
             raise self.nothing_usable(f"no training pairs are left{remedy}")
+
+
+def _text(value: object) -> str:
+    return str(value.absolute() if isinstance(value, Path) else value)
