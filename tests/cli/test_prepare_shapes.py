@@ -48,6 +48,21 @@ def test_validation_meshes_can_be_named(meshes: Path, tmp_path: Path) -> None:
     assert train == {"b/tetra", "other", "cad_1"}
 
 
+def test_two_files_of_one_mesh_are_one_mesh(
+    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corners = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\n"
+    faces = "f 1 3 2\nf 1 2 4\nf 1 4 3\nf 2 3 4\n"
+    for name in ("a/tetra.obj", "b/other.obj", "b/lonely.obj"):
+        (meshes / name).write_text(corners + faces)
+    options = [*SMALL, "--validation-meshes", meshes / "a" / "tetra.obj"]
+    assert run("meshes", meshes, *options, "-o", tmp_path / "out") == 0
+    train = {name.rpartition("/")[0] for name in read(tmp_path / "out", "train")}
+    assert train == {"b/tetra", "other", "cad_1", "lonely"}
+    reported = " ".join(capsys.readouterr().err.split())
+    assert "note: 2 files are of a mesh that another file is of, too" in reported
+
+
 def test_sources_of_meshes_can_have_noise(meshes: Path, tmp_path: Path) -> None:
     for noise in ("0", "0.01:0.02"):
         options = [*SMALL, "--validation-meshes", meshes / "a", "--noise", noise]

@@ -13,6 +13,7 @@ import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.new_dataset import NewDataset
+from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
@@ -72,14 +73,15 @@ class Meshes:
             patch_size=self.patch_size,
             noise=self._noise(),
         )
-        meshes = name_inputs(find_inputs(self.inputs, mesh_extensions))
+        meshes = name_inputs(_one_of_each(find_inputs(self.inputs, mesh_extensions)))
         num_samples = {name: self._samples_of(name) for name in meshes}
         train = {name: meshes[name] for name in meshes if num_samples[name]}
         validation: dict[str, Path] = {}
         if self.validation_meshes:
-            validation = name_inputs(find_inputs(self.validation_meshes, mesh_extensions))
-            held_out = {path.resolve() for path in validation.values()}
-            train = {name: path for name, path in train.items() if path.resolve() not in held_out}
+            held_out = _one_of_each(find_inputs(self.validation_meshes, mesh_extensions))
+            validation = name_inputs(held_out)
+            known = {_mesh_of(path) for path in held_out}
+            train = {name: path for name, path in train.items() if _mesh_of(path) not in known}
         elif self.dataset.validation:
             numbers = np.column_stack([np.arange(len(train)), np.zeros(len(train), np.int64)])
             (held,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
@@ -141,6 +143,25 @@ class Meshes:
                 raise ConfigError(f"--samples-for {rule}: must be GLOB=N, as in 'cad_*=1'")
             number = int(value) if fnmatch(name, glob) else number
         return number
+
+
+def _mesh_of(path: Path) -> Path:
+    """The path of a mesh without its extension: chair.off and chair.obj are one mesh."""
+    return path.resolve().with_suffix("")
+
+
+def _one_of_each(paths: list[Path]) -> list[Path]:
+    """The first file of each mesh; a note names a mesh that has several."""
+    meshes: dict[Path, Path] = {}
+    for path in paths:
+        meshes.setdefault(_mesh_of(path), path)
+    if len(meshes) < len(paths):
+        twice = next(path for path in paths if meshes[_mesh_of(path)] != path)
+        note(
+            f"{len(paths) - len(meshes)} files are of a mesh that another file is of, too, such as "
+            f"{meshes[_mesh_of(twice)]} and {twice.name}: one file of each is used"
+        )
+    return list(meshes.values())
 
 
 @dataclass(frozen=True, kw_only=True)
