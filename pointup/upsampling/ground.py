@@ -60,9 +60,7 @@ class Ground:
         It is the larger of two heights: the lowest return in the 3 x 3 cells around, and the plane
         plus the lowest height of a return relative to it. The cells are the smallest in which
         enough returns came from the ground for a plane, or those of the coarsest raster where there
-        are none. In larger cells than the smallest it is not lower than the lowest returns nearby
-        that came from the ground, either, less a tenth of their distance. It is -inf without
-        returns.
+        are none. It is -inf without returns.
         """
         floor = np.empty(len(points))
         for rows, rectangle in self._rectangles(points):
@@ -113,14 +111,14 @@ class _Rectangle:
             scale = largest // factor
             raster = Raster(factor * side, scale * first, scale * shape)
             coarser = self._levels[0] if self._levels else None
-            level = Level(raster, finest, points, is_ground, low_returns, coarser)
+            level = Level(raster, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         floor, known = self._levels[0].floor(points)
         for level in self._levels[1:]:
             rows = np.flatnonzero(~known)
-            floor[rows], known[rows] = level.floor_between(points[rows])
+            floor[rows], known[rows] = level.floor(points[rows])
         return floor
 
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from pointup.upsampling.ground_raster import Raster
 
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
 # coarser cells of their plane.
 _TOLERANCE = 0.5
-# Between returns from the ground it falls by at most this share of the distance to one of so many
-# of the nearest.
-_SLOPE, _NUM_LOW = 0.1, 8
 # Fits of the planes of the coarsest cells; lowest returns far above one are left out of the next.
 _FITS = 3
 
@@ -20,9 +16,8 @@ _FITS = 3
 class Level:
     """Planes and lowest returns in the 3 x 3 cells around each cell of a raster.
 
-    `low_returns` (L,) are the lowest points of the cells of the raster `small`. `coarser` decides
-    which of them came from the ground; None: all of them, but for the very lowest of a cell with
-    many.
+    `low_returns` (L,) are the lowest points of small cells. `coarser` decides which of them came
+    from the ground; None: all of them, but for the very lowest of a cell with many.
 
     Attributes:
         planes: (C, 3), see `Raster.planes`.
@@ -35,13 +30,12 @@ class Level:
     def __init__(
         self,
         raster: Raster,
-        small: Raster,
         points: np.ndarray,
         is_ground: np.ndarray,
         low_returns: np.ndarray,
         coarser: Level | None,
     ) -> None:
-        self.raster, self._small, self._coarser = raster, small, coarser
+        self.raster, self._coarser = raster, coarser
         lowest = raster.lowest(
             points[low_returns, 2], raster.cells(points[low_returns]), robust=coarser is None
         )
@@ -59,9 +53,6 @@ class Level:
         self.lowest = raster.minimum(points[:, 2], cell)
         height = points[:, 2] - raster.height_of(self.planes, points, cell)
         self.below = np.where(self.has_plane, raster.minimum(height, cell), -np.inf)
-        is_low = self.has_plane[cell] & (height <= _TOLERANCE * raster.side)
-        self._low = points[low_returns[is_low[low_returns]]]
-        self._nearby = small.minimum(height, small.cells(points))
 
     def _fit(
         self, points: np.ndarray, from_ground: np.ndarray, num_fits: int
@@ -96,28 +87,3 @@ class Level:
         lowest = self.lowest[cell]
         floor = np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
         return floor, self.has_plane[cell]
-
-    def floor_between(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest allowed height (Q,) of points (Q, 3) with no return from the ground near them, and
-        whether it follows the ground there.
-
-        It is also limited by the heights, relative to the plane of the point, of the nearest of the
-        lowest returns, see `_SLOPE`, and of the returns in the 3 x 3 small cells around, if one of
-        these is lower.
-        """
-        floor, known = self.floor(points)
-        rows = np.flatnonzero(known & (floor > -np.inf))
-        number = min(_NUM_LOW, len(self._low))
-        if not number or not len(rows):
-            return floor, known
-        tree = cKDTree(self._low[:, :2])
-        found = tree.query(points[rows, :2], k=np.arange(1, number + 1))
-        distance, nearest = (np.asarray(part) for part in found)
-        planes, cell = self.planes, self.raster.cells(points[rows])
-        low = self._low[nearest.ravel()]
-        height = low[:, 2] - self.raster.height_of(planes, low, np.repeat(cell, number))
-        lowest = (height.reshape(distance.shape) - _SLOPE * distance).min(axis=1)
-        lowest = np.minimum(lowest, self._nearby[self._small.cells(points[rows])])
-        here = self.raster.height_of(planes, points[rows], cell)
-        floor[rows] = np.fmax(floor[rows], here + lowest)
-        return floor, known

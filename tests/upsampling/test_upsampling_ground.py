@@ -164,22 +164,6 @@ def test_below_a_dense_crown_or_a_roof_the_ground_is_that_around_it(
     assert (floor >= height - 0.4).all()
 
 
-def test_a_ditch_near_a_dense_crown_does_not_lower_the_ground_below_the_crown(
-    make_store: StoreMaker,
-) -> None:
-    rng = np.random.default_rng(0)
-    points = under(40 * rng.random((14_400, 2)))
-    points[np.abs(points[:, 0] - 16) < 1.0, 2] -= 0.8
-    store = make_store(PointCloud(points), block_size=256)
-    # The nearest returns from the ground are 1 to 3 m away, those of the ditch farther.
-    there = np.array([19.5, 21.5]) + rng.random((200, 2))
-    height = slope(*there.T)
-    at = np.column_stack([there, height]) - store.frame.origin
-    floor = ground_of(store).floor(at) + store.frame.origin[2]
-    assert (floor <= height + 0.05).all()
-    assert np.median(height - floor) < 0.65
-
-
 def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
     make_store: StoreMaker,
 ) -> None:
