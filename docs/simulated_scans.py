@@ -21,7 +21,8 @@ from scipy.spatial import cKDTree
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.synthetic.forests import Stand
-from pointup.synthetic.landscapes import stand_scene
+from pointup.synthetic.landscapes import scene_of, stand_site
+from pointup.synthetic.movement import moved
 from pointup.synthetic.scanner import Scanner, airborne, drone, scan
 
 BANDS = (-np.inf, 2.0, 8.0, 16.0, 24.0, np.inf)
@@ -37,6 +38,7 @@ STAND = Stand(
     dead_wood=0.01,
 )
 WIDTH = 20.0
+MOVEMENT = 0.4
 FEWEST_IN_LINE = 1000
 
 
@@ -87,15 +89,17 @@ def flight(survey: Survey, scanner: Scanner, tilts: list[float]) -> Scanner:
     )
 
 
-def simulated_surveys(real: list[Survey], num_scenes: int) -> list[Survey]:
+def simulated_surveys(real: list[Survey], num_scenes: int, movement: float) -> list[Survey]:
     """Scans of several stands, side by side, as one survey each."""
     parts: list[list[Survey]] = [[], []]
     for seed in range(num_scenes):
         rng = np.random.default_rng([77, seed])
-        scene = stand_scene(rng, WIDTH, STAND)
+        site = stand_site(rng, WIDTH, STAND)
+        later = moved(site, movement, np.random.default_rng([78, seed]))
+        scenes = scene_of(site, WIDTH), scene_of(later, WIDTH)
         aeroplane = flight(real[0], airborne(rng, 1.0), [12.0, -12.0])
         copter = flight(real[1], drone(rng, 1.0), [8.0])
-        for side, scanner in enumerate((aeroplane, copter)):
+        for side, (scene, scanner) in enumerate(zip(scenes, (aeroplane, copter), strict=True)):
             returns = scan(scene.solid, scene.rough, WIDTH, scanner, rng)
             points, line = returns.points, returns.line + 10 * seed
             above = points[:, 2] - scene.ground(points[:, :2])
@@ -199,9 +203,10 @@ def main() -> None:
     parser.add_argument("drone", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--scenes", type=int, default=6)
+    parser.add_argument("--movement", type=float, default=MOVEMENT)
     options = parser.parse_args()
     real = real_surveys([options.als, options.drone])
-    simulated = simulated_surveys(real, options.scenes)
+    simulated = simulated_surveys(real, options.scenes, options.movement)
     print_table(real, simulated)
     draw(real, simulated, options.picture)
 

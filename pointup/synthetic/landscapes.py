@@ -84,6 +84,11 @@ def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> Scen
 
     `kind` is one of `KINDS`; it is drawn if empty.
     """
+    return scene_of(random_site(rng, width, kind), width)
+
+
+def random_site(rng: np.random.Generator, width: float, kind: str = "") -> Site:
+    """The objects of a random landscape on a square of `width` and a margin around it."""
     kind = kind or str(rng.choice(KINDS, p=SHARES))
     height = ground(rng, steep=kind == "slope")
     site = Site(rng, height, width + 2 * MARGIN)
@@ -97,14 +102,14 @@ def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> Scen
         _furnish(site, kind)
     if rng.random() < 0.5:
         site.sow(int(site.extent**2 * log_uniform(rng, 0.5, 15)))
-    return _finish(site, width)
+    return site
 
 
-def stand_scene(rng: np.random.Generator, width: float, stand: Stand) -> Scene:
+def stand_site(rng: np.random.Generator, width: float, stand: Stand) -> Site:
     """A forest of the given composition, on random ground."""
     site = Site(rng, ground(rng), width + 2 * MARGIN)
     plant_stand(site, stand)
-    return _finish(site, width)
+    return site
 
 
 def _furnish(site: Site, kind: str) -> None:
@@ -132,7 +137,7 @@ def _furnish(site: Site, kind: str) -> None:
         site.grow(partial(shrub, rng, log_uniform(rng, 0.4, 4), foliage), clearance=0.2)
 
 
-def _finish(site: Site, width: float) -> Scene:
+def scene_of(site: Site, width: float) -> Scene:
     """The scene of a furnished site, with copies of it around."""
     objects = [*site.solid, *site.rough]
     top = max((float(np.ptp(part[..., 2])) for part in objects), default=0.0)

@@ -9,7 +9,8 @@ import numpy as np
 from pointup.datasets.pair import Pair
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.landscapes import KINDS, random_scene, scan
+from pointup.synthetic.landscapes import KINDS, random_site, scan, scene_of
+from pointup.synthetic.movement import moved
 from pointup.synthetic.randomness import log_uniform
 
 # Increase this number with each change of the pairs.
@@ -30,6 +31,8 @@ class SurveyPlan:
         target_density: target points per square metre.
         ratios: target points for each source point, drawn from these; replaces `target_density`.
         kinds: kinds of landscape, in turn.
+        movement: smallest and largest distance by which plants move between the two surveys, in
+            metres, see `moved`.
     """
 
     width: float = 10.0
@@ -37,6 +40,7 @@ class SurveyPlan:
     target_density: float = 300.0
     ratios: tuple[float, ...] = ()
     kinds: tuple[str, ...] = KINDS
+    movement: tuple[float, float] = (0.0, 0.0)
 
 
 def survey_pair(
@@ -46,7 +50,7 @@ def survey_pair(
 
     The scenes of validation are other ones than those of training, whatever their seeds. Densities
     count returns and are met within a few per cent. Validation pairs have a second drone survey,
-    independent of the first.
+    independent of the first, of the plants as the first drone survey met them; so is the surface.
     """
     kind = plan.kinds[number % len(plan.kinds)]
     for attempt in range(ATTEMPTS):
@@ -55,8 +59,11 @@ def survey_pair(
         denser = plan.target_density
         if plan.ratios:
             denser = density * rng.choice(plan.ratios)
-        scene = random_scene(rng, plan.width, kind)
+        site = random_site(rng, plan.width, kind)
+        scene = scene_of(site, plan.width)
         source = scan(scene, density, rng, count_returns=True).points
+        if plan.movement[1] > 0:
+            scene = scene_of(moved(site, rng.uniform(*plan.movement), rng), plan.width)
         target = scan(scene, denser, rng, from_drone=True, count_returns=True)
         if min(len(source), len(target.points)) >= MIN_POINTS:
             break

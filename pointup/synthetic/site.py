@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,17 @@ from pointup.synthetic.plants import Plant, grass
 SHIFTS = np.array([[x, y] for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y])
 
 
+class PlacedPlant(NamedTuple):
+    """A tree or shrub of a site."""
+
+    wood: int
+    """Its place in `Site.solid`."""
+    foliage: int
+    """Its place in `Site.rough`."""
+    foot: np.ndarray
+    """(3,) where it stands."""
+
+
 class Site:
     """Places objects on the ground at distances from each other."""
 
@@ -21,6 +33,7 @@ class Site:
         self.rng, self.height, self.extent = rng, height, extent
         self.solid: list[np.ndarray] = []
         self.rough: list[np.ndarray] = []
+        self.plants: list[PlacedPlant] = []
         self.taken = np.empty((0, 3))
 
     def clear(self) -> None:
@@ -69,6 +82,7 @@ class Site:
         if spot is None:
             return False
         wood, foliage = make()
+        self.plants.append(PlacedPlant(len(self.solid), len(self.rough), spot))
         self.solid.append(wood + spot)
         self.rough.append(foliage + spot)
         return True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pointup.synthetic.forests import Stand, plant_stand, random_stand
-from pointup.synthetic.landscapes import FORESTS, Scene, random_scene, stand_scene
+from pointup.synthetic.landscapes import FORESTS, Scene, random_scene, scene_of, stand_site
 from pointup.synthetic.plants import log, snag
 from pointup.synthetic.scanner import Scanner, scan
 from pointup.synthetic.site import Site
@@ -41,6 +41,10 @@ STRAIGHT = Scanner(
 )
 
 
+def scene_of_stand(seed: int, width: float, stand: Stand) -> Scene:
+    return scene_of(stand_site(np.random.default_rng(seed), width, stand), width)
+
+
 def heights(scene: Scene, scanner: Scanner, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) of a scan, and their heights (N,) above the ground."""
     rng = np.random.default_rng(seed)
@@ -52,7 +56,7 @@ def ground_share(stand: Stand, seeds: int = 3) -> float:
     """The share of returns from at most 0.3 m above the ground, mean of several scenes."""
     shares = []
     for seed in range(seeds):
-        scene = stand_scene(np.random.default_rng(seed), 8.0, stand)
+        scene = scene_of_stand(seed, 8.0, stand)
         shares.append(np.mean(heights(scene, STRAIGHT)[1] < 0.3))
     return float(np.mean(shares))
 
@@ -73,7 +77,7 @@ def test_an_understory_fills_the_space_below_the_crowns() -> None:
         shares = []
         for seed in range(3):
             stand = replace(STAND, understory=understory, cover=0.8, evenness=0.9, shrubs=0.0)
-            above = heights(stand_scene(np.random.default_rng(seed), 8.0, stand), STRAIGHT)[1]
+            above = heights(scene_of_stand(seed, 8.0, stand), STRAIGHT)[1]
             shares.append(np.mean((above > 1) & (above < 6)))
         return float(np.mean(shares))
 
@@ -81,7 +85,7 @@ def test_an_understory_fills_the_space_below_the_crowns() -> None:
 
 
 def test_the_height_of_a_stand_is_that_of_its_tallest_trees() -> None:
-    above = heights(stand_scene(np.random.default_rng(0), 10.0, STAND), STRAIGHT)[1]
+    above = heights(scene_of_stand(0, 10.0, STAND), STRAIGHT)[1]
     assert 0.6 * STAND.height < above.max() < 1.1 * STAND.height
 
 
@@ -90,7 +94,7 @@ def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch) -> 
     stand = replace(STAND, cover=2.2, height=30.0)
 
     def share() -> float:
-        scenes = [stand_scene(np.random.default_rng(seed), 8.0, stand) for seed in range(2)]
+        scenes = [scene_of_stand(seed, 8.0, stand) for seed in range(2)]
         return float(np.mean([np.mean(heights(scene, oblique)[1] < 0.5) for scene in scenes]))
 
     with_surroundings = share()

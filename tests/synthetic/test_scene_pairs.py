@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
+from pointup.datasets.pair import Pair
 from pointup.synthetic.landscapes import KINDS
 from pointup.synthetic.scene_pairs import SurveyPlan, survey_pair
 
@@ -50,6 +53,24 @@ def test_surveys_of_a_scene_are_independent() -> None:
     assert len(pair.resample) == pytest.approx(len(pair.target), rel=0.1)
     assert cKDTree(pair.target).query(pair.resample)[0].min() > 0
     assert cKDTree(pair.target).query(pair.source)[0].min() > 0
+
+
+def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_first() -> None:
+    def away(pair: Pair, cloud: np.ndarray) -> float:
+        return float(np.mean(cKDTree(pair.target).query(cloud)[0]))
+
+    plan = SurveyPlan(width=6.0, kinds=("forest-leaf-on",), target_density=100.0)
+    (still, _), (moving, surface) = (
+        survey_pair(replace(plan, movement=movement), 5, True, 0)
+        for movement in ((0.0, 0.0), (0.8, 0.8))
+    )
+    assert np.array_equal(still.source, moving.source)
+    assert away(moving, moving.source) > 1.2 * away(still, still.source)
+    # The second drone survey meets the plants where the first one met them.
+    assert moving.resample is not None
+    assert surface is not None
+    assert away(moving, moving.resample) < 1.2 * away(still, still.resample)
+    assert np.quantile(surface.distance(moving.target), 0.995) < 0.03
 
 
 def test_a_pair_depends_on_seed_split_and_number() -> None:

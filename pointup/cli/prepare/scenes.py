@@ -54,6 +54,10 @@ class Scenes:
         ALL_KINDS
     )
     """Kinds of landscape, in turn."""
+    movement: str = "0"
+    """Displacement of plants between the two surveys, by wind, growth and new leaves: root mean
+    square of leaves 10 m above the ground and higher, in metres. A number, or LOW:HIGH to draw
+    from. In a real pair, a year apart, it is about 0.7."""
     dataset: NewDataset
 
     def __post_init__(self) -> None:
@@ -69,6 +73,7 @@ class Scenes:
             raise ConfigError("--kinds: name at least one kind")
         from pointup.synthetic.scene_pairs import MIN_POINTS
 
+        self.distances()
         # Twice as many, because scenes hide parts of their ground and density varies.
         if self.densities()[0] * self.tile**2 < 2 * MIN_POINTS:
             smallest = (2 * MIN_POINTS / self.densities()[0]) ** 0.5
@@ -79,21 +84,23 @@ class Scenes:
 
     def densities(self) -> tuple[float, float]:
         """Smallest and largest density of the source."""
-        try:
-            numbers = [float(part) for part in self.source_density.split(":")]
-        except ValueError:
-            numbers = []
-        if not 1 <= len(numbers) <= 2 or not 0.5 <= numbers[0] <= numbers[-1] <= 500:
-            raise ConfigError(
-                f"--source-density {self.source_density}: must be a number or LOW:HIGH, "
-                "from 0.5 to 500, as in 6:22"
-            )
-        return numbers[0], numbers[-1]
+        return _range("--source-density", self.source_density, 0.5, 500, "6:22")
+
+    def distances(self) -> tuple[float, float]:
+        """Smallest and largest displacement of plants."""
+        return _range("--movement", self.movement, 0, 5, "0:0.8")
 
     def run(self) -> int:
         from pointup.synthetic.scene_pairs import RECIPE, SurveyPlan, survey_pair
 
-        plan = SurveyPlan(self.tile, self.densities(), self.target_density, self.ratio, self.kinds)
+        plan = SurveyPlan(
+            self.tile,
+            self.densities(),
+            self.target_density,
+            self.ratio,
+            self.kinds,
+            self.distances(),
+        )
         num_validation = round(self.dataset.validation * self.num_pairs)
         surfaces: dict[str, Surface] = {}
         with self.dataset.making() as making:
@@ -111,10 +118,24 @@ class Scenes:
             info: dict[str, Any] = {"command": "prepare scenes", "recipe": RECIPE}
             info |= {"tile": self.tile, "source_density": self.source_density}
             info |= {"target_density": self.target_density, "ratio": self.ratio}
-            info |= {"kinds": self.kinds}
+            info |= {"kinds": self.kinds, "movement": self.movement}
             return making.write(
                 pairs(False, self.num_pairs - num_validation, "training scenes"),
                 pairs(True, num_validation, "validation scenes"),
                 info,
                 surfaces,
             )
+
+
+def _range(option: str, text: str, least: float, most: float, example: str) -> tuple[float, float]:
+    """The numbers of a text "NUMBER" or "LOW:HIGH"."""
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2 or not least <= numbers[0] <= numbers[-1] <= most:
+        raise ConfigError(
+            f"{option} {text}: must be a number or LOW:HIGH, from {least:g} to {most:g}, as in "
+            f"{example}"
+        )
+    return numbers[0], numbers[-1]
