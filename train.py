@@ -98,7 +98,7 @@ def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
 
 def train(config: TrainConfig, accelerator: Accelerator, stop_after: int | None = None) -> None:
     """Train until the end of the run that `config` defines, or until step `stop_after`."""
-    check_consistency(accelerator, facts_of_start(config))
+    check_consistency(accelerator, facts_of_start(config, accelerator.mixed_precision))
     config, weights = initial_model(config)
     rank = accelerator.process_index, accelerator.num_processes
     with (
@@ -194,12 +194,11 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     Returns whether a stop was requested on any process.
     """
     config, accelerator, reduction = run.config, run.accelerator, run.reduction
-    progress, sampler, watchdog = run.progress, run.sampler, run.watchdog
-    weights, optimizer = run.trained.weights, run.trained.optimizer
+    progress, sampler, watchdog, trained = run.progress, run.sampler, run.watchdog, run.trained
     share_done = progress.share_done(config, sampler)
     work = partial(run.forward_backward, share=share_done)
     learning_rate = run.schedule.learning_rate(progress.step, share_done)
-    set_learning_rate(optimizer, learning_rate)
+    set_learning_rate(trained.optimizer, learning_rate)
 
     step_began = time.monotonic()
     reduction.start()
@@ -216,10 +215,13 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     totals = reduction.finish(run.stop.requested, elapsed_seconds=time.monotonic() - run.started)
 
     run.data.unreadable.report(progress.step, totals.num_unreadable, reduction.faults)
-    grad_norm = accelerator.clip_grad_norm_(weights.parameters(), config.clip_norm).item()
-    is_taken = run.non_finite.may_step(
-        progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
-    ) and run.trained.step(grad_norm)
+    grad_norm, is_taken = 0.0, False
+    if totals.num_clouds:  # Else momentum and weight decay alone would change the weights.
+        parameters = trained.weights.parameters()
+        grad_norm = accelerator.clip_grad_norm_(parameters, config.clip_norm).item()
+        is_taken = run.non_finite.may_step(
+            progress.step, totals.loss, grad_norm, learning_rate, reduction.non_finite_clouds
+        ) and trained.step(grad_norm)
     progress.skipped += not is_taken
     sampler.advance(1)
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)

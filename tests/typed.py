@@ -56,3 +56,19 @@ def left_in(folder: Path) -> list[str]:
 
 def is_one_line(text: str) -> bool:
     return text.startswith("pointup: error: ") and text.count("\n") == 1
+
+
+def write_scaled(
+    path: Path, kind: str, scale: float, values: np.ndarray, shift: float = 0.0
+) -> None:
+    """Write a survey, moved by `shift` along x, with raw `values` in a scaled extra dimension."""
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4.1e6, 0.0])
+    header.add_extra_dim(
+        laspy.ExtraBytesParams("value", kind, scales=np.array([scale]), offsets=np.array([0.0]))
+    )
+    las = laspy.LasData(header)
+    las.xyz = positions(len(values)) + np.array([shift, 0.0, 0.0])
+    las.return_number = las.number_of_returns = np.ones(len(values), int)
+    las.points.array["value"] = values
+    las.write(path)

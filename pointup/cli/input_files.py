@@ -30,7 +30,11 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
         if path.is_dir():
             # macOS leaves files such as ._a.las beside a.las on disks of other systems.
             inside = [
-                p for p in path.rglob("[!.]*") if p.suffix.lower() in extensions and p.is_file()
+                p
+                for p in path.rglob("[!.]*")
+                if p.suffix.lower() in extensions
+                and p.is_file()
+                and not any(part.startswith(".") for part in p.relative_to(path).parts)
             ]
             if not inside:
                 raise FileError(f"{path}: no files in it end in {' '.join(extensions)}")

@@ -66,7 +66,7 @@ def read_extent(path: Path) -> FileExtent:
     if not (np.isfinite([low, high]).all() and (low <= high).all()):
         raise FileError(
             f"{path}: its header gives x from {low[0]} to {high[0]}, y from {low[1]} to {high[1]}; "
-            "repair it, or add --separate"
+            "repair it, or upsample it with --separate and without --bounds"
         )
     return _extent(path, first, low, high, header.point_count, header)
 
@@ -85,6 +85,12 @@ def _extent(
     crs: tuple[bytes, ...] = ()
     scale = np.zeros(2)
     if header is not None:
+        # Values of one file may not fit the scale of another.
+        attributes += tuple(
+            (f"{d.name} {d.scales} {d.offsets}", str(d.dtype), ())
+            for d in header.point_format.extra_dimensions
+            if d.is_scaled
+        )
         scale = np.array(header.scales[:2])
         records = {
             record.record_id: record.record_data_bytes().rstrip(b"\0 \n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,7 +20,6 @@ from pointup.io.cloud import (
     os_errors,
     resolve_symlink,
     warn_once,
-    write_file,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
 from pointup.io.kitti import SweepWriter, read_sweep
@@ -205,10 +206,19 @@ def copy_file(path: Path, target: Path) -> None:
     Raises FileError when the file can't be read or the target can't be written.
     """
     with os_errors(path, "read"):
-        content = path.read_bytes()
+        size = path.stat().st_size
     with os_errors(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-    write_file(target, content)
+        written = resolve_symlink(target)
+        part = written.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            # By the system: a survey may be larger than memory.
+            shutil.copyfile(path, part)
+            if part.stat().st_size != size:
+                raise FileError(f"{path}: changed while it was copied; repeat it")
+            part.replace(written)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def read_mesh(path: str | Path) -> Surface:

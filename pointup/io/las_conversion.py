@@ -8,9 +8,13 @@ import laspy
 import numpy as np
 
 from pointup.io.cloud import PointCloud
+from pointup.io.noise import plain_name
 
 COLOURS = ("red", "green", "blue")
 LARGEST_8_BIT, LARGEST_16_BIT = 255, 65_535
+SCAN_ANGLE_STEP = 0.006
+"""Unit in degrees of the scan angles of point formats 6 and above; other programs write degrees."""
+SECONDS_OF_WEEK = 604_800
 POINT_FORMAT = 8
 """The point format with all standard dimensions."""
 
@@ -32,7 +36,8 @@ class LasConversion:
 
     Names match whatever their case and underscores: `Classification`, `ReturnNumber`. Intensities
     and colours from 0 to 1 with fractions are multiplied by 65,535, and colours up to 255 by 256,
-    as LAS requires. The attributes of `like` hold at least their smallest and largest values.
+    as LAS requires. Scan angles that are floats are degrees. The attributes of `like` hold at least
+    their smallest and largest values.
 
     Attributes:
         ranges: smallest and largest value (2,) of the converted attributes of `like`.
@@ -49,12 +54,14 @@ class LasConversion:
             self._names[name] = name if is_taken else known
         ranges = extremes(self._renamed(like.attributes))
         colours = [ranges[name] for name in COLOURS if name in ranges]
-        self._factors: dict[str, int] = {}
+        self._factors: dict[str, float] = {}
         if colours:
             factor = _factor(np.concatenate(colours), is_colour=True)
             self._factors = dict.fromkeys(COLOURS, factor)
         if "intensity" in ranges:
             self._factors["intensity"] = _factor(ranges["intensity"], is_colour=False)
+        if "scan_angle" in ranges and ranges["scan_angle"].dtype.kind == "f":
+            self._factors["scan_angle"] = 1 / SCAN_ANGLE_STEP
         self.ranges = extremes(self.attributes(like.attributes))
 
     def attributes(self, attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -70,7 +77,7 @@ class LasConversion:
 
 
 def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace(" ", "")
+    return plain_name(name).replace("_", "").replace(" ", "")
 
 
 def _factor(values: np.ndarray, is_colour: bool) -> int:

@@ -65,7 +65,10 @@ def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) ->
     num_vlrs, point_format, point_size, num_points = unpack_from("<IBHI", head, 100)
     start_of_evlrs, num_evlrs = 0, 0
     if minor >= 4:
+        legacy_count = num_points
         start_of_evlrs, num_evlrs, num_points = unpack_from("<QIQ", head.ljust(375, b"\0"), 235)
+        if legacy_count and not num_points:
+            raise damaged(path, f"its header counts {legacy_count} points, and none for LAS 1.4")
     if points_start > size:
         raise damaged(path, f"has {size} bytes, its points begin after {points_start}")
     vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEADER_SIZE)

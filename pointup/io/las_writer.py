@@ -13,8 +13,10 @@ from pathlib import Path
 from struct import pack
 
 import laspy
+import lazrs
 import numpy as np
 from laspy.extradims import get_id_for_extra_dim_type
+from laspy.header import GpsTimeType
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
@@ -30,7 +32,7 @@ from pointup.io.cloud import (
     os_errors,
 )
 from pointup.io.las import COORDINATES, iter_records
-from pointup.io.las_conversion import COLOURS, LasConversion
+from pointup.io.las_conversion import COLOURS, SECONDS_OF_WEEK, LasConversion
 from pointup.io.las_layout import CREATION_DATE_OFFSET
 
 LEGACY_COUNTS_OFFSET = 107
@@ -71,6 +73,9 @@ class LasWriter(PointWriter):
             self._conversion = LasConversion(like)
             attributes = self._conversion.attributes(attributes)
             header = _new_header(like.positions, attributes.keys())
+            times = self._conversion.ranges.get("gps_time")
+            if times is not None and times[1] > SECONDS_OF_WEEK:
+                header.global_encoding.gps_time_type = GpsTimeType.STANDARD
         self._check_writable(header)
         known = set(header.point_format.dimension_names)
         unknown = {name: values for name, values in attributes.items() if name not in known}
@@ -218,7 +223,10 @@ class LasWriter(PointWriter):
             # LAS requires 8-bit colours to be stored as 16-bit ones, multiplied by 256.
             values = values.astype(np.uint16) * 256
         if dimension.is_scaled:
-            records[name] = values
+            # laspy rounds a scaled float to an integer, and its error is no error of LAS.
+            raw = records.array[name]
+            steps = (values - dimension.offsets) / dimension.scales
+            raw[:] = cast_values(steps, raw.dtype, what).reshape(raw.shape)
             return
         # Bit fields have no dtype.
         dtype = np.dtype(np.uint8) if dimension.dtype is None else dimension.dtype.base
@@ -261,6 +269,8 @@ class LasWriter(PointWriter):
             yield
         except (laspy.errors.LaspyException, ValueError) as error:
             raise FileError(f"{self.path}: can't be written like the original: {error}") from error
+        except lazrs.LazrsError as error:
+            raise FileError(f"{self.path}: can't be written: {error}; is the disk full?") from error
 
 
 def _drop_statistics(header: laspy.LasHeader) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from pointup.errors import DataError, FileError
 from pointup.io.files import LAS_EXTENSIONS
 
-_PROJECTION, _USER_DEFINED = 3072, 32767
+_PROJECTION, _VERTICAL, _USER_DEFINED = 3072, 4096, 32767
 _UNIT_KEYS = (3076, 4099)  # of x and y, of heights
 _LENGTHS = {9001: 1.0, 9002: 0.3048, 9003: 1200 / 3937}
 _NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
@@ -78,8 +78,39 @@ def length_unit(path: str | Path) -> LengthUnit:
         return UNKNOWN
     if system.is_geographic:
         return ANGLES
-    lengths = {axis.unit_conversion_factor for axis in system.axis_info}
-    return unit_of(lengths.pop()) if len(lengths) == 1 else MIXED
+    factors = [axis.unit_conversion_factor for axis in system.axis_info]
+    units = {unit_of(factor) for factor in _with_geo_keys(factors, header)}
+    return units.pop() if len(units) == 1 else MIXED
+
+
+def _with_geo_keys(factors: list[float], header: Any) -> list[float]:
+    """The lengths of the units of the axes, with those that GeoTIFF keys name beside a code.
+
+    laspy reads only the code of the horizontal system.
+    """
+    from pyproj import CRS
+    from pyproj.exceptions import CRSError
+
+    keys = _geo_keys(header)
+    horizontal, vertical = (_LENGTHS.get(keys.get(key, 0)) for key in _UNIT_KEYS)
+    if horizontal is not None:
+        factors = [horizontal]
+    if vertical is not None:
+        return [*factors, vertical]
+    with suppress(CRSError):
+        system = CRS.from_epsg(keys.get(_VERTICAL, 0))
+        if system.is_vertical:
+            return [*factors, *(axis.unit_conversion_factor for axis in system.axis_info)]
+    return factors
+
+
+def _geo_keys(header: Any) -> dict[int, int]:
+    """The GeoTIFF keys of a header; none if there is a WKT."""
+    records = [*header.vlrs, *(header.evlrs or [])]
+    if any(type(record).__name__ == "WktCoordinateSystemVlr" for record in records):
+        return {}
+    directory = header.vlrs.get("GeoKeyDirectoryVlr")
+    return {key.id: key.value_offset for key in directory[0].geo_keys} if directory else {}
 
 
 def _own_projection(header: Any) -> LengthUnit | None:
@@ -87,10 +118,7 @@ def _own_projection(header: Any) -> LengthUnit | None:
 
     None for any other header. laspy takes its geographic base system for the system of these files.
     """
-    directory = header.vlrs.get("GeoKeyDirectoryVlr")
-    if not directory or header.vlrs.get("WktCoordinateSystemVlr"):
-        return None
-    keys = {key.id: key.value_offset for key in directory[0].geo_keys}
+    keys = _geo_keys(header)
     if keys.get(_PROJECTION) != _USER_DEFINED:
         return None
     codes = {keys[key] for key in _UNIT_KEYS if key in keys}

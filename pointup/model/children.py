@@ -25,6 +25,7 @@ from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
 from pointup.model.offsets import encode_positions, mean_offset, mean_offset_to_planes, offset_along
+from pointup.model.precision import described_in
 
 SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
 """Bounds of the logarithm of the predicted error, in spacings of the target."""
@@ -158,7 +159,7 @@ class ChildDecoder(PointEncoder):
         From the description of their directions, and from the products of the layer `slot` with
         the features of the parents and of the slots' neighbours.
         """
-        slot_position = self.neighbor_position(described.to(x_parent_NC.dtype))
+        slot_position = self.neighbor_position(described_in(x_parent_NC.dtype, described))
         if start.is_beyond is not None:
             x_neighbor_NRC = x_neighbor_NRC + start.is_beyond * self.extrapolated
         if start.is_below is not None:

@@ -29,6 +29,7 @@ from pointup.model.attention import AttentionBlock, RelativeAttention
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.offsets import offset_along
+from pointup.model.precision import described_in
 
 
 def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) -> AttentionBlock:
@@ -118,7 +119,7 @@ class PointEncoder(nn.Module):
             described = describe_neighbors(
                 local, local.relative, geometry.spacing[neighbors], geometry.normal[neighbors]
             )
-            return cast(Tensor, self.neighbor_position(described.to(self.dtype)))
+            return cast(Tensor, self.neighbor_position(described_in(self.dtype, described)))
 
         def embed(block: Block, g: Tensor) -> Tensor:
             missing = block.of_points(geometry.missing).unsqueeze(-1)

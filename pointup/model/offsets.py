@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from pointup.model.precision import described_in
+
 
 class _Encode(torch.autograd.Function):
     """relu(W d), (M, P), for d (F, M) with one column for each of very many positions.
@@ -44,7 +46,7 @@ def encode_positions(described: Tensor, layer: nn.Linear, dtype: torch.dtype) ->
     The last feature is 1 and multiplies the bias.
     """
     weight = torch.cat([layer.weight, layer.bias.unsqueeze(1)], dim=1).to(dtype)
-    encoded: Tensor = _Encode.apply(described.flatten(1).to(dtype), weight)
+    encoded: Tensor = _Encode.apply(described_in(dtype, described.flatten(1)), weight)
     return encoded.view(*described.shape[1:], -1)
 
 

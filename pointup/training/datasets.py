@@ -15,6 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
+from pointup.datasets.held_out import rows_on_held_out_ground
 from pointup.datasets.joined_samples import JoinedSamples
 from pointup.datasets.mixture import Mixture
 from pointup.datasets.pair_dataset import PairDataset
@@ -22,7 +23,7 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.datasets.samples import Samples, usable_samples
 from pointup.datasets.sizes import checksum_of_sizes
 from pointup.datasets.table_store import open_samples
-from pointup.errors import TrainingError
+from pointup.errors import DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import TrainConfig
 from pointup.training.data_sources import DataSource, data_sources
@@ -110,13 +111,14 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     sources = tuple(data_sources(names))
     train, bad = open_split(sources, "train", config.model.k)
     validation, others = open_split(sources, "validation", config.model.k)
+    train, near = without_held_out_ground(train, validation)
     where = ", ".join(config.data) or "procedural shapes and scenes"
     return TrainingData(
         sources,
         PairDataset(train, seed=config.seed, augment=config.augment, noise=config.noise),
         PairDataset(validation, seed=config.seed),
         f"{where}, {len(train):,} for training, {len(validation):,} for validation",
-        left_out=tuple(bad + others),
+        left_out=tuple(bad + near + others),
         unreadable=UnreadableSamples(
             [source.name for source in sources], train.bounds, config.max_unreadable
         ),
@@ -139,6 +141,35 @@ def open_split(
     if len(parts) == 1:
         return parts[0], left_out
     return JoinedSamples(tuple(source.label for source in sources), tuple(parts)), left_out
+
+
+def without_held_out_ground(
+    train: Samples | JoinedSamples, validation: Samples | JoinedSamples
+) -> tuple[Samples | JoinedSamples, list[str]]:
+    """The training samples that touch no validation sample of another dataset made from the same
+    survey, as `pointup prepare join` leaves them out; and a line for each of the others.
+
+    Reads the points of samples near validation samples. Raises DataError if a dataset keeps none.
+    """
+    if not isinstance(train, JoinedSamples) or not isinstance(validation, JoinedSamples):
+        return train, []
+    parts, left_out = [], []
+    for number, (part, label) in enumerate(zip(train.parts, train.labels, strict=True)):
+        kept = np.ones(len(part), bool)
+        for other, held_out in enumerate(validation.parts):
+            if other != number:
+                rows = rows_on_held_out_ground(part, held_out)
+                kept[rows] = False
+                reason = f"touches validation samples of {validation.labels[other]}"
+                left_out += [
+                    f"train sample {label}/{part.names[r]}: {reason}" for r in rows.tolist()
+                ]
+        if not kept.any():
+            raise DataError(
+                f"{part.folder}: all its samples touch validation samples of the others"
+            )
+        parts.append(part if kept.all() else part.select(np.flatnonzero(kept)))
+    return JoinedSamples(train.labels, tuple(parts)), left_out
 
 
 def training_sampler(

@@ -27,7 +27,8 @@ from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import UNKNOWN, dataset_unit
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
-from pointup.training.faults.out_of_memory import clouds
+from pointup.training.distributed.devices import release_cached_memory
+from pointup.training.faults.out_of_memory import clouds, is_out_of_memory
 from pointup.training.objective import training_ratio
 
 logger = logging.getLogger("pointup")
@@ -162,10 +163,14 @@ class Evaluation:
             logger.debug("an evaluation failed", exc_info=True)
             fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
             index = int(batch.index[0])
-            is_model_fault = index in self.references
+            # Memory is no fault of the weights: without this cloud, the others decide.
+            is_model_fault = index in self.references and not (
+                isinstance(error, RuntimeError) and is_out_of_memory(error)
+            )
             if isinstance(error, NonFiniteError):
                 origin = "the model" if is_model_fault else "the sample"
                 fault = f"{origin} has points that aren't finite"
+        release_cached_memory()
         if batch.num_graphs == 1:
             return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
         # One by one: this isolates a bad cloud, and takes less memory.

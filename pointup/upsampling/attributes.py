@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.io.cloud import ExtraDimension, PointCloud
+from pointup.io.noise import plain_name
 from pointup.upsampling.ground import GROUND_CLASS, Ground, class_attribute
 
 SYNTHETIC, PARENT, DISTANCE = "synthetic", "parent_index", "distance_to_measured"
@@ -44,8 +45,9 @@ def attributes_between(
     weight /= weight.sum(axis=1, keepdims=True)
     for name in interpolated.dtype.names or ():
         # A colour in a single number is packed: the mean of two of them is a colour of neither.
-        is_packed = name.lower() in _OF_SEVERAL_CHANNELS and not interpolated.dtype[name].shape
-        if name.lower() in INTERPOLATED and not is_packed:
+        known = plain_name(name)
+        is_packed = known in _OF_SEVERAL_CHANNELS and not interpolated.dtype[name].shape
+        if known in INTERPOLATED and not is_packed:
             values = attributes[name][nearest].astype(np.float64)
             mean = _weighted_mean(weight, values, nearest >= 0)
             kind = interpolated.dtype[name].base.kind

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pointup.io.noise import CLASSIFICATION
+from pointup.io.noise import CLASSIFICATION, plain_name
 from pointup.upsampling.ground_level import Level
 from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import Store
@@ -142,7 +142,7 @@ def class_attribute(attributes: np.dtype) -> str | None:
     A column with several values for each point is none.
     """
     for name in attributes.names or ():
-        if name.lower() == CLASSIFICATION and not attributes[name].shape:
+        if plain_name(name) == CLASSIFICATION and not attributes[name].shape:
             return name
     return None
 

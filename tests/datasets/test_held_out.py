@@ -244,6 +244,13 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     assert f"training pairs that touch validation pairs of {folders[1]}" in reported
     assert folders[2] not in reported
 
+    # A dataset that was joined before is compared like its parts.
+    for inputs, name in (("ab", "direct"), ("a", "first"), (("first", "b"), "later")):
+        joined = [str(tmp_path / each) for each in inputs]
+        assert main(["prepare", "join", *joined, "-o", str(tmp_path / name)]) == 0
+    direct, later = (open_pairs(tmp_path / name, "train") for name in ("direct", "later"))
+    assert len(direct) == len(later)
+
     def points(split: str, numbers: str) -> list[np.ndarray]:
         rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
         return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]

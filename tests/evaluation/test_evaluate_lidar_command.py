@@ -14,9 +14,11 @@ from matplotlib.image import imread
 from test_evaluate_command import chamfer_of, evaluate, figures_of
 from test_evaluate_command import model as model
 from test_evaluate_command import surveys as surveys
+from typed import positions
 from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
+from pointup.cli.main import main
 from pointup.evaluation.baselines import BASELINES
 from pointup.io.files import read_points
 
@@ -268,3 +270,17 @@ def test_a_survey_is_measured_as_pointup_upsample_writes_it(surveys: Path, model
     figures = [chamfer_of(made, source, reference) for made in (by_default, without)]
     assert found == pytest.approx(figures[0], rel=1e-6)
     assert found != pytest.approx(figures[1], rel=1e-4)
+
+
+def test_a_given_unit_replaces_that_of_the_files(tmp_path: Path) -> None:
+    for seed, name in enumerate(("a.las", "b.las")):
+        header = laspy.LasHeader(version="1.4", point_format=6)
+        header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4.1e6, 0.0])
+        header.add_crs(pyproj.CRS("EPSG:26915+6360"))
+        las = laspy.LasData(header)
+        las.xyz = positions(2000, seed)
+        las.write(tmp_path / name)
+    files = "--reference", tmp_path / "a.las", "--prediction", tmp_path / "b.las"
+    words = ["evaluate", "lidar", *map(str, files)]
+    assert main(words) == 1
+    assert main([*words, "--metres-per-unit", "1"]) == 0

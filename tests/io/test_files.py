@@ -208,3 +208,25 @@ def test_text_is_written_in_the_layout_it_was_read_in(tmp_path: Path, name: str,
     (tmp_path / name).write_text(text)
     write_points(tmp_path / f"b{name}", read_points(tmp_path / name))
     assert (tmp_path / f"b{name}").read_text() == text
+
+
+def test_files_in_hidden_folders_are_no_input(tmp_path: Path) -> None:
+    from pointup.cli.input_files import find_inputs
+
+    for folder in (tmp_path, tmp_path / ".Trash-1000" / "files"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "a.las").touch()
+    assert find_inputs([tmp_path], [".las"]) == [tmp_path / "a.las"]
+
+
+def test_a_copy_does_not_bring_the_file_into_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    from pointup.io.files import copy_file
+
+    (tmp_path / "a.las").write_bytes(bytes(32 << 20))
+    tracemalloc.start()
+    copy_file(tmp_path / "a.las", tmp_path / "out" / "a.las")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "out" / "a.las").stat().st_size == 32 << 20 and most < 4 << 20

@@ -6,9 +6,11 @@ from pathlib import Path
 from struct import pack_into, unpack_from
 
 import laspy
+import lazrs
 import numpy as np
 import pytest
 from laspy.vlrs.vlr import VLR
+from typed import write_scaled
 
 from pointup.errors import DataError, FileError
 from pointup.io.files import (
@@ -253,3 +255,19 @@ def test_the_creation_date_is_not_changed(
     with open_writer(copy, next(iter_points(path, 2)), ADDED) as writer:
         copy_points(path, writer)
     assert unpack_from("<2H", copy.read_bytes(), 90) == date
+
+
+def test_an_error_of_lazrs_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scaled(tmp_path / "a.las", "uint16", 0.01, np.full(50, 100))
+    cloud = read_points(tmp_path / "a.las")
+
+    def fails(*_: object) -> None:
+        raise lazrs.LazrsError("Failed to call write")
+
+    with (
+        pytest.raises(FileError, match=r"b\.laz: can't be written: Failed to call write"),
+        open_writer(tmp_path / "b.laz", cloud) as writer,
+    ):
+        monkeypatch.setattr(writer._writer, "write_points", fails)
+        copy_points(tmp_path / "a.las", writer)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.las"]

@@ -98,3 +98,21 @@ def test_names_of_columns_keep_their_letters(tmp_path: Path, encoding: str) -> N
     assert list(read.attributes) == ["H\u00f6he"]
     write_points(tmp_path / "b.csv", read)
     assert (tmp_path / "b.csv").read_text(encoding="utf-8").startswith("x,y,z,H\u00f6he\n")
+
+
+def test_scan_angles_in_degrees_and_times_of_no_week_become_those_of_las(tmp_path: Path) -> None:
+    angle = np.linspace(-12.5, 12.5, 60)
+    attributes = {"Scan Angle": angle, "GpsTime": 3e8 + np.arange(60)}
+    write_points(tmp_path / "a.las", PointCloud(positions(60), attributes))
+    las = laspy.read(tmp_path / "a.las")
+    assert np.abs(las.scan_angle * 0.006 - angle).max() <= 0.0031
+    assert las.header.global_encoding.gps_time_type == 1
+    raw = {"scan_angle": np.arange(60, dtype=np.int16) * 30}
+    write_points(tmp_path / "b.las", PointCloud(positions(60), raw))
+    assert np.array_equal(laspy.read(tmp_path / "b.las").scan_angle, raw["scan_angle"])
+
+
+def test_names_of_cloudcompare_are_those_of_las(tmp_path: Path) -> None:
+    attributes = {"scalar_Classification": np.arange(60, dtype=np.float32) % 5}
+    write_points(tmp_path / "a.las", PointCloud(positions(60), attributes))
+    assert np.array_equal(laspy.read(tmp_path / "a.las").classification, np.arange(60) % 5)

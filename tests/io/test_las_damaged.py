@@ -12,6 +12,7 @@ import lazrs
 import numpy as np
 import pytest
 from test_las import make_las
+from typed import Result, write_scaled
 
 from pointup.errors import FileError
 from pointup.io.files import iter_points, read_first, read_points, write_points
@@ -137,3 +138,18 @@ def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None
     cloud.header.global_encoding.waveform_data_packets_internal = True  # type: ignore[attr-defined]
     with pytest.raises(FileError, match="waveforms inside the original can't be carried over"):
         write_points(tmp_path / "b.las", cloud)
+
+
+def test_points_that_only_the_old_field_counts_are_not_taken_for_none(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, shift in (("a.las", 0.0), ("b.las", 10.0)):
+        write_scaled(tmp_path / "in" / name, "uint16", 0.01, np.full(400, 10_000), shift)
+    content = bytearray((tmp_path / "in" / "b.las").read_bytes())
+    pack_into("<I", content, 107, 400)
+    pack_into("<Q", content, 247, 0)
+    (tmp_path / "in" / "b.las").write_bytes(content)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 1 and "b.las: " in result.err and "counts 400 points" in result.err
+    assert not (tmp_path / "out" / "b.las").exists()

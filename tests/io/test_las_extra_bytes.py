@@ -6,10 +6,13 @@ from pathlib import Path
 
 import laspy
 import numpy as np
+import pytest
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 from test_las import ADDED, WKT, raw_vlrs
+from typed import write_scaled
 
+from pointup.errors import DataError
 from pointup.io.files import (
     copy_points,
     open_writer,
@@ -75,3 +78,18 @@ def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path
     assert height.no_data == [-99]
     assert height.min is None
     assert height.max is None
+
+
+def test_a_scaled_float_is_not_rounded_to_an_integer(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=50).astype(np.float32)
+    write_scaled(tmp_path / "a.las", "float32", 1.0, values)
+    write_points(tmp_path / "b.las", read_points(tmp_path / "a.las"))
+    assert np.array_equal(laspy.read(tmp_path / "b.las").points.array["value"], values)
+
+
+def test_a_value_beyond_a_scaled_dimension_is_an_error_of_the_file(tmp_path: Path) -> None:
+    write_scaled(tmp_path / "a.las", "uint16", 0.01, np.full(50, 100))
+    cloud = read_points(tmp_path / "a.las")
+    cloud.attributes["value"] += 3000.0
+    with pytest.raises(DataError, match=r"value: values .* don't fit uint16"):
+        write_points(tmp_path / "b.las", cloud)

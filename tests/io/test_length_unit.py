@@ -141,3 +141,28 @@ def test_a_joined_dataset_has_the_unit_of_its_datasets_if_they_agree(tmp_path: P
 
     assert unit("feet", "also_feet") == "ft"
     assert unit("feet", "metres") == "unit"
+
+
+US_FOOT = unit_of(1200 / 3937)
+
+
+@pytest.mark.parametrize(
+    ("keys", "unit"),
+    [
+        ({3072: 26915, 4099: 9003}, MIXED),
+        ({3072: 26915, 4096: 6360}, MIXED),
+        ({3072: 26915, 4096: 5703, 4099: 9001}, METRE),
+        ({3072: 26915, 3076: 9003, 4099: 9003}, US_FOOT),
+        ({3072: 2263, 4096: 6360}, US_FOOT),
+        ({3072: 26915}, METRE),
+    ],
+)
+def test_units_beside_the_code_of_a_projection_count(
+    keys: dict[int, int], unit: LengthUnit, tmp_path: Path
+) -> None:
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
+    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
+    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
+    laspy.LasData(header).write(tmp_path / "a.las")
+    assert length_unit(tmp_path / "a.las") == unit

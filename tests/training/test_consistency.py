@@ -64,3 +64,9 @@ def test_all_processes_name_the_one_that_differs_and_its_option(
         "learning_rate 0.5, there 0.1"
     )
     assert found == [expected] * 3
+
+
+def test_machines_with_another_mixed_precision_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = [consistency.facts_of_start(TrainConfig(), dtype) for dtype in ("fp16", "no")]
+    found = outcomes(monkeypatch, *facts)
+    assert all("differs" in text and "mixed_precision no, there fp16" in text for text in found)

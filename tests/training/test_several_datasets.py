@@ -19,11 +19,14 @@ from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_distributed import SMALL, steps_of
 
+from pointup.cli.main import main
+from pointup.datasets.held_out import rows_near
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError
 from pointup.training.command_line import parse_command_line
 from pointup.training.config import TrainConfig
 from pointup.training.data_sources import data_sources
+from pointup.training.datasets import open_training_data
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +154,23 @@ def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> Non
         "c",
         "d",
     )
+
+
+def test_training_samples_on_validation_ground_of_another_dataset_are_left_out(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "survey.npy", rng.random((16_000, 3)) * [60, 60, 1])
+    for name, tile in (("ten", 10), ("eight", 8)):
+        words = ["prepare", "thin", tmp_path / "survey.npy", "--tile", tile, "--strip", 2]
+        words += ["--min-points", 4, "--seed", tile, "--num-workers", 1, "-o", tmp_path / name]
+        assert main([str(word) for word in words]) == 0
+    folders = tuple(str(tmp_path / name) for name in ("ten", "eight"))
+    data = open_training_data(TrainConfig(data=folders), accelerator)
+    assert any("touches validation samples of" in line for line in data.left_out)
+    train, validation = data.train.samples, data.validation.samples
+    for one, other in ((0, 1), (1, 0)):
+        assert len(train.parts[one])
+        assert not len(rows_near(train.parts[one], validation.parts[other], 2.0))
+    alone = open_training_data(TrainConfig(data=folders[:1]), accelerator)
+    assert len(alone.train) > len(train.parts[0])

@@ -119,3 +119,18 @@ def test_two_processes_leave_out_the_same_sample_as_one(damaged: Path, tmp_path:
         assert [line[name] for line in two] == [line[name] for line in one]
     assert "left out train_7" in (runs[2] / "logs" / "rank_0.log").read_text()
     assert "left out train_7" in (runs[2] / "logs" / "rank_1.log").read_text()
+
+
+def test_a_step_without_a_readable_sample_changes_no_weight(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    shutil.copytree(pair_directory, tmp_path / "data")
+    names = [str(name) for name in open_samples(tmp_path / "data", "train").names]
+    damage(tmp_path / "data", "train", names[::2])
+    changes: dict[str, Any] = {"steps": 8, "save_every": 8, "max_clouds": 1, "max_unreadable": 1.0}
+    training.train(options(tmp_path / "data", tmp_path / "run", **changes), accelerator)
+    lines = [line for line in metrics_of(tmp_path / "run") if "loss" in line]
+    num_taken = sum(line["num_clouds"] > 0 for line in lines)
+    assert 0 < num_taken < len(lines) == 8
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "step_8" / "optimizer.pt")
+    assert {float(state["step"]) for state in saved["optimizer"]["state"].values()} == {num_taken}

@@ -13,10 +13,15 @@ from unittest.mock import ANY
 import laspy
 import numpy as np
 import pytest
-from typed import Result, is_one_line, left_in, positions, write_las
+from typed import Result, is_one_line, left_in, positions, write_las, write_scaled
 
 from pointup.cli import main as cli
+from pointup.cli.upsample.files import _check_size
+from pointup.cli.upsample.plan import Job
+from pointup.errors import ConfigError
 from pointup.io.files import PointCloud, read_points, write_points
+from pointup.model.upsampler import Upsampler
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass import upsampling_pass as job
 from pointup.upsampling.store.point_store import Store
 
@@ -224,3 +229,26 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 1 and is_one_line(result.err) and "parent_index" in result.err
     assert left_in(tmp_path) == ["in.las"]
+
+
+def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:
+    class Large(SimpleNamespace):
+        def __len__(self) -> int:
+            return 32_000_000
+
+    side = np.array([[4000.0, 2000.0, 50.0]])
+    store, job = Large(low=0 * side, high=side), Job(Path("a.las"), tmp_path / "b.las", "forest")
+    model = Upsampler(max_pass_ratio=64.0)
+    _check_size([job], store, UpsampleOptions(density=40.0), model, False)
+    with pytest.raises(ConfigError, match="density 300 makes up to 2,048,000,000 points"):
+        _check_size([job], store, UpsampleOptions(density=300.0), model, False)
+
+
+def test_a_view_of_nothing_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
+    (tmp_path / "in").mkdir()
+    write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
+    write_scaled(tmp_path / "in" / "b.las", "uint16", 0.01, np.full(400, 10_000), shift=10.0)
+    paths = tmp_path / "in", "-o", tmp_path / "out", "--view", tmp_path / "a.html", "--ratio"
+    for rest in (("2", "--shard", "1/4"), ("1", "--only-new")):
+        result = command(*paths, *rest)
+        assert result.status == 0 and "no file to show" in result.err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forked import run_forked
 from scipy.spatial import cKDTree
-from typed import Result, digest, is_one_line, positions
+from typed import Result, digest, is_one_line, positions, write_scaled
 
 from pointup.io.files import PointCloud, read_points, write_points
 from pointup.model.upsampler import Upsampler
@@ -258,3 +258,29 @@ def test_a_second_call_with_another_configuration_of_the_model_writes_again(
         result = command(*words, model=tmp_path / "model")
         assert ("4 skipped" in result.out) == bool(skipped)
         assert ("4 files written" in result.out) == (not skipped)
+
+
+def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    (tmp_path / "in").mkdir()
+    write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
+    write_scaled(tmp_path / "in" / "b.las", "uint16", 0.1, np.full(400, 30_000), shift=10.0)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and "differ in attributes" in result.err
+    assert set(np.array(laspy.read(tmp_path / "out" / "a.las")["value"])) == {100.0}
+
+
+def test_a_header_without_an_extent_does_not_stop_the_others(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, shift in (("a.las", 0.0), ("b.las", 10.0)):
+        write_scaled(tmp_path / "in" / name, "uint16", 0.01, np.full(400, 10_000), shift)
+    content = bytearray((tmp_path / "in" / "b.las").read_bytes())
+    content[179:187], content[187:195] = content[187:195], content[179:187]
+    (tmp_path / "in" / "b.las").write_bytes(content)
+    bounds = ("--bounds", "500000", "4100000", "500010", "4100010")
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--separate", *bounds)
+    assert result.status == 1 and "b.las: its header gives x" in result.err
+    assert (tmp_path / "out" / "a.las").exists()

@@ -247,3 +247,18 @@ def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
     on_ground = new.attributes["classification"] == 2
     assert on_ground.any()
     assert new.positions[on_ground, 2].max() < 0.5
+
+
+def test_classes_named_by_cloudcompare_are_corrected_like_others() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([40 * rng.random((3000, 2)), np.zeros(3000)])
+    up = (points[:, 0] > 20) & (rng.random(3000) < 0.5)
+    points[up, 2] = 0.2 + 2 * rng.random(np.count_nonzero(up))
+    classes = np.where(up, 5, 2).astype(np.float32)
+    made = []
+    for name in ("classification", "scalar_Classification"):
+        cloud = PointCloud(points, {name: classes})
+        new = upsample(cloud, 2, model="lidar", above_ground=True, only_new=True)
+        made.append(new.attributes[name])
+        assert not ((new.attributes[name] == 2) & (new.positions[:, 2] > 0.25)).any()
+    assert np.array_equal(*made)

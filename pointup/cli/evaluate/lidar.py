@@ -123,8 +123,9 @@ class Lidar:
         second = None if self.second is None else read_survey(self.second)
         if second is not None:
             read.append(second)
-        unit = common_unit([survey.path for survey in read])
-        if self.metres_per_unit is not None:
+        if self.metres_per_unit is None:
+            unit = common_unit([survey.path for survey in read])
+        else:
             unit = unit_of(self.metres_per_unit)
         scale = Scale(unit, self.cell, self.thresholds)
         sides = {"reference": reference.positions, **surveys}

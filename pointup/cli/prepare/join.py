@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,6 @@ from pointup.errors import ConfigError
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
     from pointup.geometry.surfaces import Surface
-
-# Keys of pointup.json that name the files of a survey, by the command that wrote the dataset.
-SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,18 +69,15 @@ class Join:
 
     def _touching(self, folder: Path) -> set[int]:
         """Training rows of `folder` that touch validation pairs of other inputs, on one survey."""
-        from pointup.datasets.held_out import rows_near
+        from pointup.datasets.held_out import rows_on_held_out_ground
         from pointup.datasets.pair_dataset import open_samples
 
         rows: set[int] = set()
-        info, files = _survey_of(folder)
         for other in dict.fromkeys(self.inputs):
-            other_info, other_files = _survey_of(other)
-            if other == folder or not files & other_files:
+            if other == folder:
                 continue
-            strip = max(info.get("strip", 0.0), other_info.get("strip", 0.0))
             splits = open_samples(folder, "train"), open_samples(other, "validation")
-            touching = set(rows_near(*splits, strip).tolist()) - rows
+            touching = set(rows_on_held_out_ground(*splits).tolist()) - rows
             if touching:
                 note(
                     f"{folder}: left out {len(touching):,} training pairs that touch validation "
@@ -92,16 +85,3 @@ class Join:
                 )
             rows |= touching
         return rows
-
-
-def _survey_of(folder: Path) -> tuple[dict[str, Any], set[Path]]:
-    """The content of pointup.json, and the files of the survey that a dataset was made from."""
-    path = folder / "pointup.json"
-    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    made_by = str(info.get("made_by", ""))
-    keys = [keys for command, keys in SURVEY_FILES.items() if made_by.endswith(command)]
-    if not keys or info.get("separate"):
-        return info, set()
-    named = [Path(name) for key in keys[0] for name in info.get(key, [])]
-    files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
-    return info, {file.resolve() for file in files}

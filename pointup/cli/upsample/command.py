@@ -208,10 +208,12 @@ class Upsample:
             sources, targets = (
                 [getattr(job, side) for job in written] for side in ("source", "target")
             )
-            size = write_before_after(
-                sources, targets, self.view, up="z" if self._has_heights(every[0]) else None
-            )
-            print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
+            if written:
+                up = "z" if self._has_heights(written[0]) else None
+                size = write_before_after(sources, targets, self.view, up=up)
+                print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
+            else:
+                print(f"note: {self.view}: no file to show, not written", file=sys.stderr)
         workers.end()
         if finished and workers.is_main:
             print(totals.text(len(complaints)))

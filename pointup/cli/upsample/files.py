@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
+
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.copies import copy_unchanged
 from pointup.cli.upsample.plan import Job
@@ -89,7 +91,7 @@ def upsample_survey(
             return [], [], list(left_out.values())
         with workers.barrier():
             store = open_store(directory)
-            _check_size(jobs, len(store), options, model, force)
+            _check_size(jobs, store, options, model, force)
             if workers.is_main:
                 check_outputs(jobs, store)
         new_points = run_passes(
@@ -198,16 +200,23 @@ def _count_text(num_inside: int, num_read: int, num_taken: int) -> str:
 
 
 def _check_size(
-    jobs: Sequence[Job], num_points: int, options: UpsampleOptions, model: Upsampler, force: bool
+    jobs: Sequence[Job], store: Store, options: UpsampleOptions, model: Upsampler, force: bool
 ) -> None:
     """Raise ConfigError for a huge output, and FileError if the disk is too small."""
     if force:
         return
+    num_points = len(store)
     num_out = options.num_out(num_points, model.config.max_pass_ratio)
+    what = f"ratio {options.ratio:g} makes"
+    if options.density is not None:
+        # Denser places keep their points, and others get no more than the density.
+        area = float(np.prod((store.high - store.low)[:, :2], axis=1).sum())
+        num_out = min(num_out, num_points + round(options.density * area))
+        what = f"density {options.density:g} makes up to"
     size = num_out * POINT_BYTES
     if options.ratio > MAX_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
-            f"{survey_text(jobs)}: ratio {options.ratio:g} makes {num_out:,} points of "
+            f"{survey_text(jobs)}: {what} {num_out:,} points of "
             f"{num_points:,}, about {_in_units(size)}; lower it, or add --force"
         )
     if options.density is None:

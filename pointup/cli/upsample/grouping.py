@@ -29,9 +29,11 @@ def group_files(
         if workers.is_main:
             plan = plan_surveys(jobs, separate)
             if bounds:
-                inside, notes = within_bounds(plan.surveys, bounds)
-                notes = [*plan.notes, *notes]
-                plan = replace(plan, surveys=inside, notes=notes, without_points=[])
+                inside, notes, errors = within_bounds(plan.surveys, bounds)
+                notes, errors = [*plan.notes, *notes], [*plan.complaints, *errors]
+                plan = replace(
+                    plan, surveys=inside, notes=notes, complaints=errors, without_points=[]
+                )
             if shard:
                 rest = plan.without_points if shard[0] == 1 else []
                 plan = replace(plan, surveys=of_shard(plan.surveys, shard), without_points=rest)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pointup.cli.upsample.plan import Job
-from pointup.errors import FileError
+from pointup.errors import FileError, PointupError
 from pointup.geometry.morton import morton_codes
 from pointup.io.bounds import Bounds
 from pointup.io.extents import FileExtent, read_extent
@@ -22,17 +22,22 @@ GRID = 2**20
 
 def within_bounds(
     surveys: Sequence[Sequence[Job]], bounds: Bounds
-) -> tuple[list[list[Job]], list[str]]:
-    """The surveys cut to `bounds`, and notes on files that touch them without a point inside.
+) -> tuple[list[list[Job]], list[str], list[Exception]]:
+    """The surveys cut to `bounds`, notes on files that touch them without a point inside, and the
+    errors of files without a valid extent.
 
     Files outside are dropped, or only read near the bounds. Raises FileError if no file has points
     inside.
     """
-    found, notes = [], []
+    found, notes, complaints = [], [], list[Exception]()
     for survey in surveys:
         jobs = []
         for job in survey:
-            extent = job.extent or read_extent(job.source)
+            try:
+                extent = job.extent or read_extent(job.source)
+            except PointupError as error:
+                complaints.append(error)
+                continue
             margin = MARGIN * extent.spacing
             if not bounds.grown(margin).touch(extent.low, extent.high):
                 continue
@@ -44,6 +49,8 @@ def within_bounds(
             jobs.append(cut)
         if not all(job.is_context for job in jobs):
             found.append(jobs)
+    if not found and complaints:
+        raise complaints[0]
     if not found:
         extents = [job.extent or read_extent(job.source) for survey in surveys for job in survey]
         low = np.min([extent.low for extent in extents], axis=0)
@@ -52,7 +59,7 @@ def within_bounds(
             f"no file has points within --bounds: the files span x {low[0]:.10g} to "
             f"{high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
         )
-    return found, notes
+    return found, notes, complaints
 
 
 def _has_points_inside(job: Job, bounds: Bounds) -> bool:

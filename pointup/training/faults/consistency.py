@@ -77,11 +77,13 @@ def detail(here: Any, there: Any) -> str:
     return ": " + ", ".join(f"{n} {here.get(n)}, there {there.get(n)}" for n in differing[:4])
 
 
-def facts_of_start(config: TrainConfig) -> dict[str, Any]:
-    """Facts that are compared at the start of a run."""
+def facts_of_start(config: TrainConfig, mixed_precision: str = "no") -> dict[str, Any]:
+    """Facts that are compared at the start of a run: `mixed_precision` is that of the launcher."""
     options = {name: value for name, value in as_dict(config).items() if name not in MAY_DIFFER}
     return {
         "options": options,
+        # With a loss scale on some processes only, sums of gradients would mix units.
+        "launcher": {"mixed_precision": mixed_precision},
         "packages": {name: version(name) for name in PACKAGES},
         "code": checksum_of_code(),
     }
