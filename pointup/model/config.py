@@ -99,6 +99,11 @@ class ModelConfig:
     relaxation_steps: int = 5
     """Steps in which `pointup upsample` pushes new points apart along the surface. More steps give
     a more even spacing and slightly larger distances to the surface. No weight depends on it."""
+    relaxation_residual: float = 0.0
+    """Residual of the surface that relaxation fits to the neighbours of a new point, in spacings
+    of the output, from which on the point stays where the network put it: on edges and in thin
+    parts. Up to a fifth of it a point moves freely. 0: points move everywhere. No weight depends on
+    it."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and heads are averaged."""
     beta: bool = True
@@ -127,7 +132,11 @@ class ModelConfig:
         for name in at_least_one:
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("num_layers", "column_layers", "relaxation_steps", "error_exponent"):
+        not_negative = (
+            "num_layers", "column_layers", "relaxation_steps", "relaxation_residual",
+            "error_exponent",
+        )  # fmt: skip
+        for name in not_negative:
             if getattr(self, name) < 0:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
         for name in ("heads", "child_heads"):

@@ -236,6 +236,7 @@ def test_each_option_gives_a_model_that_works(options: dict[str, object]) -> Non
         ({"dropout": 1.0}, "dropout"),
         ({"slots_per_ratio": 0.5}, "candidate"),
         ({"relaxation_steps": -1}, "relaxation_steps is -1"),
+        ({"relaxation_residual": -0.1}, "relaxation_residual is -0.1"),
         ({"oversampling": 9.0}, "oversampling is 9.0"),
         ({"density_exponent": 1.5}, "density_exponent is 1.5"),
         ({"colour": 1}, "unknown model option"),

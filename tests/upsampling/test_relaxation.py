@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -72,6 +74,42 @@ def test_points_of_two_close_sheets_stay_on_them(gap: float) -> None:
     assert between[0] < 0.01 and between[1] > 0.04
 
 
+def roof(num_points: int) -> np.ndarray:
+    """Two planes that meet at a right angle along y = 0."""
+    points = 2 * plane(num_points) - (1, 1, 0)
+    points[:, 2] = -np.abs(points[:, 0])
+    return points
+
+
+def test_points_of_an_edge_stay_on_it_where_the_fitted_surface_leaves_it() -> None:
+    points = roof(3000)
+
+    def off(relaxed: np.ndarray) -> np.ndarray:
+        height: np.ndarray = np.abs(relaxed[:, 2] + np.abs(relaxed[:, 0]))
+        return height
+
+    free, held = relax(points, NOTHING), relax(points, NOTHING, most_residual=0.1)
+    is_edge = np.abs(points[:, 0]) < nearest(points).mean()
+    assert off(held)[is_edge].mean() < 0.5 * off(free)[is_edge].mean()
+    # On the faces the surface fits, and points move as without the limit.
+    is_face = (np.abs(points[:, 0]) > 0.2) & (np.abs(points[:, :2]).max(axis=1) < 0.8)
+    assert is_face.sum() > 1000
+    np.testing.assert_array_equal(held[is_face], free[is_face])
+
+
+def test_a_larger_residual_lets_points_move_farther() -> None:
+    points = roof(1000) + 0.01 * np.random.default_rng(0).normal(size=(1000, 3))
+    moved = [
+        np.linalg.norm(relax(points, NOTHING, most_residual=most) - points, axis=1)
+        for most in (1e-6, 0.05, 0.2, 1e6)
+    ]
+    assert moved[0].max() == 0
+    for less, more in itertools.pairwise(moved):
+        assert (less <= more + 1e-12).all() and less.sum() < more.sum()
+    free = np.linalg.norm(relax(points, NOTHING) - points, axis=1)
+    np.testing.assert_array_equal(moved[-1], free)
+
+
 def test_fixed_points_repel_others() -> None:
     fixed = plane(200, seed=1)
     free = fixed + np.array([1e-4, 0.0, 0.0])
@@ -106,14 +144,15 @@ def test_points_of_a_wire_stay_on_it() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e4]))
+@given(seed=st.integers(0, 99), scale=st.sampled_from([1e-3, 1.0, 1e4]), most=st.floats(0.0, 0.3))
 def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
-    seed: int, scale: float
+    seed: int, scale: float, most: float
 ) -> None:
     points = ball(150, seed)
     turn, shift = rotation(seed), np.array([5.0, -3.0, 2.0])
-    relaxed = relax(points[:100], points[100:])
-    moved = relax(*(scale * (part @ turn.T + shift) for part in (points[:100], points[100:])))
+    relaxed = relax(points[:100], points[100:], most_residual=most)
+    parts = (scale * (part @ turn.T + shift) for part in (points[:100], points[100:]))
+    moved = relax(*parts, most_residual=most)
     np.testing.assert_allclose(moved / scale, relaxed @ turn.T + shift, atol=1e-6)
 
 

@@ -43,8 +43,11 @@ def test_ratio_one_adds_nothing() -> None:
     assert upsample(points, 1.0, model=small_model(), only_new=True).shape == (0, 3)
 
 
-def test_tiles_threads_and_parts_do_not_change_a_bit(make_store: StoreMaker) -> None:
-    model, options = small_model(0.1), UpsampleOptions(ratio=3.3)
+@pytest.mark.parametrize("residual", [0.0, 0.1])
+def test_tiles_threads_and_parts_do_not_change_a_bit(
+    residual: float, make_store: StoreMaker
+) -> None:
+    model, options = small_model(0.1, relaxation_residual=residual), UpsampleOptions(ratio=3.3)
     points = np.round(sheet(2000), 1)
     made = upsample_in_blocks(make_store(points), model, options)
     num_threads = torch.get_num_threads()
@@ -264,3 +267,19 @@ def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
         return float(counts.std() / counts.mean())
 
     assert spread(made) < 0.95 * spread(points)
+
+
+def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed() -> None:
+    points = sheet(300)
+    default, none, held, steady = (
+        upsample(points, 4.0, model=small_model(0.1, **options))
+        for options in (
+            {},
+            {"relaxation_residual": 0.0},
+            {"relaxation_residual": 1e-9},
+            {"relaxation_steps": 0, "relaxation_residual": 1e-9},
+        )
+    )
+    assert np.array_equal(default, none)
+    assert np.array_equal(held, steady), "points stay where the network put them"
+    assert not np.array_equal(held, default)

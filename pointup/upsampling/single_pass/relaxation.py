@@ -32,6 +32,8 @@ _MAX_MOVE, _MAX_HEIGHT = 0.5, 0.5
 # Residual of the quadric, in spacings, up to which a point moves onto it, and from which it stays
 # at its height: the quadric through two sheets lies between them.
 _GOOD_FIT, _NO_FIT = 0.15, 0.3
+# Share of the largest residual up to which a point moves freely.
+_FREE = 0.2
 # For `onto_surface`: largest move, as a share of the distance of the furthest neighbour, and weight
 # of a fixed point against a free one.
 _MAX_LIFT, _WEIGHT_FIXED = 0.3, 8.0
@@ -46,7 +48,11 @@ _ROWS = 2048
 
 
 def relax(
-    free: np.ndarray, fixed: np.ndarray, num_steps: int = 5, keeps_sheets: bool = True
+    free: np.ndarray,
+    fixed: np.ndarray,
+    num_steps: int = 5,
+    keeps_sheets: bool = True,
+    most_residual: float = 0.0,
 ) -> np.ndarray:
     """Positions (M, 3) float64 of the points `free` (M, 3) after relaxation.
 
@@ -54,7 +60,8 @@ def relax(
     the points around it. Points on a plane stay on it. A point that coincides with all its
     neighbours does not move, and nothing moves with fewer than four points in all. With
     `keeps_sheets` a point whose neighbours lie on no single surface, such as on two sheets close to
-    each other, is not moved off its own.
+    each other, is not moved off its own. With `most_residual` above 0, a point moves less where the
+    surface fits its neighbours badly, and not at all from that residual on, in spacings.
     """
     if len(free) + len(fixed) < 4:
         return free
@@ -88,11 +95,14 @@ def relax(
     for rows in _parts(movable):
         around = (start[index[rows]] - now[rows, None]) @ frame[rows]
         height, residual = _height(around, 1.05 * distance[rows, -1])
+        residual /= spacing[rows]
         if keeps_sheets:
-            share = residual / spacing[rows]
-            height *= ((_NO_FIT - share) / (_NO_FIT - _GOOD_FIT)).clip(0.0, 1.0)
+            height *= _falling(residual, _GOOD_FIT, _NO_FIT)
         most = _MAX_HEIGHT * spacing[rows]
         now[rows] += height.clip(-most, most)[:, None] * frame[rows, :, 0]
+        if most_residual > 0:
+            share = _falling(residual, _FREE * most_residual, most_residual)
+            now[rows] = start[rows] + share[:, None] * (now[rows] - start[rows])
     return now[: len(free)]
 
 
@@ -122,6 +132,12 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
 def _parts(mask: np.ndarray) -> list[np.ndarray]:
     rows = np.flatnonzero(mask)
     return [rows[i : i + _ROWS] for i in range(0, len(rows), _ROWS)]
+
+
+def _falling(values: np.ndarray, start: float, stop: float) -> np.ndarray:
+    """1 up to `start`, 0 from `stop` on, linear in between."""
+    falling: np.ndarray = ((stop - values) / (stop - start)).clip(0.0, 1.0)
+    return falling
 
 
 def _frames(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -226,8 +226,9 @@ class UpsamplingPass:
         else:
             # Most neighbourhoods of a survey lie on no single surface.
             sheets = not self.store.frame.is_upright
-            points = relax(np.concatenate([selected, free]), fixed, self.num_steps, sheets)
-            points = points[: len(selected)]
+            residual = self.model.config.relaxation_residual
+            points = np.concatenate([selected, free])
+            points = relax(points, fixed, self.num_steps, sheets, residual)[: len(selected)]
         settled = self._measured.settle(region, points, selected)
         self._files.save(block, "points", **picked | settled)
 
