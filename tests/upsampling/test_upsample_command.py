@@ -114,6 +114,17 @@ def test_the_command_and_python_make_the_same_points(
     assert np.array_equal(read_points(tmp_path / "out.npy").positions, made)
 
 
+def test_a_density_beyond_the_largest_ratio_is_noted(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_points(tmp_path / "in.npy", PointCloud(positions(200)))
+    for density, is_noted in ((8, False), (500, True)):
+        options = ("-o", tmp_path / f"{density}.npy", "--density", density)
+        result = command(tmp_path / "in.npy", *options)
+        assert result.status == 0
+        assert (f"density {density} was not reached: one point" in result.out) == is_noted
+
+
 @pytest.mark.parametrize("oversampling", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_tiles_and_processes_give_the_same_file(
     oversampling: str,

@@ -136,7 +136,7 @@ def _parts(mask: np.ndarray) -> list[np.ndarray]:
 
 def _falling(values: np.ndarray, start: float, stop: float) -> np.ndarray:
     """1 up to `start`, 0 from `stop` on, linear in between."""
-    falling: np.ndarray = ((stop - values) / (stop - start)).clip(0.0, 1.0)
+    falling: np.ndarray = (stop - values.clip(start, stop)) / (stop - start)
     return falling
 
 
