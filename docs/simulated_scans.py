@@ -1,6 +1,6 @@
 """Compares simulated scans of a forest with a real pair of surveys, for docs/results.md.
 
-python docs/simulated_scans.py ALS.laz DRONE.laz docs/simulated_scans.png [--scenes 6]
+python docs/simulated_scans.py ALS.laz DRONE.laz docs/simulated_scans.png [--scenes 6] [--movement 0.7]
 
 Both files are LAS or LAZ with return numbers, flight lines and ground classes. Stands of the height
 of the real forest are scanned at the pulse density, and on the flight lines, of the real surveys.
@@ -38,7 +38,6 @@ STAND = Stand(
     dead_wood=0.01,
 )
 WIDTH = 20.0
-MOVEMENT = 0.4
 FEWEST_IN_LINE = 1000
 
 
@@ -203,7 +202,7 @@ def main() -> None:
     parser.add_argument("drone", type=Path)
     parser.add_argument("picture", type=Path)
     parser.add_argument("--scenes", type=int, default=6)
-    parser.add_argument("--movement", type=float, default=MOVEMENT)
+    parser.add_argument("--movement", type=float, default=0.0, help="of the plants, in metres")
     options = parser.parse_args()
     real = real_surveys([options.als, options.drone])
     simulated = simulated_surveys(real, options.scenes, options.movement)

@@ -38,6 +38,7 @@ SHORTER = {
     "--num-pairs 135": "--num-pairs 5",
     "--num-source 2048": "--num-source 256",
     "--seconds 200": "--seconds 5",
+    "--density 300": "--density 8",
     # Trained by this page.
     "push runs/default": "push runs/both",
 }

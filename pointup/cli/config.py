@@ -15,9 +15,9 @@ from pointup.shipped import PRESETS, shipped_options
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Print the path of a shipped file: a launch configuration or a preset of options.
+    """Print the path of an included file: a launch configuration or a preset of options.
 
-    accelerate launch --config_file $(pointup config 8gpu) -m pointup train --config
+    accelerate launch --config_file $(pointup config 8gpu) -m pointup train --data pairs/ --config
     $(pointup config airborne_to_drone). Without a name all of them are listed.
     """
 

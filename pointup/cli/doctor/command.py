@@ -29,7 +29,7 @@ class Doctor:
     data: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = (
         None
     )
-    """Check this pair dataset, too: read every sample."""
+    """Check the sample tables of this pair dataset, too."""
     run_dir: Annotated[
         Path | None, tyro.conf.arg(name="run", metavar="DIR", help_behavior_hint="(optional)")
     ] = None
