@@ -1,6 +1,7 @@
 """Compares simulated scans of a forest with a real pair of surveys, for docs/results.md.
 
-python docs/simulated_scans.py ALS.laz DRONE.laz docs/simulated_scans.png [--scenes 6] [--movement 0.7]
+    python docs/simulated_scans.py ALS.laz DRONE.laz docs/simulated_scans.png [--scenes 6]
+        [--movement 0.7]
 
 Both files are LAS or LAZ with return numbers, flight lines and ground classes. Stands of the height
 of the real forest are scanned at the pulse density, and on the flight lines, of the real surveys.
