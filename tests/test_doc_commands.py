@@ -101,6 +101,7 @@ def test_commands_of_the_page_run(page: Path, folder: Path) -> None:
     for name, make in {
         "pairs": "pointup prepare pairs --source airborne.laz --target drone.laz -o pairs/",
         "shapes": "pointup prepare meshes meshes/ --num-source 256 -o shapes/",
+        "scenes": "pointup prepare scenes --num-pairs 4 --tile 5 -o scenes/",
     }.items():
         if f"-o {name}/" not in prepared:
             lines.insert(0, make)
