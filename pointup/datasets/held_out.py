@@ -127,13 +127,12 @@ def rows_on_held_out_ground(train: Samples, validation: Samples) -> np.ndarray:
 
 def survey_of(folder: Path) -> tuple[float, set[Path]]:
     """The strip of a dataset around its validation tiles, and the survey files that it was made
-    from, also if it was joined from others; none for other datasets."""
+    from, also as `prepare join` stored them; none for other datasets."""
     path = folder / "pointup.json"
     info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     made_by = str(info.get("made_by", ""))
-    if made_by.endswith("prepare join") and "source" not in info:
-        parts = [survey_of(Path(each)) for each in info.get("inputs", [])]
-        return max((strip for strip, _ in parts), default=0.0), set().union(*(f for _, f in parts))
+    if "survey_files" in info:
+        return float(info["survey_strip"]), set(map(Path, info["survey_files"]))
     keys = [keys for command, keys in SURVEY_FILES.items() if made_by.endswith(command)]
     if not keys or info.get("separate"):
         return 0.0, set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,10 +245,16 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     assert f"training pairs that touch validation pairs of {folders[1]}" in reported
     assert folders[2] not in reported
 
-    # A dataset that was joined before is compared like its parts.
-    for inputs, name in (("ab", "direct"), ("a", "first"), (("first", "b"), "later")):
+    def join(inputs: Sequence[str], name: str) -> None:
         joined = [str(tmp_path / each) for each in inputs]
         assert main(["prepare", "join", *joined, "-o", str(tmp_path / name)]) == 0
+
+    # A dataset that was joined before is compared like its parts, also where these are gone.
+    join("ab", "direct")
+    join("a", "first")
+    (tmp_path / "a").rename(tmp_path / "gone")
+    join(("first", "b"), "later")
+    (tmp_path / "gone").rename(tmp_path / "a")
     direct, later = (open_pairs(tmp_path / name, "train") for name in ("direct", "later"))
     assert len(direct) == len(later)
 

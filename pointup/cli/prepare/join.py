@@ -36,9 +36,14 @@ class Join:
             raise ConfigError("no input: name directories made by `pointup prepare`")
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
+        from pointup.datasets.held_out import survey_of
+
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}
         info["validation"] = "that of the inputs"
+        # For later comparisons, when the inputs may be gone.
+        strips, files = zip(*map(survey_of, self.inputs), strict=True)
+        info["survey_strip"], info["survey_files"] = max(strips), sorted(set().union(*files))
         with self.dataset.making() as making:
             splits = [self._pairs(split, surfaces) for split in ("train", "validation")]
             return making.write(splits[0], splits[1], info, surfaces)
