@@ -72,3 +72,11 @@ def write_scaled(
     las.return_number = las.number_of_returns = np.ones(len(values), int)
     las.points.array["value"] = values
     las.write(path)
+
+
+def write_two_tiles(folder: Path) -> bytearray:
+    """Write two surveys side by side, a.las and b.las, and return the bytes of the second."""
+    folder.mkdir()
+    for name, shift in (("a.las", 0.0), ("b.las", 10.0)):
+        write_scaled(folder / name, "uint16", 0.01, np.full(400, 10_000), shift)
+    return bytearray((folder / "b.las").read_bytes())

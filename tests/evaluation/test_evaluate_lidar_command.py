@@ -272,7 +272,9 @@ def test_a_survey_is_measured_as_pointup_upsample_writes_it(surveys: Path, model
     assert found != pytest.approx(figures[1], rel=1e-4)
 
 
-def test_a_given_unit_replaces_that_of_the_files(tmp_path: Path) -> None:
+def test_a_given_unit_replaces_that_of_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed, name in enumerate(("a.las", "b.las")):
         header = laspy.LasHeader(version="1.4", point_format=6)
         header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4.1e6, 0.0])
@@ -283,4 +285,5 @@ def test_a_given_unit_replaces_that_of_the_files(tmp_path: Path) -> None:
     files = "--reference", tmp_path / "a.las", "--prediction", tmp_path / "b.las"
     words = ["evaluate", "lidar", *map(str, files)]
     assert main(words) == 1
+    assert "mixed units" in capsys.readouterr().err
     assert main([*words, "--metres-per-unit", "1"]) == 0

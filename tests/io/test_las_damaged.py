@@ -12,7 +12,7 @@ import lazrs
 import numpy as np
 import pytest
 from test_las import make_las
-from typed import Result, write_scaled
+from typed import Result, write_two_tiles
 
 from pointup.errors import FileError
 from pointup.io.files import iter_points, read_first, read_points, write_points
@@ -143,10 +143,7 @@ def test_files_that_cannot_be_copied_exactly_are_refused(tmp_path: Path) -> None
 def test_points_that_only_the_old_field_counts_are_not_taken_for_none(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    (tmp_path / "in").mkdir()
-    for name, shift in (("a.las", 0.0), ("b.las", 10.0)):
-        write_scaled(tmp_path / "in" / name, "uint16", 0.01, np.full(400, 10_000), shift)
-    content = bytearray((tmp_path / "in" / "b.las").read_bytes())
+    content = write_two_tiles(tmp_path / "in")
     pack_into("<I", content, 107, 400)
     pack_into("<Q", content, 247, 0)
     (tmp_path / "in" / "b.las").write_bytes(content)

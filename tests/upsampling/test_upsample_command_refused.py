@@ -13,7 +13,7 @@ from unittest.mock import ANY
 import laspy
 import numpy as np
 import pytest
-from typed import Result, is_one_line, left_in, positions, write_las, write_scaled
+from typed import Result, is_one_line, left_in, positions, write_las, write_two_tiles
 
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import _check_size
@@ -245,9 +245,7 @@ def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:
 
 
 def test_a_view_of_nothing_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
-    (tmp_path / "in").mkdir()
-    write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
-    write_scaled(tmp_path / "in" / "b.las", "uint16", 0.01, np.full(400, 10_000), shift=10.0)
+    write_two_tiles(tmp_path / "in")
     paths = tmp_path / "in", "-o", tmp_path / "out", "--view", tmp_path / "a.html", "--ratio"
     for rest in (("2", "--shard", "1/4"), ("1", "--only-new")):
         result = command(*paths, *rest)

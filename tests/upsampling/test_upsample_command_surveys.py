@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from forked import run_forked
 from scipy.spatial import cKDTree
-from typed import Result, digest, is_one_line, positions, write_scaled
+from typed import Result, digest, is_one_line, positions, write_scaled, write_two_tiles
 
 from pointup.io.files import PointCloud, read_points, write_points
 from pointup.model.upsampler import Upsampler
@@ -274,10 +274,7 @@ def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
 def test_a_header_without_an_extent_does_not_stop_the_others(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    (tmp_path / "in").mkdir()
-    for name, shift in (("a.las", 0.0), ("b.las", 10.0)):
-        write_scaled(tmp_path / "in" / name, "uint16", 0.01, np.full(400, 10_000), shift)
-    content = bytearray((tmp_path / "in" / "b.las").read_bytes())
+    content = write_two_tiles(tmp_path / "in")
     content[179:187], content[187:195] = content[187:195], content[179:187]
     (tmp_path / "in" / "b.las").write_bytes(content)
     bounds = ("--bounds", "500000", "4100000", "500010", "4100010")
