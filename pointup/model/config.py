@@ -91,6 +91,10 @@ class ModelConfig:
     in density as measured. With `predict_error` quotas follow from the errors: in inverse
     proportion to their square. No weight depends on it: it can be changed in the config.json of a
     trained model."""
+    quota_exponent: float = 0.0
+    """With `predict_error`: exponent of the predicted quotas, by which the quotas of the errors are
+    multiplied, so that new points lie where a second survey has its points. 0 leaves them out. No
+    weight depends on it: it can be changed in the config.json of a trained model."""
     oversampling: float = 1.0
     """Candidates per output point that `pointup upsample` computes in a second pass, over the
     output of a first one; 1 means one pass. The second pass fills holes beyond the neighbours of
@@ -164,10 +168,9 @@ class ModelConfig:
                 f"model.oversampling is {self.oversampling}; it must lie in [1, "
                 f"{MAX_OVERSAMPLING:g}]"
             )
-        if not 0.0 <= self.density_exponent <= 1.0:
-            raise ValueError(
-                f"model.density_exponent is {self.density_exponent}; it must lie in [0, 1]"
-            )
+        for name in ("density_exponent", "quota_exponent"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must lie in [0, 1]")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")
 

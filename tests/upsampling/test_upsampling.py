@@ -252,6 +252,26 @@ def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
     assert shares[4] == pytest.approx(shares[1], abs=0.01)
 
 
+def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
+    # Twice as dense on the left; before training, all predicted errors are equal.
+    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
+    model = small_model(predict_error=True)
+    with torch.no_grad():
+        model.quota_powers.copy_(torch.tensor([0.0, 1.0]))
+    shares = {}
+    for exponent in (0.0, 0.4, 0.8):
+        model.config = replace(model.config, density_exponent=0.25, quota_exponent=exponent)
+        made = upsample(points, 4, model=model, originals=False)
+        shares[exponent] = float(np.mean(made[:, 0] < 0.5))
+    assert shares[0.0] == pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
+    # Gaps on the right are larger by the root of two.
+    for exponent in (0.4, 0.8):
+        expected = 2 / (2 + 2 ** (exponent * 0.5))
+        assert shares[exponent] == pytest.approx(expected, abs=0.015)
+
+
 def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
     rng = np.random.default_rng(0)
     points = np.column_stack([rng.random((4000, 2)), np.zeros(4000)])

@@ -179,9 +179,10 @@ def _run(
     spacing = geometry.spacing
     for _ in range(_SMOOTHING):
         spacing = spacing[geometry.index].mean(1)
-    # With predicted errors, those of each call follow below.
     by_error = config.predict_error
-    quota = pos.new_zeros(len(pos)) if by_error else model.quota_logits(features, geometry)
+    exponent = config.quota_exponent if by_error else config.density_exponent
+    # With predicted errors, those of each call are added below.
+    quota = exponent * model.quota_logits(features, geometry)
     offsets, distances, errors = [], [], []
     for rows, slots in _calls(num_slots, children_per_call):
         index = without_bridges(slot_index[rows, :slots], rows, pos, geometry.local_spacing)
@@ -195,7 +196,8 @@ def _run(
         # An offset that is not finite is out of reach. It is kept, so that the caller reports it.
         is_copy = (index < 0) | (~is_near & offset.isfinite().all(-1))
         if by_error:
-            quota[rows] = _quota_of_errors(log_error.masked_fill(is_copy, torch.inf))
+            of_errors = _quota_of_errors(log_error.masked_fill(is_copy, torch.inf))
+            quota[rows] += config.density_exponent * of_errors
         offsets.append(offset.masked_fill(is_copy.unsqueeze(-1), 0.0).flatten(0, 1).cpu())
         distances.append(distance.masked_fill(is_copy, 0.0).flatten().cpu())
         errors.append(error.flatten().cpu())

@@ -48,12 +48,12 @@ def by_quota(
     num_points: int,
     num_new: int,
     originals: bool,
-    exponent: float,
+    equal: bool,
 ) -> list[np.ndarray]:
     """Target count of each cell of each block, `num_new` in all, by the quotas of their points.
 
-    With `originals` each point of the store counts as one output point. `exponent` is the exponent
-    of the predicted quotas, `ModelConfig.density_exponent`.
+    With `originals` each point of the store counts as one output point. With `equal` all points
+    have the same quota, whatever was predicted.
     """
 
     def mean_of(values: Callable[[Any], np.ndarray]) -> float:
@@ -63,12 +63,17 @@ def by_quota(
                 total += float(values(saved).sum())
         return total / num_points
 
-    mean_log = mean_of(lambda saved: saved["quota"].astype(np.float64))
-    mean = mean_of(lambda saved: quota_shares(saved["quota"], mean_log, exponent))
+    mean_log = 0.0 if equal else mean_of(lambda saved: saved["quota"].astype(np.float64))
+
+    def shares(saved: Any) -> np.ndarray:
+        quota = saved["quota"]
+        return np.ones(len(quota)) if equal else quota_shares(quota, mean_log)
+
+    mean = mean_of(shares)
     weights, num_candidates = [], []
     for block in range(num_blocks):
         with files.load(block, "candidates") as saved:
-            target_count = saved["ratio"] * quota_shares(saved["quota"], mean_log, exponent) / mean
+            target_count = saved["ratio"] * shares(saved) / mean
             if originals:
                 target_count = (target_count - 1).clip(min=0.0)
             weights.append(np.bincount(saved["cell"], target_count))
@@ -79,14 +84,13 @@ def by_quota(
     return _rounded(scale_to_total(num_new, np.concatenate(weights), num_places), weights)
 
 
-def quota_shares(quota: np.ndarray, mean_log: float, exponent: float) -> np.ndarray:
+def quota_shares(quota: np.ndarray, mean_log: float) -> np.ndarray:
     """Relative share of the output, (N,) in [1/4, 4], of points with the log quota `quota` (N,).
 
-    A quota is a prediction, so that it counts with an exponent, below 1 in general. A point whose
-    log quota is `mean_log` has a share of 1.
+    A point whose log quota is `mean_log` has a share of 1.
     """
     limit = np.log(_MAX_SHARE)
-    return np.exp((exponent * (quota.astype(np.float64) - mean_log)).clip(-limit, limit))
+    return np.exp((quota.astype(np.float64) - mean_log).clip(-limit, limit))
 
 
 def scale_to_total(total: float, weights: np.ndarray, num_candidates: np.ndarray) -> np.ndarray:

@@ -59,5 +59,5 @@ class TargetCounts:
             return by_ratio(files, store.num_blocks, originals)
         num_new = round(self._ratio * len(store)) - originals * len(store)
         # The output of an earlier pass already follows the predicted density.
-        exponent = self._config.density_exponent if self._is_first else 0.0
-        return by_quota(files, store.num_blocks, len(store), num_new, originals, exponent)
+        equal = not self._is_first
+        return by_quota(files, store.num_blocks, len(store), num_new, originals, equal)
