@@ -32,6 +32,7 @@ LARGEST = {
     "column_neighbors": 1024,
     "column_stride": 64,
     "max_pass_ratio": 64.0,
+    "volume_relaxation": 4.0,
 }
 
 
@@ -108,6 +109,10 @@ class ModelConfig:
     of the output, from which on the point stays where the network put it: on edges and in thin
     parts. Up to a fifth of it a point moves freely. 0: points move everywhere. No weight depends on
     it."""
+    volume_relaxation: float = 0.0
+    """Radius of the repulsion, in spacings of the output, where the neighbours of a new point fill
+    a volume, as leaves do: relaxation pushes points apart in all directions there. 0: it moves
+    points along surfaces only, and fits one everywhere. No weight depends on it."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and heads are averaged."""
     beta: bool = True
@@ -138,7 +143,7 @@ class ModelConfig:
                 raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         not_negative = (
             "num_layers", "column_layers", "relaxation_steps", "relaxation_residual",
-            "error_exponent",
+            "volume_relaxation", "error_exponent",
         )  # fmt: skip
         for name in not_negative:
             if getattr(self, name) < 0:

@@ -239,6 +239,8 @@ def test_each_option_gives_a_model_that_works(options: dict[str, object]) -> Non
         ({"relaxation_residual": -0.1}, "relaxation_residual is -0.1"),
         ({"oversampling": 9.0}, "oversampling is 9.0"),
         ({"density_exponent": 1.5}, "density_exponent is 1.5"),
+        ({"volume_relaxation": -1.0}, "volume_relaxation is -1.0"),
+        ({"volume_relaxation": 5.0}, "volume_relaxation is 5.0; it must be at most 4"),
         ({"quota_exponent": -0.5}, "quota_exponent is -0.5"),
         ({"colour": 1}, "unknown model option"),
         ({"k": 1.5}, r"model\.k is 1\.5; it must be a whole number"),

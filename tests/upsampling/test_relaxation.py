@@ -110,6 +110,33 @@ def test_a_larger_residual_lets_points_move_farther() -> None:
     np.testing.assert_array_equal(moved[-1], free)
 
 
+def test_points_of_a_volume_are_spread_in_all_directions() -> None:
+    measured = np.random.default_rng(0).random((400, 3))
+    # New points lie close to measured ones.
+    new = np.repeat(measured, 3, axis=0)
+    new += 0.01 * np.random.default_rng(1).normal(size=new.shape)
+    gaps = {}
+    for radius in (0.0, 1.0, 1.5):
+        relaxed = relax(new, measured, num_steps=8, volume_radius=radius)
+        gaps[radius] = float(np.median(cKDTree(measured).query(relaxed)[0]))
+        assert nearest(np.concatenate([relaxed, measured])).min() > 0
+    assert gaps[1.0] > 1.1 * gaps[0.0] and gaps[1.5] > 1.05 * gaps[1.0]
+
+
+@pytest.mark.parametrize("points", [plane(600), ball(3000)], ids=["plane", "sphere"])
+def test_points_of_a_surface_are_relaxed_as_without_volumes(points: np.ndarray) -> None:
+    with_volumes = relax(points, NOTHING, volume_radius=1.5)
+    np.testing.assert_array_equal(with_volumes, relax(points, NOTHING))
+
+
+def test_points_of_a_volume_go_less_far_than_the_spacing() -> None:
+    points = np.random.default_rng(0).random((2000, 3))
+    moved = np.linalg.norm(relax(points, NOTHING, 50, volume_radius=4.0) - points, axis=1)
+    distance = cKDTree(points).query(points, k=7)[0][:, 1:].mean(axis=1)
+    # The spacing is the mean of that of twelve neighbours.
+    assert moved.max() < 1.5 * distance.max() and 0.3 < moved.mean() / distance.mean() < 1.0
+
+
 def test_fixed_points_repel_others() -> None:
     fixed = plane(200, seed=1)
     free = fixed + np.array([1e-4, 0.0, 0.0])
@@ -148,15 +175,18 @@ def test_points_of_a_wire_stay_on_it() -> None:
     seed=st.integers(0, 99),
     scale=st.sampled_from([1e-3, 1.0, 1e4]),
     most=st.sampled_from([0.0, 1e-3, 0.1, 0.3]),
+    is_volume=st.booleans(),
 )
 def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
-    seed: int, scale: float, most: float
+    seed: int, scale: float, most: float, is_volume: bool
 ) -> None:
-    points = ball(150, seed)
+    rng = np.random.default_rng(seed)
+    points = ball(150, seed) * (rng.random((150, 1)) if is_volume else 1.0)
     turn, shift = rotation(seed), np.array([5.0, -3.0, 2.0])
-    relaxed = relax(points[:100], points[100:], most_residual=most)
+    options = {"most_residual": most, "volume_radius": 1.2 * is_volume}
+    relaxed = relax(points[:100], points[100:], **options)
     parts = (scale * (part @ turn.T + shift) for part in (points[:100], points[100:]))
-    moved = relax(*parts, most_residual=most)
+    moved = relax(*parts, **options)
     np.testing.assert_allclose(moved / scale, relaxed @ turn.T + shift, atol=1e-6)
 
 
@@ -166,9 +196,12 @@ def test_moving_turning_and_scaling_the_cloud_moves_turns_and_scales_the_result(
         np.float64, st.tuples(st.integers(0, 20), st.just(3)), elements=st.integers(0, 2)
     ),
     num_fixed=st.integers(0, 20),
+    volume_radius=st.sampled_from([0.0, 1.2]),
 )
-def test_coincident_and_few_points_stay_finite(points: np.ndarray, num_fixed: int) -> None:
-    relaxed = relax(points[num_fixed:], points[:num_fixed])
+def test_coincident_and_few_points_stay_finite(
+    points: np.ndarray, num_fixed: int, volume_radius: float
+) -> None:
+    relaxed = relax(points[num_fixed:], points[:num_fixed], volume_radius=volume_radius)
     assert relaxed.shape == points[num_fixed:].shape and np.isfinite(relaxed).all()
 
 

@@ -226,9 +226,9 @@ class UpsamplingPass:
         else:
             # Most neighbourhoods of a survey lie on no single surface.
             sheets = not self.store.frame.is_upright
-            residual = self.model.config.relaxation_residual
-            points = np.concatenate([selected, free])
-            points = relax(points, fixed, self.num_steps, sheets, residual)[: len(selected)]
+            config, points = self.model.config, np.concatenate([selected, free])
+            limits = config.relaxation_residual, config.volume_relaxation
+            points = relax(points, fixed, self.num_steps, sheets, *limits)[: len(selected)]
         settled = self._measured.settle(region, points, selected)
         self._files.save(block, "points", **picked | settled)
 
