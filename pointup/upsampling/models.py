@@ -1,4 +1,4 @@
-"""Loads the model to upsample with, and selects the shipped model for a file."""
+"""Loads the model to upsample with, and selects the included model for a file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FOR_SURVEYS = ("lidar", "forest")
 
 
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
-    """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"; to
-    `denoise` "noisy"."""
+    """Name of the included model for a file: "lidar" for formats of scanners, otherwise "shapes";
+    to `denoise` "noisy"."""
     if denoise:
         return "noisy"
     return "lidar" if is_survey(source) else "shapes"
