@@ -15,7 +15,7 @@ SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 
 
 FOR_SURVEYS = ("lidar", "forest")
-"""Shipped models for clouds whose third coordinate is a height."""
+"""Included models for clouds whose third coordinate is a height."""
 
 
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
