@@ -59,12 +59,15 @@ from pointup.training.tracking.monitor import Monitor
 from pointup.training.training_state import TrainingState
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Read the options and train. A PointupError or ValueError prints one line; the status is 1."""
+def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
+    """Read the options and train. A PointupError or ValueError prints one line; the status is 1.
+
+    `prog` is the name of the program in the usage.
+    """
     open_closed_streams()
     fix_order_of_sums()
     try:
-        config = parse_command_line(args, description=__doc__ or "")
+        config = parse_command_line(args, __doc__ or "", prog)
         if config.debug:
             enable_debug_checks()
         accelerator = make_accelerator(

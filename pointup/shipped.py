@@ -1,4 +1,4 @@
-"""Locates the files that pointup ships: train.py, launch configurations, presets of options.
+"""Locates the files that pointup includes: train.py, launch configurations, presets of options.
 
 In a checkout, train.py and accelerate_configs/ are beside the package; in the wheel, inside it.
 """
@@ -13,9 +13,9 @@ PRESETS = "presets"
 
 
 def shipped_file(name: str) -> Path:
-    """Path of the shipped file `name`, such as "train.py" or "accelerate_configs/8gpu.yaml".
+    """Path of the included file `name`, such as "train.py" or "accelerate_configs/8gpu.yaml".
 
-    Raises FileNotFoundError, with the name, for a file that is not shipped.
+    Raises FileNotFoundError, with the name, for a file that is not included.
     """
     for folder in (PACKAGE, PACKAGE.parent):
         if (folder / name).is_file():

@@ -1,4 +1,4 @@
-"""`pointup config`: the launch configurations and presets that are shipped, and their paths."""
+"""`pointup config`: the included launch configurations and presets, and their paths."""
 
 from __future__ import annotations
 

@@ -35,4 +35,4 @@ def run_train(args: Sequence[str]) -> int:
     module = module_from_spec(spec)
     sys.modules["train"] = module
     spec.loader.exec_module(module)
-    return int(module.main(list(args)))
+    return int(module.main(list(args), prog="pointup train"))

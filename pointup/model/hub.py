@@ -40,7 +40,7 @@ DOWNLOAD_ARGUMENTS = ("revision", "cache_dir", "force_download", "local_files_on
 LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "strict"})
 
 NO_MODEL = (
-    f"neither a shipped model ({', '.join(SHIPPED)}), a model directory (config.json, "
+    f"neither an included model ({', '.join(SHIPPED)}), a model directory (config.json, "
     "model.safetensors) nor a Hub repository (OWNER/NAME) that can be reached; train.py writes a "
     "model directory, model/ in its output directory"
 )
@@ -75,9 +75,9 @@ class StoredModel(PyTorchModelHubMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
-        """Load a model in evaluation mode: a shipped one by name, one of a directory or of the Hub.
+        """Load a model in evaluation mode: an included one by name, one of a directory or the Hub.
 
-        A directory with the name of a shipped model is given as ./NAME. Only names of the form
+        A directory with the name of an included model is given as ./NAME. Only names of the form
         OWNER/NAME are looked up on the Hub. An option that config.json lacks takes its default. An
         unknown option is ignored with a warning: options that change the network change the format.
         Weights are always loaded strictly, whatever `strict` says.

@@ -25,7 +25,7 @@ class WeightAverage:
     Every process has its own copy. The copies are equal, because the weights are.
 
     Attributes:
-        model: the model to evaluate and to ship. Without a decay it is `weights` itself.
+        model: the model to evaluate and to save. Without a decay it is `weights` itself.
         num_steps: number of steps that were averaged.
     """
 

@@ -27,11 +27,14 @@ OPTIONS_FILE = """
 (`pointup config` lists them); flags override them."""
 
 
-def parse_command_line(args: Sequence[str] | None, description: str) -> TrainConfig:
+def parse_command_line(
+    args: Sequence[str] | None, description: str, prog: str = "train.py"
+) -> TrainConfig:
     """The options of a run: flags override `--config FILE`, which overrides the defaults.
 
-    Exits with status 0 after `--help` and 2 for wrong usage. Raises ConfigError for a file that
-    can't be read or that has an unknown option, and for a flag that was renamed.
+    `prog` is the name of the program in the usage. Exits with status 0 after `--help` and 2 for
+    wrong usage. Raises ConfigError for a file that can't be read or that has an unknown option, and
+    for a flag that was renamed.
     """
     flags, file = without_config(sys.argv[1:] if args is None else args)
     names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
@@ -41,7 +44,12 @@ def parse_command_line(args: Sequence[str] | None, description: str) -> TrainCon
     # The last value of a repeated flag wins, except for `--data`, which collects its values.
     if "--data" in names:
         from_file = without_data(from_file)
-    return tyro.cli(TrainConfig, args=from_file + flags, description=description + OPTIONS_FILE)
+    return tyro.cli(
+        TrainConfig,
+        prog=prog,
+        description=description + OPTIONS_FILE,
+        args=from_file + flags,
+    )
 
 
 def without_data(flags: list[str]) -> list[str]:

@@ -74,7 +74,7 @@ def _launch_options() -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """The path of a shipped file: `name` itself if it resolves from the working directory."""
+    """The path of an included file: `name` itself if it resolves from the working directory."""
     path = shipped_file(name)
     return name if Path(name).exists() and path.samefile(name) else str(path)
 

@@ -60,12 +60,13 @@ def upsample(
         ratio: output points for each input point, 1 or more.
         density: target density in points per unit of area on the ground, instead of a ratio. Places
             that are denser already get no new points.
-        model: a model, its directory, its name on the Hub, or a shipped model: "lidar" (the default
-            for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN) or "shapes" (the
-            default for all others).
+        model: a model, its directory, its name on the Hub, or an included model: "lidar" (the
+            default for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN) or
+            "shapes" (the default for all others).
         originals: keep the measured points. If False, the model generates all `round(ratio * N)`
             points.
-        denoise: replace noisy points: `originals=False`, by default with the shipped model "noisy".
+        denoise: replace noisy points: `originals=False`, by default with the included model
+            "noisy".
         only_new: return the new points only.
         max_distance: largest distance of a new point to the nearest measured point. Where this
             leaves too little room, there are fewer points than `ratio` says.

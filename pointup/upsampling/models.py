@@ -1,4 +1,4 @@
-"""Loads the model to upsample with, and selects the shipped model for a file."""
+"""Loads the model to upsample with, and selects the included model for a file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 
 
 FOR_SURVEYS = ("lidar", "forest")
-"""Shipped models for clouds whose third coordinate is a height."""
+"""Included models for clouds whose third coordinate is a height."""
 
 
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
-    """Name of the shipped model for a file: "lidar" for formats of scanners, otherwise "shapes"; to
-    `denoise` "noisy"."""
+    """Name of the included model for a file: "lidar" for formats of scanners, otherwise "shapes";
+    to `denoise` "noisy"."""
     if denoise:
         return "noisy"
     return "lidar" if is_survey(source) else "shapes"

@@ -118,7 +118,7 @@ def test_the_table_has_a_row_for_each_number_of_processes(
     assert main(["bench", "--only", "knn", "--simulate", "100"]) == 1
 
 
-# The real groups of the command are run by hand: docs/guides/large_datasets.md.
+# The real groups of the command are run by hand: docs/performance.md.
 @pytest.mark.slow
 def test_a_real_group_measures_what_the_simulation_needs() -> None:
     groups = {number: simulated_scaling.run_group(number, 2) for number in (1, 2)}

@@ -1,4 +1,4 @@
-"""Shipped files: from a checkout, and from a wheel."""
+"""Included files: from a checkout, and from a wheel."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import train as training
 from pointup.cli import main as cli
 from pointup.shipped import shipped_file
 
@@ -39,6 +40,22 @@ def test_pointup_train_is_train_py(capsys: pytest.CaptureFixture[str]) -> None:
     assert shipped_file("train.py") == ROOT / "train.py"
     assert cli.main(["train", "--model.quota-trust", "0.3"]) == 1
     assert "train.py: error: --model.quota-trust is now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prog", ["train.py", "pointup train"])
+def test_usage_names_the_program_without_its_path(
+    prog: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/else.py"])
+    program = training.main if prog == "train.py" else lambda args: cli.main(["train", *args])
+    for words, status in ((["--help"], 0), (["--stpes", "2"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            program(words)
+        printed = capsys.readouterr()
+        assert ended.value.code == status
+        assert "else.py" not in printed.out + printed.err
+        if not status:
+            assert printed.out.startswith(f"usage: {prog} [-h]")
 
 
 @pytest.mark.slow

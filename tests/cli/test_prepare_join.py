@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,18 @@ def test_a_directory_that_is_not_a_dataset_is_not_joined(
     assert run("join", tmp_path / "missing", "-o", tmp_path / "out") == 1
     assert "missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_joining_has_no_options_of_a_split(
+    surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiles, joined = tmp_path / "tiles", tmp_path / "joined"
+    words = ("--tile", 20, "--num-workers", 1, "--validation", 0)
+    assert run("thin", surveys / "dense_in_one.npy", *words, "-o", tiles) == 0
+    for option in ("--validation", "--seed", "--num-workers"):
+        with pytest.raises(SystemExit) as wrong:
+            run("join", tiles, "-o", joined, option, 1)
+        assert wrong.value.code == 2 and option in capsys.readouterr().err
+    assert run("join", tiles, "-o", joined) == 0
+    assert "no pair is held out" not in capsys.readouterr().err
+    assert "seed" not in json.loads((joined / "pointup.json").read_text())

@@ -97,7 +97,7 @@ def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
         ("Shapes", "did you mean shapes[?]"),
         (
             "elephant",
-            r"elephant: neither a shipped model \(shapes, noisy, lidar, forest\), a model",
+            r"elephant: neither an included model \(shapes, noisy, lidar, forest\), a model",
         ),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
 
 
 def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"neither a shipped model .*a model directory"):
+    with pytest.raises(ModelError, match=r"neither an included model .*a model directory"):
         Upsampler.from_pretrained(tmp_path)
     as_if_trained().save_pretrained(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

@@ -1,4 +1,4 @@
-"""The shipped models load offline and are more accurate than the midpoint baseline."""
+"""The included models load offline and are more accurate than the midpoint baseline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_noise_has_a_model_of_its_own() -> None:
 
 @pytest.fixture
 def two_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Upsampler]:
-    """Two different models in place of the shipped ones."""
+    """Two different models in place of the included ones."""
     made = {}
     for seed, name in enumerate(SHIPPED):
         torch.manual_seed(seed)

@@ -40,7 +40,7 @@ def network(tmp_path: Path) -> Iterator[Network]:
 
 
 def on_cpus(directory: Path, num_hosts: int, num_processes: int) -> Path:
-    """The shipped configuration of two machines, for CPUs and other numbers."""
+    """The included configuration of two machines, for CPUs and other numbers."""
     text = CONFIGURATION.read_text()
     for before, after in {
         "use_cpu: false": "use_cpu: true",

@@ -55,7 +55,7 @@ class Lidar:
     """Thinning pattern of the source of --thin: random, poisson (evenly spaced) or scanline
     (parallel lines)."""
     model: Model = None
-    """Model to upsample the source with: shipped model, directory or Hub repository."""
+    """Model to upsample the source with: included model, directory or Hub repository."""
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
     default the model's own value."""

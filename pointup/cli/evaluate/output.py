@@ -64,7 +64,7 @@ class Output:
 
 
 def open_model(name: str | None, oversampling: float | None = None) -> Upsampler | None:
-    """Load a shipped model, a directory or a Hub repository, onto the accelerator if there is one.
+    """Load an included model, a directory or a Hub repository, onto the accelerator if any.
 
     `oversampling` replaces the value in the model's configuration. Raises ConfigError if it is out
     of range or `name` is None.

@@ -33,8 +33,8 @@ class Pairs:
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
     """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""
     model: Model = None
-    """Model to evaluate: shipped model, directory or Hub repository. Without one, baselines, source
-    and resampled ground truth are measured."""
+    """Model to evaluate: included model, directory or Hub repository. Without one, baselines,
+    source and resampled ground truth are measured."""
     as_written: bool = False
     """Evaluate the output of `pointup upsample`, with measured points kept, thinning and
     relaxation. By default the output of the network is evaluated, as in validation."""

@@ -41,7 +41,7 @@ class Shapes:
     """
 
     model: Model = None
-    """Model to evaluate: shipped model, directory or Hub repository. Without one, all other rows
+    """Model to evaluate: included model, directory or Hub repository. Without one, all other rows
     are measured."""
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pointup.cli.prepare.join_shards import join_shards, shard_descriptions
-from pointup.cli.prepare.new_dataset import NewDataset, note
+from pointup.cli.prepare.new_dataset import OutputDirectory, note
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Join:
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DATASET ...")]
     """Directories made by `pointup prepare`. A directory given twice counts twice in training."""
-    dataset: NewDataset
+    dataset: OutputDirectory
 
     def run(self) -> int:
         if not self.inputs:

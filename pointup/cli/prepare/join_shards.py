@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pointup.cli.prepare.large_surveys import strip_remark
-from pointup.cli.prepare.new_dataset import NewDataset, note
+from pointup.cli.prepare.new_dataset import OutputDirectory, note
 from pointup.errors import ConfigError
 
 OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "made_by")
@@ -30,7 +30,7 @@ def shard_descriptions(inputs: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def join_shards(
-    inputs: Sequence[Path], infos: Sequence[dict[str, Any]], dataset: NewDataset
+    inputs: Sequence[Path], infos: Sequence[dict[str, Any]], dataset: OutputDirectory
 ) -> int:
     """Link all shards of one preparation into one dataset. Returns the exit status.
 
@@ -60,6 +60,7 @@ def join_shards(
         sources = [part for folder in inputs for part in parts_of_dataset(folder)]
         left_out = [text for info in infos for text in info["left_out"]]
         making.left_out += dict.fromkeys(left_out)
+        making.validation = first["validation"]
         info = {key: value for key, value in first.items() if key not in ("shard", "contents")}
         for name in ("points_in_tiles", "regions"):
             info[name] = sum(each[name] for each in infos)

@@ -32,29 +32,17 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NewDataset:
-    """Output directory and split of the new dataset."""
+class OutputDirectory:
+    """Output directory of the new dataset."""
 
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="DIR")]
     """Directory of the new dataset. It appears when the dataset is complete."""
     overwrite: bool = False
     """Replace an existing dataset."""
-    validation: float = 0.1
-    """Share of the pairs for validation, from 0 (none) to below 1. Whole blocks of tiles or whole
-    shapes are held out."""
-    seed: int = 0
-    """Seed of all random numbers. The dataset does not depend on the number of workers."""
-    num_workers: int = min(8, os.cpu_count() or 1)
-    """Number of worker processes. By default the number of cores, at most 8."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation {self.validation}: must be at least 0 and below 1")
-        if self.seed < 0 or self.num_workers < 1:
-            raise ConfigError(
-                f"--seed {self.seed} --num-workers {self.num_workers}: the seed must be at "
-                "least 0, the number of workers at least 1"
-            )
+    def making_in(self, scratch: Path) -> Making:
+        """The writer of a dataset that is made in the directory `scratch`."""
+        return Making(self.output, scratch)
 
     @contextmanager
     def making(self, is_resumable: bool = False) -> Iterator[Making]:
@@ -73,12 +61,12 @@ class NewDataset:
         with stopping_as_interrupts():
             if is_resumable:
                 with self._kept_scratch(others) as scratch:
-                    yield Making(self, scratch)
+                    yield self.making_in(scratch)
                 return
             with interrupts_held_back():
                 scratch = Path(mkdtemp(prefix=f".{self.output.name}-", dir=self.output.parent))
             try:
-                yield Making(self, scratch)
+                yield self.making_in(scratch)
             finally:
                 with interrupts_held_back():
                     # Workers that still write would create the removed directory again.
@@ -125,12 +113,42 @@ class NewDataset:
             raise FileError(f"{self.output}: holds something else than a pair dataset; delete it")
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewDataset(OutputDirectory):
+    """Output directory and split of the new dataset."""
+
+    validation: float = 0.1
+    """Share of the pairs for validation, from 0 (none) to below 1. Whole blocks of tiles or whole
+    shapes are held out."""
+    seed: int = 0
+    """Seed of all random numbers. The dataset does not depend on the number of workers."""
+    num_workers: int = min(8, os.cpu_count() or 1)
+    """Number of worker processes. By default the number of cores, at most 8."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise ConfigError(f"--validation {self.validation}: must be at least 0 and below 1")
+        if self.seed < 0 or self.num_workers < 1:
+            raise ConfigError(
+                f"--seed {self.seed} --num-workers {self.num_workers}: the seed must be at "
+                "least 0, the number of workers at least 1"
+            )
+
+    def making_in(self, scratch: Path) -> Making:
+        return Making(self.output, scratch, self.num_workers, self.validation, self.seed)
+
+
 @dataclass
 class Making:
     """A dataset that is being made: scratch directory, left-out inputs, workers, writer."""
 
-    options: NewDataset
+    output: Path
     scratch: Path
+    num_workers: int = 1
+    validation: float = 0.0
+    """Share of the pairs that was to be held out."""
+    seed: int | None = None
+    """Seed of the options; None if nothing is random."""
     left_out: list[str] = field(default_factory=list)
     strip: str = ""
     """Remark for the summary on the strip that is left out around validation tiles."""
@@ -150,7 +168,7 @@ class Making:
     ) -> Iterator[Result]:
         """Results of calls in worker processes, with a progress bar; errors go to `left_out`."""
         for result in self.progress(
-            call_each(calls, min(self.options.num_workers, num_calls)), num_calls, title
+            call_each(calls, min(self.num_workers, num_calls)), num_calls, title
         ):
             if isinstance(result, PointupError):
                 self.left_out.append(str(result))
@@ -162,7 +180,7 @@ class Making:
     ) -> Iterator[Result | None]:
         """Like `each`, with None in place of each error."""
         for result in self.progress(
-            call_each(calls, min(self.options.num_workers, len(calls))), len(calls), title
+            call_each(calls, min(self.num_workers, len(calls))), len(calls), title
         ):
             if isinstance(result, PointupError):
                 self.left_out.append(str(result))
@@ -218,8 +236,9 @@ class Making:
         """The description of the dataset for pointup.json, from its `command` and options."""
         made_by = f"pointup {pointup.__version__} {info['command']}"
         info = {"made_by": made_by, **{k: v for k, v in info.items() if k != "command"}}
-        info.setdefault("validation", self.options.validation)
-        info["seed"] = self.options.seed
+        info.setdefault("validation", self.validation)
+        if self.seed is not None:
+            info["seed"] = self.seed
         # Tuples become lists, and paths text that is valid in any working directory.
         described: dict[str, Any] = json.loads(json.dumps(info, default=_text))
         return described
@@ -229,14 +248,13 @@ class Making:
 
         Returns the exit status: 1 if anything was left out.
         """
-        output = self.options.output
         with interrupts_held_back():
-            if output.exists():
-                output.rename(self.scratch / "old")
-            self.unfinished.rename(output)
+            if self.output.exists():
+                self.output.rename(self.scratch / "old")
+            self.unfinished.rename(self.output)
             # Nothing is left to continue, whatever happens to the summary.
             shutil.rmtree(self.scratch / "parts", ignore_errors=True)
-        print_summary(output, self.options.validation, self.strip, time.monotonic() - self.started)
+        print_summary(self.output, self.validation, self.strip, time.monotonic() - self.started)
         for reason in self.left_out:
             print(f"pointup: left out: {reason}", file=sys.stderr)
         return int(bool(self.left_out))

@@ -48,7 +48,7 @@ class Upsample:
             metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"
         ),
     ] = None
-    """Shipped model, or directory or Hub repository of one. By default lidar for scanner formats
+    """Included model, or directory or Hub repository of one. By default lidar for scanner formats
     (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others; with --denoise noisy."""
     ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
         None
