@@ -22,6 +22,7 @@ from pointup.geometry.packed import (
     sizes_from_ptr,
     widest_float,
 )
+from pointup.losses import matched
 
 if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
@@ -161,9 +162,7 @@ def _squared_distances(
 ) -> tuple[Tensor, Tensor]:
     """Squared distances of points to the other cloud, (N,) and (M,); 0 where that is empty."""
     (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
-    return to_target.masked_fill(to_target == torch.inf, 0.0), to_pos.masked_fill(
-        to_pos == torch.inf, 0.0
-    )
+    return matched(to_target), matched(to_pos)
 
 
 def _segment_median(values: Tensor, ptr: Tensor) -> Tensor:

@@ -29,11 +29,13 @@ PATCHES_PER_READ = 256
 class PatchFile:
     """The arrays of a patch file that hold its pairs.
 
+    The names of its pairs begin with `name`: NAME/PLACE/PATCH.
     `place` (P,) int64 is the index of the shape that each patch was cut from. If the file does not
     name shapes, it is the index of a block of consecutive patches. Patches of one place must be in
     the same split.
     """
 
+    name: str
     path: Path
     source_key: str
     target_key: str
@@ -46,9 +48,14 @@ class PatchFile:
 
 
 def open_patches(
-    path: Path, source_key: str | None = None, target_key: str | None = None
+    path: Path,
+    source_key: str | None = None,
+    target_key: str | None = None,
+    name: str | None = None,
 ) -> PatchFile:
     """Find the source and target patches of a file: arrays (P, N, 3) and (P, M, 3).
+
+    The names of its pairs begin with `name`, by default that of the file without its extension.
 
     The arrays have 6 columns if they include normals. Without keys, the keys of the published files
     are tried. If none match and the file has exactly two arrays of patches, the one with fewer
@@ -70,9 +77,8 @@ def open_patches(
             rows = min(len(array), PATCHES_PER_READ)
             check_expansion(path, rows * math.prod(array.shape[1:]) * array.dtype.itemsize)
         first = np.asarray(target[:PATCHES_PER_READ])
-        return PatchFile(
-            path, source_key, target_key, _places(file, len(source)), _has_normals(first)
-        )
+        places, has_normals = _places(file, len(source)), _has_normals(first)
+        return PatchFile(name or path.stem, path, source_key, target_key, places, has_normals)
 
 
 def patch_pairs(
@@ -94,7 +100,7 @@ def patch_pairs(
                     for key in (patches.source_key, patches.target_key)
                 )
             for row, source, target in zip(rows, sources, targets, strict=True):
-                name = f"{patches.path.stem}/{start + row}"
+                name = f"{patches.name}/{patches.place[start + row]}/{start + row}"
                 if np.isfinite(source).all() and np.isfinite(target).all():
                     yield _pair(name, source, target, patches.has_normals)
                 else:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ from pointup.datasets.samples import Samples
 
 ROUNDING = 1e-4
 """Relative tolerance of a gap that should equal the strip, because points are stored as float32."""
-SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
-"""Keys of pointup.json that name the files of a survey, by the command that wrote the dataset."""
 
 
 @dataclass(frozen=True)
@@ -112,33 +108,6 @@ def rows_near(train: Samples, validation: Samples, distance: float) -> np.ndarra
             distances = tree.query(_points(train, other), k=[1], distance_upper_bound=distance)[0]
             near[other] = np.min(distances, initial=np.inf) < distance * (1 - ROUNDING)
     return np.flatnonzero(near)
-
-
-def rows_on_held_out_ground(train: Samples, validation: Samples) -> np.ndarray:
-    """Rows (n,) of `train` within the strip around pairs of `validation`, ascending.
-
-    Both are of different datasets; none if these were not made from a common survey file.
-    """
-    (strip, files), (other_strip, others) = (survey_of(each.folder) for each in (train, validation))
-    if not files & others:
-        return np.empty(0, np.int64)
-    return rows_near(train, validation, max(strip, other_strip))
-
-
-def survey_of(folder: Path) -> tuple[float, set[Path]]:
-    """The strip of a dataset around its validation tiles, and the survey files that it was made
-    from, also as `prepare join` stored them; none for other datasets."""
-    path = folder / "pointup.json"
-    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    made_by = str(info.get("made_by", ""))
-    if "survey_files" in info:
-        return float(info["survey_strip"]), set(map(Path, info["survey_files"]))
-    keys = [keys for command, keys in SURVEY_FILES.items() if made_by.endswith(command)]
-    if not keys or info.get("separate"):
-        return 0.0, set()
-    named = [Path(name) for key in keys[0] for name in info.get(key, [])]
-    files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
-    return float(info.get("strip", 0.0)), {file.resolve() for file in files}
 
 
 def _smallest_gap(

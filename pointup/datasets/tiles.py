@@ -22,8 +22,7 @@ class Tiles:
     """Points grouped by square tiles.
 
     Attributes:
-        size: side length of a tile.
-        origin: (2,) float64, the lower corner of tile (0, 0).
+        size: side length of a tile. Tile (0, 0) has its lower corner at the origin.
         xy: (T, 2) int64, indices of the tiles that hold points, ascending in x, then y. A tile
             includes its lower edges and excludes its upper edges.
         order: (N,) int64, indices of the points, grouped by tile and ascending in each tile.
@@ -31,7 +30,6 @@ class Tiles:
     """
 
     size: float
-    origin: np.ndarray
     xy: np.ndarray
     order: np.ndarray
     ptr: np.ndarray
@@ -43,22 +41,17 @@ class Tiles:
         """Ascending indices of the points of the tile in row `tile` of `xy`."""
         return self.order[self.ptr[tile] : self.ptr[tile + 1]]
 
-    def lower_corner(self, tile: int) -> np.ndarray:
-        """The lower corner (2,) float64 of the tile in row `tile` of `xy`."""
-        return self.origin + self.xy[tile] * self.size
 
-
-def split_tiles(positions_xy: np.ndarray, tile: float, origin: np.ndarray | None = None) -> Tiles:
+def split_tiles(positions_xy: np.ndarray, tile: float) -> Tiles:
     """Group points (N, 2) by square tiles of side length `tile`.
 
-    Without an origin, tiles begin at multiples of their size, so that the tiles of several files
-    match. Raises ConfigError for a size that is not positive, DataError for coordinates that are
-    not finite or too large for tile indices.
+    Tiles begin at multiples of their size, so that the tiles of several files match. Raises
+    ConfigError for a size that is not positive, DataError for coordinates that are not finite or
+    too large for tile indices.
     """
     if not (np.isfinite(tile) and tile > 0):
         raise ConfigError(f"tile size {tile}: must be a positive length")
-    corner = np.zeros(2) if origin is None else np.asarray(origin, dtype=np.float64)
-    numbers = np.floor((np.asarray(positions_xy, dtype=np.float64) - corner) / tile)
+    numbers = np.floor(np.asarray(positions_xy, dtype=np.float64) / tile)
     # The condition is negated, so that NaN also fails.
     if not (np.abs(numbers) < MAX_TILE_INDEX).all():
         raise DataError(f"points too far away for tiles of {tile}, or not finite: check them")
@@ -73,7 +66,7 @@ def split_tiles(positions_xy: np.ndarray, tile: float, origin: np.ndarray | None
     key = key[order]
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     xy = np.column_stack([key[starts] // height, key[starts] % height]) + lowest
-    return Tiles(float(tile), corner, xy, order, np.append(starts, len(key)))
+    return Tiles(float(tile), xy, order, np.append(starts, len(key)))
 
 
 def survey_pairs(

@@ -25,8 +25,8 @@ logger = logging.getLogger("pointup")
 
 WEIGHTS = Path(__file__).parents[1] / "weights"
 SHIPPED = ("shapes", "noisy", "lidar", "forest")
-"""Names of the models in the package: for shapes (closely sampled surfaces), for airborne lidar,
-and to bring airborne lidar to the density of a drone."""
+"""Names of the models in the package: for shapes (closely sampled surfaces), for noisy scans of
+these, for airborne lidar, and to bring airborne lidar to the density of a drone."""
 
 FORMAT = 4
 """Version of the layout of weights and options, which is written. Format 3 has no columns, no

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
-from pointup.datasets.held_out import rows_on_held_out_ground
+from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
 from pointup.datasets.joined_samples import JoinedSamples
 from pointup.datasets.mixture import Mixture
 from pointup.datasets.pair_dataset import PairDataset
@@ -111,14 +111,14 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     sources = tuple(data_sources(names))
     train, bad = open_split(sources, "train", config.model.k)
     validation, others = open_split(sources, "validation", config.model.k)
-    train, near = without_held_out_ground(train, validation)
+    train, known = without_held_out_elsewhere(train, validation)
     where = ", ".join(config.data) or "procedural shapes and scenes"
     return TrainingData(
         sources,
         PairDataset(train, seed=config.seed, augment=config.augment, noise=config.noise),
         PairDataset(validation, seed=config.seed),
         f"{where}, {len(train):,} for training, {len(validation):,} for validation",
-        left_out=tuple(bad + near + others),
+        left_out=tuple(bad + known + others),
         unreadable=UnreadableSamples(
             [source.name for source in sources], train.bounds, config.max_unreadable
         ),
@@ -143,13 +143,13 @@ def open_split(
     return JoinedSamples(tuple(source.label for source in sources), tuple(parts)), left_out
 
 
-def without_held_out_ground(
+def without_held_out_elsewhere(
     train: Samples | JoinedSamples, validation: Samples | JoinedSamples
 ) -> tuple[Samples | JoinedSamples, list[str]]:
-    """The training samples that touch no validation sample of another dataset made from the same
-    survey, as `pointup prepare join` leaves them out; and a line for each of the others.
+    """The training samples that show nothing that another dataset holds out; a line for each other.
 
-    Reads the points of samples near validation samples. Raises DataError if a dataset keeps none.
+    `pointup prepare join` leaves the same samples out. Reads the points of survey samples near
+    validation samples. Raises DataError if a dataset keeps none.
     """
     if not isinstance(train, JoinedSamples) or not isinstance(validation, JoinedSamples):
         return train, []
@@ -158,15 +158,16 @@ def without_held_out_ground(
         kept = np.ones(len(part), bool)
         for other, held_out in enumerate(validation.parts):
             if other != number:
-                rows = rows_on_held_out_ground(part, held_out)
-                kept[rows] = False
-                reason = f"touches validation samples of {validation.labels[other]}"
-                left_out += [
-                    f"train sample {label}/{part.names[r]}: {reason}" for r in rows.tolist()
-                ]
+                for how, rows in rows_held_out_elsewhere(part, held_out).items():
+                    kept[rows] = False
+                    reason = f"{how} validation samples of {validation.labels[other]}"
+                    left_out += [
+                        f"train sample {label}/{part.names[r]}: {reason}" for r in rows.tolist()
+                    ]
         if not kept.any():
             raise DataError(
-                f"{part.folder}: all its samples touch validation samples of the others"
+                f"{part.folder}: all its samples touch validation samples of the other datasets or "
+                "share a shape with them; leave it out, or prepare all with the same held-out data"
             )
         parts.append(part if kept.all() else part.select(np.flatnonzero(kept)))
     return JoinedSamples(train.labels, tuple(parts)), left_out

@@ -36,7 +36,16 @@ def _changed(stored: ModelConfig, given: ModelConfig) -> dict[str, Any]:
 
 
 def _extended(model: Upsampler, options: ModelConfig) -> Upsampler:
-    """A model with other options and the same weights; weights that are new compute nothing yet."""
+    """A model with other options and the same weights; weights that are new compute nothing yet.
+
+    Raises ConfigError for options that leave out layers of the model.
+    """
+    layers, others = model.config.column_layers, options.column_layers
+    if others < layers:
+        raise ConfigError(
+            f"--model.column-layers is {others}; the initial model has {layers}, none of which can "
+            "be left out"
+        )
     extended = Upsampler(**asdict(options)).train()
     missing = extended.load_state_dict(model.state_dict(), strict=False)
     assert not missing.unexpected_keys
@@ -49,7 +58,8 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
 
     `config.train_only` freezes all other weights. Raises ModelError if the initial model doesn't
     exist. Raises ConfigError if the config has model options that do not fit the weights of the
-    initial model (those outside `EXTENSIONS`), or if `train_only` matches no weight.
+    initial model (those outside `EXTENSIONS`, or fewer layers), or if `train_only` matches no
+    weight.
     """
     if config.initial_model is None:
         torch.manual_seed(config.seed)

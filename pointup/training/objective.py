@@ -15,6 +15,7 @@ from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
     batch_from_ptr,
     on_host,
+    safe_sqrt,
     segment_counts,
     segment_mean,
     sizes_from_ptr,
@@ -25,7 +26,6 @@ from pointup.losses import (
     matched,
     point_to_plane_distance,
     repulsion_loss,
-    safe_sqrt,
 )
 from pointup.model.output import UpsamplerOutput
 

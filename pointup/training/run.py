@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from pointup.training.progress import Progress, RunSchedule
 from pointup.training.run_directory.checkpointing import Saver
 from pointup.training.tracking.monitor import Monitor
 from pointup.training.training_state import TrainingState
+
+logger = logging.getLogger("pointup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +70,15 @@ class Run:
 
         If it can't be saved, the score does not count as the best, so that a later evaluation that
         is better than the saved model is saved. At the end of the run CheckpointError is raised.
+        The log warns at the end of a run in which no model was saved.
         """
         progress, config, best_before = self.progress, self.config, self.progress.best
         is_best = progress.judge(score, config.patience, config.target_chamfer)
         if is_best and not self.saver.save_best(must_succeed=progress.finished):
             progress.best = best_before
+        if progress.finished and math.isinf(progress.best):
+            logger.warning(
+                "no model was saved: no evaluation measured it on all validation clouds (see the "
+                "warnings before); the last weights are in %s",
+                config.output_dir / "checkpoints",
+            )

@@ -7,7 +7,9 @@ import platform
 
 import torch
 
+from pointup.training.config import TrainConfig
 from pointup.training.faults.token_budget import describe_budget
+from pointup.training.progress import RunSchedule
 from pointup.training.run import Run
 from pointup.training.tracking.tables import plan_table
 
@@ -29,7 +31,7 @@ def plan_of_run(run: Run) -> str:
         f"{config.accumulation_steps} micro-batches per step",
         "token budget": describe_budget(config, data, sampler.token_budget, fill),
         "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
-        "steps": f"{run.schedule.total_steps or '?'}, {sampler.num_steps} per epoch",
+        "steps": length_of_run(config, run.schedule, sampler.num_steps),
         "learning rate": f"{run.schedule.peak_learning_rate:.3g}, scaling {config.lr_scaling}",
     }
     continued = [f"Continuing from {run.checkpoint}."] if run.checkpoint else []
@@ -37,3 +39,13 @@ def plan_of_run(run: Run) -> str:
     if len(data.left_out) > MAX_NAMED:
         left_out.append(f"Left out: {len(data.left_out) - MAX_NAMED:,} more samples")
     return "\n".join([plan_table(table), *left_out, *continued])
+
+
+def length_of_run(config: TrainConfig, schedule: RunSchedule, steps_per_epoch: int) -> str:
+    """The length of a run as text; with the intervals for hours, from which they don't follow."""
+    if config.hours is None:
+        return f"{schedule.total_steps}, {steps_per_epoch} per epoch"
+    return (
+        f"as many as fit into {config.hours:g} h, {steps_per_epoch} per epoch; evaluated every "
+        f"{schedule.eval_every}, saved every {schedule.save_every}"
+    )

@@ -46,6 +46,33 @@ def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
                 assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
 
 
+def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(
+    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (meshes / name).mkdir(exist_ok=True)
+        options = (*SMALL, "--validation-meshes", meshes / name, "--num-workers", 1)
+        assert run("meshes", meshes, *options, "-o", tmp_path / f"without_{name}") == 0
+    folders = [tmp_path / "without_a", tmp_path / "without_b"]
+    # A mesh of the first is held out by the second, and reverse: nothing is left to train on.
+    assert run("join", *folders, "-o", tmp_path / "none") == 1
+    assert "no training pairs are left" in capsys.readouterr().err
+    options = (*SMALL, "--validation-meshes", meshes / "b" / "other.off", "--num-workers", 1)
+    assert run("meshes", meshes, *options, "-o", tmp_path / "most") == 0
+    assert run("join", tmp_path / "most", "-o", tmp_path / "first") == 0
+    assert run("join", tmp_path / "first", folders[0], "-o", tmp_path / "joined") == 0
+    reported = capsys.readouterr().err
+    assert "first: left out 4 training pairs sharing a shape with validation pairs of" in reported
+    found = {
+        split: {
+            name.split("/", 1)[1].rpartition("/")[0] for name in read(tmp_path / "joined", split)
+        }
+        for split in ("train", "validation")
+    }
+    assert found["train"] == {"0-most/b/tetra", "0-most/cad_1", "b/tetra", "cad_1"}
+    assert found["validation"] == {"0-most/other", "tetra"}
+
+
 def test_a_directory_that_is_not_a_dataset_is_not_joined(
     surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,14 +92,30 @@ def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFi
         file["poisson_1024"] = target
         file["name"] = np.repeat([b"cat", b"dog", b"hen", b"cow"], 10)
     assert run("h5", tmp_path / "a.h5", "-o", tmp_path / "out") == 1
-    assert "a/9: coordinates that are not finite" in capsys.readouterr().err
+    assert "a/0/9: coordinates that are not finite" in capsys.readouterr().err
     shapes = {
-        split: {int(name.split("/")[1]) // 10 for name in read(tmp_path / "out", split)}
+        split: {int(name.split("/")[2]) // 10 for name in read(tmp_path / "out", split)}
         for split in ("train", "validation")
     }
     assert len(shapes["train"]) == 3
     assert len(shapes["validation"]) == 1
     assert not shapes["train"] & shapes["validation"]
+
+
+def test_files_of_one_name_give_pairs_of_other_names(meshes: Path, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / "h5" / folder).mkdir(parents=True)
+        with h5py.File(tmp_path / "h5" / folder / "a.h5", "w") as file:
+            file["poisson_256"], file["poisson_1024"] = np.ones((20, 4, 3)), np.ones((20, 16, 3))
+    assert run("h5", tmp_path / "h5", "-o", tmp_path / "patches") == 0
+    names = [name for s in ("train", "validation") for name in read(tmp_path / "patches", s)]
+    assert len(names) == len(set(names)) == 40
+    # A mesh for validation beside another one of the same file name.
+    options = [*SMALL, "--validation-meshes", meshes / "b" / "tetra.off"]
+    assert run("meshes", meshes / "a", *options, "-o", tmp_path / "shapes") == 0
+    train, validation = (set(read(tmp_path / "shapes", s)) for s in ("train", "validation"))
+    assert {name.rpartition("/")[0] for name in train} == {"tetra"}
+    assert {name.rpartition("/")[0] for name in validation} == {"b/tetra"}
 
 
 def test_the_default_dataset_has_the_requested_size(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_patches_are_those_of_the_file_centred_on_the_source(tmp_path: Path) -> 
     path = write(tmp_path / "a.h5", poisson_256=source, poisson_1024=target)
     chosen = np.arange(600) % 7 == 3
     pairs = list(patch_pairs(open_patches(path), chosen, unexpected))
-    assert [pair.name for pair in pairs] == [f"a/{i}" for i in np.flatnonzero(chosen)]
+    assert [pair.name for pair in pairs] == [f"a/{i // 60}/{i}" for i in np.flatnonzero(chosen)]
     for pair, i in zip(pairs, np.flatnonzero(chosen), strict=True):
         np.testing.assert_allclose(pair.source + pair.origin, source[i], atol=1e-6)
         np.testing.assert_allclose(pair.target + pair.origin, target[i], atol=1e-6)
@@ -73,8 +73,8 @@ def test_a_patch_that_is_not_finite_is_left_out_and_reported(tmp_path: Path) -> 
     path = write(tmp_path / "a.h5", poisson_256=patches(5, 8), poisson_1024=target)
     reports: list[str] = []
     pairs = list(patch_pairs(open_patches(path), np.ones(5, bool), reports.append))
-    assert [pair.name for pair in pairs] == ["a/0", "a/1", "a/3", "a/4"]
-    assert reports == ["a/2: coordinates that are not finite"]
+    assert [pair.name for pair in pairs] == ["a/0/0", "a/1/1", "a/3/3", "a/4/4"]
+    assert reports == ["a/2/2: coordinates that are not finite"]
 
 
 def test_each_named_shape_is_a_place(tmp_path: Path) -> None:

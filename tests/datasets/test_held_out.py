@@ -242,7 +242,7 @@ def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_p
     folders = [str(tmp_path / name) for name in names]
     assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
     reported = capsys.readouterr().err
-    assert f"training pairs that touch validation pairs of {folders[1]}" in reported
+    assert f"training pairs touching validation pairs of {folders[1]}" in reported
     assert folders[2] not in reported
 
     def join(inputs: Sequence[str], name: str) -> None:

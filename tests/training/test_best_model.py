@@ -75,6 +75,19 @@ def test_a_run_whose_last_model_could_not_be_written_fails_and_writes_it_at_the_
     assert steps == list(range(1, 7)), "trained further"
 
 
+def test_a_run_without_a_complete_evaluation_says_that_it_saved_no_model(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    set_scores(monkeypatch, np.inf, np.inf)
+    training.train(options(pair_directory, tmp_path / "run"), accelerator)
+    assert not (tmp_path / "run" / "model").exists()
+    assert caplog.text.count("no model was saved") == 1
+
+
 def test_a_budget_found_by_memory_does_not_refuse_a_larger_validation_pair(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:

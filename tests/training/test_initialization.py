@@ -47,3 +47,10 @@ def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) ->
     refused = r"sets the model options; leave out --model\.num-layers$"
     with pytest.raises(ConfigError, match=refused):
         initial_model(TrainConfig(initial_model=stored, model=given))
+
+
+def test_fewer_layers_than_the_initial_model_has_are_refused(tmp_path: Path) -> None:
+    Upsampler(**SMALL, column_layers=2).save_pretrained(tmp_path)
+    given = ModelConfig(column_layers=1)
+    with pytest.raises(ConfigError, match=r"column-layers is 1; the initial model has 2"):
+        initial_model(TrainConfig(initial_model=str(tmp_path), model=given))

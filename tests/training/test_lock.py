@@ -105,6 +105,22 @@ def test_a_directory_that_can_not_be_written_is_an_error(tmp_path: Path) -> None
         RunLock(tmp_path / "file" / "run", ALONE).__enter__()
 
 
+def test_heartbeats_go_on_after_one_that_the_file_system_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals, has_heartbeat = iter([OSError(errno.ESTALE, "Stale file handle")]), threading.Event()
+
+    def utime(path: Path) -> None:
+        if (refusal := next(refusals, None)) is not None:
+            raise refusal
+        has_heartbeat.set()
+
+    monkeypatch.setattr(lock, "SECONDS_BETWEEN_HEARTBEATS", 0.01)
+    monkeypatch.setattr(lock.os, "utime", utime)
+    with RunLock(tmp_path, ALONE):
+        assert has_heartbeat.wait(10.0)
+
+
 def test_the_text_of_another_machine_is_awaited_up_to_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
 from pointup.training.progress import Progress, RunSchedule, length_in_steps
+from pointup.training.run_plan import length_of_run
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 
@@ -48,6 +49,19 @@ def test_the_length_of_a_run_is_given_in_steps_or_epochs_or_hours() -> None:
     assert Progress(step=25).share_done(TrainConfig(steps=50), sampler) == 0.5
     assert Progress(elapsed_seconds=1800).share_done(TrainConfig(hours=1.0), sampler) == 0.5
     assert Progress(step=60).share_done(TrainConfig(steps=50), sampler) == 1.0
+
+
+def test_the_plan_of_a_run_in_hours_names_the_hours_and_the_intervals() -> None:
+    sampler = TokenBudgetBatchSampler([10] * 40, 40)
+    for config, expected in (
+        (TrainConfig(steps=50), "50, 10 per epoch"),
+        (
+            TrainConfig(hours=1.5, eval_every=510),
+            "as many as fit into 1.5 h, 10 per epoch; evaluated every 510, saved every 500",
+        ),
+    ):
+        schedule = RunSchedule.of(config, sampler)
+        assert length_of_run(config, schedule, sampler.num_steps) == expected
 
 
 @pytest.mark.parametrize("epochs", [0.5, 1.0, 2.1, 3.0])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -167,10 +168,49 @@ def test_training_samples_on_validation_ground_of_another_dataset_are_left_out(
         assert main([str(word) for word in words]) == 0
     folders = tuple(str(tmp_path / name) for name in ("ten", "eight"))
     data = open_training_data(TrainConfig(data=folders), accelerator)
-    assert any("touches validation samples of" in line for line in data.left_out)
+    assert any("touching validation samples of" in line for line in data.left_out)
     train, validation = data.train.samples, data.validation.samples
     for one, other in ((0, 1), (1, 0)):
         assert len(train.parts[one])
         assert not len(rows_near(train.parts[one], validation.parts[other], 2.0))
     alone = open_training_data(TrainConfig(data=folders[:1]), accelerator)
     assert len(alone.train) > len(train.parts[0])
+
+
+@pytest.mark.parametrize("kind", ["meshes", "h5"])
+def test_training_samples_of_validation_shapes_of_another_dataset_are_left_out(
+    kind: str, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    inputs, rng = tmp_path / "inputs", np.random.default_rng(0)
+    inputs.mkdir()
+    if kind == "meshes":
+        for i in range(6):
+            corners = f"0 0 0\n1 0 0\n0 1 0\n0 0 {i + 1}\n"
+            faces = "3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
+            (inputs / f"mesh_{i}.off").write_text(f"OFF\n4 4 0\n{corners}{faces}")
+    else:
+        with h5py.File(inputs / "patches.h5", "w") as file:
+            file["poisson_256"] = rng.random((24, 20, 3))
+            file["poisson_1024"] = rng.random((24, 40, 3))
+            file["name"] = np.repeat([b"a", b"b", b"c", b"d", b"e", b"f"], 4)
+    options = ["--num-source", 40, "--ratio", 2] if kind == "meshes" else []
+    for seed in (1, 2):
+        words = ["prepare", kind, inputs, *options, "--validation", 0.4, "--seed", seed]
+        assert main([str(word) for word in [*words, "-o", tmp_path / str(seed)]]) == 0
+    folders = tuple(str(tmp_path / name) for name in ("1", "2"))
+
+    def shapes(names: Any, number: int) -> list[str]:
+        return [name.rpartition("/")[0] for name in names if name.startswith(f"{number}/")]
+
+    data = open_training_data(TrainConfig(data=folders), accelerator)
+    num_left_out = 0
+    for folder, one, other in ((folders[0], 1, 2), (folders[1], 2, 1)):
+        alone = open_training_data(TrainConfig(data=(folder,)), accelerator)
+        before = [f"{other}/{name.rpartition('/')[0]}" for name in alone.train.names]
+        held_out = set(shapes(data.validation.names, other))
+        kept = [f"{one}/{shape[2:]}" for shape in before if shape not in held_out]
+        assert 0 < len(kept) < len(before)
+        assert shapes(data.train.names, one) == kept
+        num_left_out += len(before) - len(kept)
+    assert len(data.left_out) == num_left_out
+    assert all("sharing a shape with validation samples of" in line for line in data.left_out)

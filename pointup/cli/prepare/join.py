@@ -23,8 +23,9 @@ class Join:
     """Join pair datasets into one. Pairs keep their split: training or validation.
 
     All parts of a survey that `--shard` made are linked, not copied: the result is the dataset that
-    a command without `--shard` makes. If two other datasets were made from the same survey file,
-    training pairs of one that touch validation pairs of the other are left out.
+    a command without `--shard` makes. If other datasets were made from the same survey, meshes or
+    HDF5 file, training pairs of one that touch validation pairs of another or share a shape with
+    them are left out.
     """
 
     inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DATASET ...")]
@@ -36,7 +37,7 @@ class Join:
             raise ConfigError("no input: name directories made by `pointup prepare`")
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
-        from pointup.datasets.held_out import survey_of
+        from pointup.datasets.held_out_elsewhere import shapes_of, survey_of
 
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}
@@ -44,25 +45,30 @@ class Join:
         # For later comparisons, when the inputs may be gone.
         strips, files = zip(*map(survey_of, self.inputs), strict=True)
         info["survey_strip"], info["survey_files"] = max(strips), sorted(set().union(*files))
+        shapes = {
+            f"{_label(number, folder)}/{name}": shape
+            for number, folder in enumerate(self.inputs)
+            for name, shape in shapes_of(folder).items()
+        }
         with self.dataset.making() as making:
             splits = [self._pairs(split, surfaces) for split in ("train", "validation")]
-            return making.write(splits[0], splits[1], info, surfaces)
+            return making.write(splits[0], splits[1], info, surfaces, shapes)
 
     def _pairs(self, split: str, surfaces: dict[str, Surface]) -> Iterator[Pair]:
         from pointup.datasets.pair_dataset import open_samples
         from pointup.geometry.surfaces import Surface
 
-        # A dataset given twice is validated on once.
-        folders = self.inputs if split == "train" else tuple(dict.fromkeys(self.inputs))
-        for number, folder in enumerate(folders):
+        for number, folder in enumerate(self.inputs):
+            # A dataset given twice is validated on once.
+            if split == "validation" and folder in self.inputs[:number]:
+                continue
             samples = open_samples(folder, split)
-            left_out = self._touching(folder) if split == "train" else set()
+            left_out = self._held_out_elsewhere(folder) if split == "train" else set()
             for row in range(len(samples)):
                 if row in left_out:
                     continue
                 pair = samples.pair(row)
-                # Names of pairs are unique in each input only.
-                label = f"{number}-{folder.name}"
+                label = _label(number, folder)
                 if pair.surface:
                     stored = samples.surface(row)
                     assert stored is not None
@@ -72,9 +78,9 @@ class Join:
                 pair.name = f"{label}/{pair.name}"
                 yield pair
 
-    def _touching(self, folder: Path) -> set[int]:
-        """Training rows of `folder` that touch validation pairs of other inputs, on one survey."""
-        from pointup.datasets.held_out import rows_on_held_out_ground
+    def _held_out_elsewhere(self, folder: Path) -> set[int]:
+        """Training rows of `folder` that show what other inputs hold out, each with a note."""
+        from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
         from pointup.datasets.pair_dataset import open_samples
 
         rows: set[int] = set()
@@ -82,11 +88,16 @@ class Join:
             if other == folder:
                 continue
             splits = open_samples(folder, "train"), open_samples(other, "validation")
-            touching = set(rows_on_held_out_ground(*splits).tolist()) - rows
-            if touching:
-                note(
-                    f"{folder}: left out {len(touching):,} training pairs that touch validation "
-                    f"pairs of {other}"
-                )
-            rows |= touching
+            for how, found in rows_held_out_elsewhere(*splits).items():
+                if new := set(found.tolist()) - rows:
+                    note(
+                        f"{folder}: left out {len(new):,} training pairs {how} validation pairs of "
+                        f"{other}"
+                    )
+                    rows |= new
         return rows
+
+
+def _label(number: int, folder: Path) -> str:
+    """The beginning of the names of an input's pairs, whose names are unique in each input only."""
+    return f"{number}-{folder.name}"

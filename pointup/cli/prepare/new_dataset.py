@@ -222,14 +222,21 @@ class Making:
         validation: Iterable[Pair],
         info: dict[str, Any],
         surfaces: Mapping[str, Surface] | None = None,
+        shapes: Mapping[str, str] | None = None,
     ) -> int:
-        """Write the pairs and publish the dataset. Returns the exit status."""
+        """Write the pairs and publish the dataset. Returns the exit status.
+
+        `shapes` says where the shapes of the pairs are from, see `shapes_of`.
+        """
+        from pointup.datasets.held_out_elsewhere import write_shapes
         from pointup.datasets.pair_writer import write_pairs
 
         info = self.description(info)
         # Inputs are left out while the pairs are written, so that the list is filled later.
         info["left_out"] = self.left_out
         write_pairs(self._some(train), validation, self.unfinished, info, surfaces)
+        if shapes:
+            write_shapes(self.unfinished, shapes)
         return self.publish()
 
     def description(self, info: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -27,7 +27,7 @@ Kind = Literal[
     "street",
     "field",
 ]
-ALL_KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
+ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, kw_only=True)

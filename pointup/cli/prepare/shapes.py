@@ -73,16 +73,19 @@ class Meshes:
             patch_size=self.patch_size,
             noise=self._noise(),
         )
-        meshes = name_inputs(_one_of_each(find_inputs(self.inputs, mesh_extensions)))
-        num_samples = {name: self._samples_of(name) for name in meshes}
-        train = {name: meshes[name] for name in meshes if num_samples[name]}
-        validation: dict[str, Path] = {}
+        inputs = _one_of_each(find_inputs(self.inputs, mesh_extensions))
+        held_out: list[Path] = []
         if self.validation_meshes:
             held_out = _one_of_each(find_inputs(self.validation_meshes, mesh_extensions))
-            validation = name_inputs(held_out)
-            known = {_mesh_of(path) for path in held_out}
-            train = {name: path for name, path in train.items() if _mesh_of(path) not in known}
-        elif self.dataset.validation:
+        # Named together, so that a training and a validation mesh never have the same name.
+        given = {_mesh_of(path) for path in inputs}
+        meshes = name_inputs([*inputs, *(p for p in held_out if _mesh_of(p) not in given)])
+        shapes = {name: _mesh_of(path) for name, path in meshes.items()}
+        name_of = {mesh: name for name, mesh in shapes.items()}
+        validation = {name_of[_mesh_of(path)]: path for path in held_out}
+        num_samples = {n: self._samples_of(n) for n in meshes if n not in validation}
+        train = {name: meshes[name] for name, number in num_samples.items() if number}
+        if self.dataset.validation and not self.validation_meshes:
             numbers = np.column_stack([np.arange(len(train)), np.zeros(len(train), np.int64)])
             (held,) = hold_out([numbers], self.dataset.validation, self.dataset.seed, block=1)
             names = np.array(sorted(train))[held]
@@ -122,7 +125,7 @@ class Meshes:
                     surfaces[pairs[0].surface] = surface
                     yield from pairs
 
-            return making.write(train_pairs(), validation_pairs(), info, surfaces)
+            return making.write(train_pairs(), validation_pairs(), info, surfaces, shapes)
 
     def _noise(self) -> tuple[float, float]:
         if self.noise is None:
@@ -145,14 +148,14 @@ class Meshes:
         return number
 
 
-def _mesh_of(path: Path) -> Path:
+def _mesh_of(path: Path) -> str:
     """The path of a mesh without its extension: chair.off and chair.obj are one mesh."""
-    return path.resolve().with_suffix("")
+    return str(path.resolve().with_suffix(""))
 
 
 def _one_of_each(paths: list[Path]) -> list[Path]:
     """The first file of each mesh; a note names a mesh that has several."""
-    meshes: dict[Path, Path] = {}
+    meshes: dict[str, Path] = {}
     for path in paths:
         meshes.setdefault(_mesh_of(path), path)
     if len(meshes) < len(paths):
@@ -189,9 +192,9 @@ class H5:
 
         with self.dataset.making() as making:
             files = []
-            for path in find_inputs(self.inputs, (".h5", ".hdf5")):
+            for name, path in name_inputs(find_inputs(self.inputs, (".h5", ".hdf5"))).items():
                 try:
-                    files.append(open_patches(path, self.source_key, self.target_key))
+                    files.append(open_patches(path, self.source_key, self.target_key, name))
                 except FileError as error:
                     making.left_out.append(str(error))
             if not files:
@@ -215,8 +218,16 @@ class H5:
             info: dict[str, Any] = {"command": "prepare h5", "inputs": self.inputs}
             info |= {"arrays": [f"{file.source_key} -> {file.target_key}" for file in files]}
             info |= {"normals": [file.has_normals for file in files]}
+            shapes = {
+                f"{file.name}/{place}": f"{file.path.resolve()}/{place}"
+                for file in files
+                for place in np.unique(file.place).tolist()
+            }
             return making.write(
-                pairs(False, "training patches"), pairs(True, "validation patches"), info
+                pairs(False, "training patches"),
+                pairs(True, "validation patches"),
+                info,
+                shapes=shapes,
             )
 
 

@@ -43,7 +43,7 @@ class StopRequest:
         self.requested_by: str | None = None
         self.requested_at = 0.0
         self.released = threading.Event()
-        self.previous: dict[int, object] = {}
+        self.previous: dict[int, signal._HANDLER] = {}
         self.previous_wakeup = -1
         self.sockets: tuple[socket.socket, socket.socket] | None = None
 
@@ -78,7 +78,7 @@ class StopRequest:
     ) -> None:
         self.released.set()
         for number, handler in self.previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)
         self.previous = {}
         if self.sockets is not None:
             signal.set_wakeup_fd(self.previous_wakeup)

@@ -132,7 +132,9 @@ class RunLock:
 
     def write_heartbeat(self) -> None:
         while not self.released.wait(SECONDS_BETWEEN_HEARTBEATS):
-            with contextlib.suppress(FileNotFoundError):  # The directory may have been deleted.
+            # The directory may have been deleted, or its server out of reach for a while. Without
+            # later heartbeats another machine would take the lock of a run that goes on.
+            with contextlib.suppress(OSError):
                 os.utime(self.path)
 
 
