@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import laspy
 import numpy as np
 from laspy import DecompressionSelection
-from laspy.vlrs.known import ExtraBytesVlr
+from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
 from pointup.errors import FileError, NoPointsError
@@ -32,6 +33,26 @@ POSITIONS_ONLY = DecompressionSelection.xy_returns_channel().decompress_z()
 
 # laspy also logs each error that it raises; without a handler, logging would print it.
 logging.getLogger("laspy").addHandler(logging.NullHandler())
+
+
+def _as_utf8(field: Any) -> property:
+    """A field of text of `ExtraBytesStruct` that is read in UTF-8, whatever its bytes are in."""
+
+    def read(described: ExtraBytesStruct) -> bytes:
+        text: bytes = field.__get__(described)
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return text.decode("latin-1").encode()
+        return text
+
+    return property(read, field.__set__)
+
+
+# laspy refuses files with names and descriptions of extra dimensions that are not UTF-8. Older
+# programs write them in Latin-1. The bytes of the record itself stay as they are.
+for _field in ("name", "description"):
+    setattr(ExtraBytesStruct, _field, _as_utf8(getattr(ExtraBytesStruct, _field)))
 
 
 def iter_records(

@@ -63,6 +63,26 @@ def test_extra_bytes_without_a_description_can_be_followed_by_others(tmp_path: P
     assert after["parent"].tolist() == [0, 1, 2]
 
 
+def test_names_in_latin_1_are_read_and_their_bytes_are_kept(tmp_path: Path) -> None:
+    original, path = tmp_path / "a.las", tmp_path / "b.las"
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.add_extra_dim(laspy.ExtraBytesParams("H_he", "uint8", "in cm_"))
+    records = laspy.ScaleAwarePointRecord.zeros(3, header=header)
+    records["H_he"] = [7, 8, 9]
+    with laspy.open(original, "w", header=header) as writer:
+        writer.write_points(records)
+    name, description = b"H\xf6he", b"in cm\xb2"
+    content = original.read_bytes().replace(b"H_he", name).replace(b"in cm_", description)
+    original.write_bytes(content)
+    with open_writer(path, read_points(original), ADDED) as writer:
+        copy_points(original, writer)
+    for written in (original, path):
+        assert read_points(written).attributes["H\u00f6he"].tolist() == [7, 8, 9]
+        record = raw_vlrs(written)[b"LASF_Spec", 4]
+        assert record[4:36].rstrip(b"\0") == name and record[160:192].rstrip(b"\0") == description
+    assert read_points(path).attributes["parent"].tolist() == [0, 1, 2]
+
+
 def test_no_data_values_are_kept_and_stale_statistics_are_removed(tmp_path: Path) -> None:
     original, path = tmp_path / "a.las", tmp_path / "b.las"
     header = laspy.LasHeader(version="1.4", point_format=6)
