@@ -60,10 +60,7 @@ from pointup.training.training_state import TrainingState
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Read the options and train. A PointupError or ValueError prints one line; the status is 1.
-
-    `prog` is the name of the program in the usage.
-    """
+    """Train by the options. A PointupError or ValueError prints one line after `prog`; status 1."""
     open_closed_streams()
     fix_order_of_sums()
     try:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -43,12 +41,16 @@ def test_ratio_one_adds_nothing() -> None:
     assert upsample(points, 1.0, model=small_model(), only_new=True).shape == (0, 3)
 
 
-@pytest.mark.parametrize("residual", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "relaxation", [{}, {"relaxation_residual": 0.1}, {"volume_relaxation": 1.5}]
+)
 def test_tiles_threads_and_parts_do_not_change_a_bit(
-    residual: float, make_store: StoreMaker
+    relaxation: dict[str, float], make_store: StoreMaker
 ) -> None:
-    model, options = small_model(0.1, relaxation_residual=residual), UpsampleOptions(ratio=3.3)
+    model, options = small_model(0.1, **relaxation), UpsampleOptions(ratio=3.3)
     points = np.round(sheet(2000), 1)
+    if "volume_relaxation" in relaxation:
+        points[:, 2] += np.random.default_rng(0).normal(size=len(points))
     made = upsample_in_blocks(make_store(points), model, options)
     num_threads = torch.get_num_threads()
     for tile, threads in ((4.0, 1), (16.0, 2), (100.0, 1), (None, 2)):
@@ -225,68 +227,6 @@ def test_a_model_in_training_is_left_as_it_was() -> None:
     model = small_model().train()
     upsample(sheet(20), model=model)
     assert model.training
-
-
-def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
-    rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
-    # Twice as dense on the left.
-    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
-    model, shares = small_model(), []
-    for power, trust, ratio in (
-        (0.0, 0.7, 4), (1.0, 0.7, 4), (1.0, 0.3, 4), (1.0, 0.0, 4), (1.0, 0.7, 9),
-    ):  # fmt: skip
-        torch.nn.init.constant_(model.quota_powers, 0.0)
-        with torch.no_grad():
-            model.quota_powers[1] = power
-        model.config = replace(model.config, density_exponent=trust)
-        made = upsample(points, ratio, model=model, originals=False)
-        assert len(made) == ratio * len(points)
-        shares.append(float(np.mean(made[:, 0] < 0.5)))
-    as_measured = pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
-    assert shares[0] == as_measured and shares[3] == as_measured
-    # Gaps on the right are larger by the root of two.
-    assert shares[1] == pytest.approx(2 / (2 + 2 ** (0.7 * 0.5)), abs=0.01)
-    assert shares[2] == pytest.approx(2 / (2 + 2 ** (0.3 * 0.5)), abs=0.01)
-    # The second pass keeps the distribution of the first one.
-    assert shares[4] == pytest.approx(shares[1], abs=0.01)
-
-
-def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas() -> None:
-    rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
-    # Twice as dense on the left; before training, all predicted errors are equal.
-    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
-    model = small_model(predict_error=True)
-    with torch.no_grad():
-        model.quota_powers.copy_(torch.tensor([0.0, 1.0]))
-    shares = {}
-    for exponent in (0.0, 0.4, 0.8):
-        model.config = replace(model.config, density_exponent=0.25, quota_exponent=exponent)
-        made = upsample(points, 4, model=model, originals=False)
-        shares[exponent] = float(np.mean(made[:, 0] < 0.5))
-    assert shares[0.0] == pytest.approx(np.mean(points[:, 0] < 0.5), abs=0.01)
-    # Gaps on the right are larger by the root of two.
-    for exponent in (0.4, 0.8):
-        expected = 2 / (2 + 2 ** (exponent * 0.5))
-        assert shares[exponent] == pytest.approx(expected, abs=0.015)
-
-
-def test_gaps_by_chance_get_more_points_and_dense_places_stay_denser() -> None:
-    rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((4000, 2)), np.zeros(4000)])
-    # Four times as dense on the left.
-    points = points[(points[:, 0] < 0.5) | (rng.random(4000) < 0.25)]
-    made = upsample(points, 4.0, model=small_model())
-    num_left, left = np.count_nonzero(points[:, 0] < 0.5), np.count_nonzero(made[:, 0] < 0.5)
-    assert len(made) == 4 * len(points)
-    assert 3.6 * num_left < left < 3.95 * num_left
-
-    def spread(cloud: np.ndarray) -> float:
-        counts = np.histogram2d(cloud[:, 0], cloud[:, 1], bins=[[0.05, 0.25, 0.45], 10])[0]
-        return float(counts.std() / counts.mean())
-
-    assert spread(made) < 0.95 * spread(points)
 
 
 def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed() -> None:
