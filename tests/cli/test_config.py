@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from runs import training
 
-import train as training
 from pointup.cli import main as cli
 from pointup.shipped import shipped_file
 

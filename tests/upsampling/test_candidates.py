@@ -52,7 +52,7 @@ def test_candidates_of_blocks_are_those_of_the_whole_cloud(
 
 def test_quotas_follow_from_the_predicted_errors_of_the_candidates(make_store: StoreMaker) -> None:
     """A point whose candidates have twice the error gets a quarter of the points."""
-    model = small_model(noise=0.1, **FOREST, error_exponent=1.0)
+    model = small_model(noise=0.1, **FOREST, error_exponent=1.0, density_exponent=1.0)
     store = make_store(sheet(300), block_size=300)
     region = Region(store, 0, 1)
     core = region.places(0)
