@@ -115,12 +115,20 @@ def test_points_of_a_volume_are_spread_in_all_directions() -> None:
     # New points lie close to measured ones.
     new = np.repeat(measured, 3, axis=0)
     new += 0.01 * np.random.default_rng(1).normal(size=new.shape)
-    gaps = {}
+    around = np.concatenate([new, measured])
+    around = around[cKDTree(around).query(new, k=13)[1]]
+    normals = np.linalg.svd(around - around.mean(axis=1, keepdims=True))[2][:, 2]
+    gaps, across = {}, {}
     for radius in (0.0, 1.0, 1.5):
         relaxed = relax(new, measured, num_steps=8, volume_radius=radius)
         gaps[radius] = float(np.median(cKDTree(measured).query(relaxed)[0]))
         assert nearest(np.concatenate([relaxed, measured])).min() > 0
+        moved = relaxed - new
+        along_normal = np.square((moved * normals).sum(axis=1)).sum()
+        across[radius] = along_normal / np.square(moved).sum()
     assert gaps[1.0] > 1.1 * gaps[0.0] and gaps[1.5] > 1.05 * gaps[1.0]
+    # Of moves alike in all directions it is a third; a part of them is still along surfaces.
+    assert across[0.0] < 0.16 and across[1.0] > 0.17 and across[1.5] > 0.25
 
 
 @pytest.mark.parametrize("points", [plane(600), ball(3000)], ids=["plane", "sphere"])
