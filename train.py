@@ -60,7 +60,7 @@ from pointup.training.training_state import TrainingState
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Train by the options. A PointupError or ValueError prints one line after `prog`; status 1."""
+    """Train by the options of `prog`. Of a PointupError or ValueError print a line; status 1."""
     open_closed_streams()
     fix_order_of_sums()
     try:
