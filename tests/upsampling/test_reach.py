@@ -17,6 +17,7 @@ from pointup.geometry.local_geometry import (
     local_geometry,
 )
 from pointup.geometry.neighbors import knn
+from pointup.io.cloud import PointCloud
 from pointup.model.config import MAX_REACH, ModelConfig
 from pointup.upsampling.single_pass.reach import Reach
 
@@ -151,3 +152,14 @@ def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: Sto
         reach.save(block, expected[store.block_ptr[block] : store.block_ptr[block + 1]])
     rows, distance = np.array([299, 0, 150, 3]), np.array([301.0, 0.5, 20.0, 1.0])
     assert reach.slack(rows, distance).tolist() == [-2.0, -0.5, 130.0, 2.0]
+
+
+def test_an_attribute_named_slack_does_not_change_the_reach() -> None:
+    """Points have an attribute of that name between two passes."""
+    points, model = sheet(300), wild_model(1.0, seed=0)
+    expected = upsample(PointCloud(points), 2.0, model=model)
+    for slack in (0.0, 1e6):
+        cloud = PointCloud(points, {"slack": np.full(300, slack)})
+        dense = upsample(cloud, 2.0, model=model)
+        assert np.array_equal(dense.positions, expected.positions)
+        assert (dense.attributes["slack"] == slack).all()

@@ -96,13 +96,14 @@ def make_candidates(
     device: torch.device,
     children_per_call: int,
     device_lock: AbstractContextManager[object],
+    is_first: bool = True,
 ) -> Candidates:
     """Children of the points at places `core` of the region, `num_slots` (C,) of each.
 
     The model runs while `device_lock` is held, with at most `children_per_call` children at a time.
     The largest distance of children to a point is `ModelConfig.reach` times its local spacing in
-    the first pass, and its attribute `SLACK` in a later pass. Raises ModelError if the output of
-    the model is not finite, ConfigError if the device runs out of memory.
+    the first pass (`is_first`), and its attribute `SLACK` in a later pass. Raises ModelError if the
+    output of the model is not finite, ConfigError if the device runs out of memory.
     """
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
@@ -115,7 +116,8 @@ def make_candidates(
     ranks = slot_ranks(int(num_slots.max()), model.config.extrapolation).numpy()
     near = gather_neighborhood(region, core[order], ranks, model.config)
     slack = None
-    if SLACK in (region.rows["attributes"].dtype.names or ()):
+    # In the first pass an attribute of that name is one of the file.
+    if not is_first:
         slack = region.rows["attributes"][SLACK][near.places]
     try:
         with device_lock:

@@ -122,6 +122,7 @@ class UpsamplingPass:
                 self.device,
                 self._children_per_call,
                 self._device_lock,
+                self.measured is None,
             )
             row = 0
             for block, ratio, target_count in zip(blocks, ratios, target_counts, strict=True):
