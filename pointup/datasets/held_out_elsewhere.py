@@ -8,7 +8,8 @@ others.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ import numpy as np
 from pointup.datasets.held_out import rows_near
 from pointup.datasets.samples import Samples
 
-SURVEY_FILES = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
-"""Keys of pointup.json that name the files of a survey, by the command that wrote the dataset."""
+SURVEYS = "surveys"
+"""Key of pointup.json for the surveys of a dataset, see `surveys_of`."""
+_FILES_BY_COMMAND = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
+"""Keys of pointup.json that name the files of a survey in datasets of earlier versions, by the
+command that wrote the dataset."""
 SHAPES = "shapes.json"
 """File of a dataset of shapes: where each shape is from, by the beginning of its pairs' names."""
 
@@ -39,10 +43,16 @@ def rows_on_held_out_ground(train: Samples, validation: Samples) -> np.ndarray:
 
     Both are of different datasets; none if these were not made from a common survey file.
     """
-    (strip, files), (other_strip, others) = (survey_of(each.folder) for each in (train, validation))
-    if not files & others:
-        return np.empty(0, np.int64)
-    return rows_near(train, validation, max(strip, other_strip))
+    surveys, others = (surveys_of(each.folder) for each in (train, validation))
+    near = [np.empty(0, np.int64)]
+    for name, survey in surveys.items():
+        for other_name, other in others.items():
+            if survey.files & other.files:
+                rows = _rows_of(train, name, surveys)
+                held_out = validation.select(_rows_of(validation, other_name, others))
+                strip = max(survey.strip, other.strip)
+                near.append(rows[rows_near(train.select(rows), held_out, strip)])
+    return np.unique(np.concatenate(near))
 
 
 def rows_of_held_out_shapes(train: Samples, validation: Samples) -> np.ndarray:
@@ -59,20 +69,49 @@ def rows_of_held_out_shapes(train: Samples, validation: Samples) -> np.ndarray:
     return np.flatnonzero(is_held_out)
 
 
-def survey_of(folder: Path) -> tuple[float, set[Path]]:
-    """The strip of a dataset around its validation tiles, and the survey files that it was made
-    from, also as `prepare join` stored them; none for other datasets."""
+@dataclass(frozen=True)
+class SurveyFiles:
+    """Files with common coordinates, and the width of the strip left out around their validation
+    tiles. Paths are absolute."""
+
+    strip: float
+    files: frozenset[str]
+
+
+def surveys_of(folder: Path) -> dict[str, SurveyFiles]:
+    """The surveys that a dataset was made from, by the beginning of their pairs' names.
+
+    The name is "" for a survey that all pairs are of. Other datasets than those of surveys have
+    none.
+    """
     path = folder / "pointup.json"
     info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    made_by = str(info.get("made_by", ""))
+    if SURVEYS in info:
+        return {
+            name: SurveyFiles(float(stored["strip"]), frozenset(stored["files"]))
+            for name, stored in info[SURVEYS].items()
+        }
+    # Datasets of earlier versions.
     if "survey_files" in info:
-        return float(info["survey_strip"]), set(map(Path, info["survey_files"]))
-    keys = [keys for command, keys in SURVEY_FILES.items() if made_by.endswith(command)]
+        return {"": SurveyFiles(float(info["survey_strip"]), frozenset(info["survey_files"]))}
+    made_by = str(info.get("made_by", ""))
+    keys = [keys for command, keys in _FILES_BY_COMMAND.items() if made_by.endswith(command)]
     if not keys or info.get("separate"):
-        return 0.0, set()
+        return {}
     named = [Path(name) for key in keys[0] for name in info.get(key, [])]
     files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
-    return float(info.get("strip", 0.0)), {file.resolve() for file in files}
+    strip = float(info.get("strip", 0.0))
+    return {"": SurveyFiles(strip, frozenset(str(file.resolve()) for file in files))}
+
+
+def stored_surveys(surveys: Mapping[str, SurveyFiles]) -> dict[str, Any]:
+    """The entry of pointup.json that `surveys_of` reads."""
+    return {
+        SURVEYS: {
+            name: {"strip": survey.strip, "files": sorted(survey.files)}
+            for name, survey in surveys.items()
+        }
+    }
 
 
 def shapes_of(folder: Path) -> dict[str, str]:
@@ -93,7 +132,20 @@ def write_shapes(folder: Path, shapes: Mapping[str, str]) -> None:
 
 def _shape_of(pair: str, shapes: Mapping[str, str]) -> str | None:
     """Where the shape of a pair is from, by the name of the pair; None if unknown."""
-    name = pair
-    while name not in shapes and "/" in name:
+    return shapes.get(_beginning(pair, shapes))
+
+
+def _rows_of(samples: Samples, survey: str, surveys: Mapping[str, SurveyFiles]) -> np.ndarray:
+    """Rows (n,) of the pairs of a survey, ascending."""
+    if list(surveys) == [""]:
+        return np.arange(len(samples))
+    # Names of tiles end in their two indices.
+    tiles = (name.rsplit("_", 2)[0] for name in samples.names)
+    return np.flatnonzero([_beginning(tile, surveys) == survey for tile in tiles])
+
+
+def _beginning(name: str, keys: Container[str]) -> str:
+    """The longest beginning of a name, up to a "/", that is a key; "" without one."""
+    while name and name not in keys:
         name = name.rpartition("/")[0]
-    return shapes.get(name)
+    return name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,63 +218,3 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
     info = {"made_by": "pointup 0 prepare thin"}
     assert measure_held_out(train, validation, {**info, "separate": True}).gap is None
     assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)
-
-
-def test_joined_datasets_of_one_survey_have_no_training_points_near_validation_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dense, elsewhere = tmp_path / "survey" / "dense.npy", tmp_path / "elsewhere.npy"
-    dense.parent.mkdir()
-    np.save(dense, ground(4, 4, 200, 0))
-    np.save(elsewhere, ground(4, 4, 200, 1))
-    names = ("a", "b", "c")
-    monkeypatch.chdir(dense.parent)
-    # The same file, by its name in the working directory and as that of a folder.
-    relative = dense.relative_to(dense.parent)
-    for name, survey, tile in (("a", relative, 10), ("b", dense.parent, 8), ("c", elsewhere, 10)):
-        words = ["prepare", "thin", survey, "--tile", tile, "--strip", 2]
-        words += ["--min-points", 4]
-        words += ["--seed", ord(name), "--num-workers", 1, "-o", tmp_path / name]
-        assert main([str(word) for word in words]) == 0
-    capsys.readouterr()
-    monkeypatch.chdir(tmp_path)
-    folders = [str(tmp_path / name) for name in names]
-    assert main(["prepare", "join", *folders, "-o", str(tmp_path / "out")]) == 0
-    reported = capsys.readouterr().err
-    assert f"training pairs touching validation pairs of {folders[1]}" in reported
-    assert folders[2] not in reported
-
-    def join(inputs: Sequence[str], name: str) -> None:
-        joined = [str(tmp_path / each) for each in inputs]
-        assert main(["prepare", "join", *joined, "-o", str(tmp_path / name)]) == 0
-
-    # A dataset that was joined before is compared like its parts, also where these are gone.
-    join("ab", "direct")
-    join("a", "first")
-    (tmp_path / "a").rename(tmp_path / "gone")
-    join(("first", "b"), "later")
-    (tmp_path / "gone").rename(tmp_path / "a")
-    direct, later = (open_pairs(tmp_path / name, "train") for name in ("direct", "later"))
-    assert len(direct) == len(later)
-
-    def points(split: str, numbers: str) -> list[np.ndarray]:
-        rows = [row for row in open_pairs(tmp_path / "out", split) if row["name"][0] in numbers]
-        return [np.reshape(row["target"], (-1, 3))[:, :2] + row["origin"][:2] for row in rows]
-
-    validation = np.concatenate(points("validation", "01"))
-    train = points("train", "01")
-    assert min(smallest_distance(validation, pair) for pair in train) >= 2 - 1e-4
-    # Only the pairs that touch validation points are left out.
-    for number, name, other in (("0", "a", "b"), ("1", "b", "a")):
-        before = open_pairs(tmp_path / name, "train")
-        held = points("validation", "1" if other == "b" else "0")
-        far = 0
-        for row in before:
-            clouds = [np.reshape(row[side], (-1, 3)) for side in ("source", "target")]
-            xy = np.concatenate(clouds)[:, :2] + row["origin"][:2]
-            sources = [
-                np.reshape(r["source"], (-1, 3))[:, :2] + r["origin"][:2]
-                for r in open_pairs(tmp_path / other, "validation")
-            ]
-            far += smallest_distance(np.concatenate([*held, *sources]), xy) >= 2 - 1e-4
-        assert len(points("train", number)) == far

@@ -37,14 +37,18 @@ class Join:
             raise ConfigError("no input: name directories made by `pointup prepare`")
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
-        from pointup.datasets.held_out_elsewhere import shapes_of, survey_of
+        from pointup.datasets.held_out_elsewhere import shapes_of, stored_surveys, surveys_of
 
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}
         info["validation"] = "that of the inputs"
         # For later comparisons, when the inputs may be gone.
-        strips, files = zip(*map(survey_of, self.inputs), strict=True)
-        info["survey_strip"], info["survey_files"] = max(strips), sorted(set().union(*files))
+        surveys = {
+            f"{_label(number, folder)}/{name}".rstrip("/"): survey
+            for number, folder in enumerate(self.inputs)
+            for name, survey in surveys_of(folder).items()
+        }
+        info |= stored_surveys(surveys)
         shapes = {
             f"{_label(number, folder)}/{name}": shape
             for number, folder in enumerate(self.inputs)

@@ -11,8 +11,8 @@ from pointup.cli.prepare.large_surveys import strip_remark
 from pointup.cli.prepare.new_dataset import OutputDirectory, note
 from pointup.errors import ConfigError
 
-OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "made_by")
-"""Entries of pointup.json that differ between shards."""
+OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "made_by", "surveys")
+"""Entries of pointup.json that may differ between shards, such as paths of other machines."""
 
 
 def shard_descriptions(inputs: Sequence[Path]) -> list[dict[str, Any]]:

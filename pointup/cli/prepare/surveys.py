@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -147,6 +148,7 @@ def _cut_surveys(
 
     # A damaged file is left out and reported when it is read.
     agreed_unit(units_of_readable([path for side in sides for path in side]))
+    info |= {**asdict(tiling), "strip": tiling.strip_width, **_surveys(sides, tiling)}
     if not tiling.separate and is_large([path for side in sides for path in side]):
         return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)
     if shard is not None:
@@ -192,7 +194,7 @@ def _cut_surveys(
                     f"a strip of {tiling.strip_width:g} around them left out ({share:.0%})"
                 )
 
-        info |= {**asdict(tiling), "strip": tiling.strip_width, "points_in_tiles": num_offered}
+        info["points_in_tiles"] = num_offered
         making.remedy = "try a smaller --tile, --strip or --validation"
         return making.write(pairs(False, "training blocks"), pairs(True, "validation blocks"), info)
 
@@ -223,7 +225,6 @@ def _cut_regions(
             fewest_points,
             tiling.include_noise,
         )
-        info |= {**asdict(tiling), "strip": tiling.strip_width}
         return prepare_regions(making, survey, regional, make, copies, info, shard)
 
 
@@ -257,6 +258,19 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
         for number, stem in enumerate(name_inputs(sides[-1]))
         if all(f"{side}-{number}" in done for side in range(len(sides)))
     ]
+
+
+def _surveys(sides: list[list[Path]], tiling: Tiling) -> dict[str, Any]:
+    """The entry of pointup.json with the surveys of a dataset: that of all files, or each file."""
+    from pointup.datasets.held_out_elsewhere import SurveyFiles, stored_surveys
+
+    def survey(paths: Iterable[Path]) -> SurveyFiles:
+        return SurveyFiles(tiling.strip_width, frozenset(str(path.resolve()) for path in paths))
+
+    if not tiling.separate:
+        return stored_surveys({"": survey(chain.from_iterable(sides))})
+    files = zip(name_inputs(sides[-1]), zip(*sides, strict=True), strict=True)
+    return stored_surveys({stem: survey(paths) for stem, paths in files})
 
 
 def _no_tiles(making: Making, places: list[Place], tiling: Tiling, fewest_points: int) -> DataError:
