@@ -74,13 +74,16 @@ def default_dataset(
         if not directory.is_dir():
             # The name is unique, because locks may not work on a network file system.
             staging = root / f"{directory.name}.{uuid.uuid4().hex}"
-            default_pairs(staging, seed, num_train, num_validation, num_workers)
             try:
+                default_pairs(staging, seed, num_train, num_validation, num_workers)
                 staging.rename(directory)
-            except OSError:
-                shutil.rmtree(staging)
+            except OSError as error:
+                shutil.rmtree(staging, ignore_errors=True)
                 if not directory.is_dir():
-                    raise
+                    raise FileError(
+                        f"{root}: the default dataset can't be written ({error}); free some space, "
+                        "set POINTUP_CACHE to another directory, or give --data"
+                    ) from error
     return directory
 
 

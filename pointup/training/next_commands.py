@@ -80,8 +80,10 @@ def _shown(name: str) -> str:
 
 
 def _surveys_of(data: Path) -> list[Path]:
-    path = data / "pointup.json"
-    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        info: dict[str, Any] = json.loads((data / "pointup.json").read_text())
+    except (OSError, ValueError):  # A finished run must not fail at its last line.
+        return []
     made_by = str(info.get("made_by", ""))
     entries = [entry for command, entry in PREPARED_FROM.items() if made_by.endswith(command)]
     surveys = [Path(name) for entry in entries for name in info.get(entry, [])]

@@ -119,6 +119,8 @@ def test_a_command_with_unknown_paths_is_not_printed(tmp_path: Path) -> None:
     shapes = run_of(tmp_path / "b", tmp_path / "q", made_by="pointup 1 prepare meshes")
     assert [line.split()[1] for line in commands_after_training(shapes)] == ["evaluate"]
     assert commands_after_training(TrainConfig(output_dir=tmp_path)) == []
+    (tmp_path / "q" / "pointup.json").write_text("{")
+    assert [line.split()[1] for line in commands_after_training(shapes)] == ["evaluate"]
     for model in ("lidar", str(tmp_path / "nothing" / "model")):
         assert command_after_upsampling(model) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from scipy.spatial import cKDTree
 
 from pointup.datasets.pair_dataset import PairDataset, open_pairs, open_samples
+from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.default_dataset import (
     NUM_TRAIN,
@@ -90,6 +92,17 @@ def test_a_dataset_that_another_process_finished_first_is_kept(tmp_path, monkeyp
     directory = small(tmp_path)
     assert (directory / directory.name).exists()
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [directory]
+
+
+def test_a_full_disk_is_an_error_with_the_remedy_and_leaves_nothing(tmp_path, monkeypatch) -> None:
+    def make(staging: Path, *_: object) -> None:
+        staging.mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pointup.synthetic.default_dataset.default_pairs", make)
+    with pytest.raises(FileError, match=r"No space left.*POINTUP_CACHE"):
+        small(tmp_path)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_samples_do_not_depend_on_the_number_of_workers(cache, tmp_path) -> None:

@@ -28,7 +28,10 @@ class Join:
     them are left out.
     """
 
-    inputs: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="DATASET ...")]
+    inputs: Annotated[
+        tyro.conf.Positional[tuple[Path, ...]],
+        tyro.conf.arg(metavar="DATASET ...", help_behavior_hint="(required)"),
+    ]
     """Directories made by `pointup prepare`. A directory given twice counts twice in training."""
     dataset: OutputDirectory
 
