@@ -125,7 +125,6 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     )
     sampler = training_sampler(config, data, token_budget, accelerator)
     schedule = RunSchedule.of(config, sampler)
-
     fingerprint = Fingerprint(data)
     trained = TrainingState(weights, optimizer, accelerator.scaler, config.ema_decay)
     progress, checkpoint = continue_run(config, trained, sampler, fingerprint)
@@ -136,6 +135,7 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
         config.output_dir,
         config.keep_checkpoints,
         config.on_save_error,
+        saved_at=progress.elapsed_seconds,
     )
     return Run(
         config=config,
@@ -262,14 +262,14 @@ def forward_backward(
 def evaluate_and_save(run: Run, is_stopped: bool) -> bool:
     """Evaluate and save when due; returns whether a stop was requested."""
     progress = run.progress
-    is_time = progress.step % run.schedule.save_every == 0 or progress.finished
+    is_time = run.is_save_due
     if progress.evaluation_due and not is_stopped:
         if is_time:
             # An evaluation that fails must not lose the steps before it.
             run.save(must_succeed=False)
         evaluate(run)
         is_stopped = progress.evaluation_due
-    if is_time or progress.finished or is_stopped:
+    if is_time or is_stopped or progress.finished:
         run.save(must_succeed=progress.finished or is_stopped)
     if is_stopped:
         run.monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")

@@ -118,6 +118,9 @@ class TrainConfig:
     if its length in steps is unknown)."""
     save_every: int | None = None
     """Steps between checkpoints (the same default as eval_every)."""
+    save_minutes: float = 10.0
+    """Minutes between checkpoints where save_every steps take longer; a killed run loses no more
+    than these."""
     keep_checkpoints: int = 3
     """Number of checkpoints to keep; older ones are deleted."""
     num_pictures: int = 3
@@ -164,8 +167,8 @@ class TrainConfig:
         positive = (
             "steps", "epochs", "hours", "token_budget", "max_clouds", "accumulation_steps",
             "learning_rate", "reference_clouds", "clip_norm", "worker_timeout", "log_every",
-            "eval_every", "save_every", "keep_checkpoints", "patience", "target_chamfer",
-            "collective_timeout", "hang_timeout",
+            "eval_every", "save_every", "save_minutes", "keep_checkpoints", "patience",
+            "target_chamfer", "collective_timeout", "hang_timeout",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)

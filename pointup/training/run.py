@@ -58,8 +58,19 @@ class Run:
     non_finite: NonFiniteSteps
     stop: StopRequest
 
+    @property
+    def is_save_due(self) -> bool:
+        """Whether to save now: after `save_every` steps, `save_minutes`, or at the end of the run.
+
+        The training time is that of process 0, so that all processes agree.
+        """
+        progress = self.progress
+        is_late = progress.elapsed_seconds - self.saver.saved_at >= 60 * self.config.save_minutes
+        return is_late or progress.finished or progress.step % self.schedule.save_every == 0
+
     def save(self, must_succeed: bool) -> None:
         """Save a checkpoint; every process must call this."""
+        self.saver.saved_at = self.progress.elapsed_seconds
         self.watchdog.enter_phase(self.saver.phase)
         self.monitor.flush()
         self.saver.save(must_succeed)

@@ -47,5 +47,5 @@ def length_of_run(config: TrainConfig, schedule: RunSchedule, steps_per_epoch: i
         return f"{schedule.total_steps}, {steps_per_epoch} per epoch"
     return (
         f"as many as fit into {config.hours:g} h, {steps_per_epoch} per epoch; evaluated every "
-        f"{schedule.eval_every}, saved every {schedule.save_every}"
+        f"{schedule.eval_every}, saved every {schedule.save_every} or {config.save_minutes:g} min"
     )

@@ -21,9 +21,9 @@ logger = logging.getLogger("pointup")
 MAY_CHANGE = frozenset(
     {
         "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
-        "keep_checkpoints", "log_with", "num_pictures", "patience", "target_chamfer",
-        "collective_timeout", "hang_timeout", "on_save_error", "accumulation_steps", "debug",
-        "quick", "gradient_checkpointing", "found_token_budget",
+        "save_minutes", "keep_checkpoints", "log_with", "num_pictures", "patience",
+        "target_chamfer", "collective_timeout", "hang_timeout", "on_save_error",
+        "accumulation_steps", "debug", "quick", "gradient_checkpointing", "found_token_budget",
     }
 )  # fmt: skip
 """Fields that a continued run may change silently, because they don't alter what is learned.

@@ -57,7 +57,8 @@ def test_the_plan_of_a_run_in_hours_names_the_hours_and_the_intervals() -> None:
         (TrainConfig(steps=50), "50, 10 per epoch"),
         (
             TrainConfig(hours=1.5, eval_every=510),
-            "as many as fit into 1.5 h, 10 per epoch; evaluated every 510, saved every 500",
+            "as many as fit into 1.5 h, 10 per epoch; evaluated every 510, saved every 500 or "
+            "10 min",
         ),
     ):
         schedule = RunSchedule.of(config, sampler)

@@ -115,6 +115,22 @@ def test_the_weights_of_the_loss_change_with_the_run_and_go_on_when_it_is_contin
         torch.testing.assert_close(weight, whole[name], rtol=0, atol=0)
 
 
+def test_a_checkpoint_is_written_when_the_last_one_is_too_old(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    config = options(pair_directory, tmp_path, steps=4, num_pictures=0, save_every=99)
+    config = replace(config, eval_every=99, keep_checkpoints=9)
+
+    def saved() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "checkpoints").glob("step_*"))
+
+    training.train(replace(config, save_minutes=1e-9), accelerator, stop_after=2)
+    assert saved() == ["step_1", "step_2"]
+    # Counted from the checkpoint that the run continues from.
+    training.train(config, accelerator)
+    assert saved() == ["step_1", "step_2", "step_4"]
+
+
 def test_after_out_of_memory_the_gradient_is_the_same(
     pair_directory: Path,
     tmp_path: Path,

@@ -24,6 +24,10 @@ class Saver:
     If the disk is full or read-only, earlier checkpoints remain unchanged. With `on_error` "end",
     or if this is the last save, all processes then raise CheckpointError. Otherwise the log warns,
     and the training continues until the next save.
+
+    Attributes:
+        saved_at: training time in seconds of the last attempt to save, or of the checkpoint that
+            the run continues from.
     """
 
     def __init__(
@@ -34,9 +38,11 @@ class Saver:
         output_dir: Path,
         keep: int,
         on_error: OnSaveError,
+        saved_at: float,
     ) -> None:
         self.accelerator, self.training_state = accelerator, training_state
         self.state, self.output_dir, self.keep, self.on_error = state, output_dir, keep, on_error
+        self.saved_at = saved_at
 
     @property
     def phase(self) -> str:

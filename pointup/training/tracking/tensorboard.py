@@ -54,8 +54,8 @@ CHARTS = ("share_of_midpoints", "chamfer", "loss", "learning_rate", "tokens_per_
 NOT_COMPARED = frozenset(
     {
         "output_dir", "log_with", "num_workers", "worker_timeout", "log_every", "save_every",
-        "keep_checkpoints", "num_pictures", "collective_timeout", "hang_timeout", "on_save_error",
-        "debug", "quick",
+        "save_minutes", "keep_checkpoints", "num_pictures", "collective_timeout", "hang_timeout",
+        "on_save_error", "debug", "quick",
     }
 )  # fmt: skip
 """Options that differ between runs and say nothing about what they learn."""
