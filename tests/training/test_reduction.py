@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
+from multiprocessing import current_process
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,7 @@ from torch_geometric.data import Data
 
 from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.datasets.batch import collate, make_loader
+from pointup.errors import TrainingError
 from pointup.training.distributed.reduction import StepReduction, StepTotals, loss_divisor
 
 
@@ -40,6 +44,23 @@ def test_a_step_that_waits_for_data_reports_the_stage(num_workers: int) -> None:
     assert totals.data_seconds["augmenting"] == pytest.approx(0.02)
     assert totals.data_seconds["packing"] > 0
     assert totals.limited_by == "reading"
+
+
+def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config: dict[str, object] = current_process()._config  # type: ignore[attr-defined]
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    monkeypatch.setitem(config, "tempdir", str(folder))
+    batches = iter(make_loader(SlowPairs(), [[0], [1], [2], [3]], num_workers=1))  # type: ignore[arg-type]
+    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
+    reduction.start()
+    reduction.next_batch(batches)
+    shutil.rmtree(folder)
+    with pytest.raises(TrainingError, match="continues from the last checkpoint"):
+        for _ in range(3):
+            reduction.next_batch(batches)
 
 
 @pytest.mark.parametrize(

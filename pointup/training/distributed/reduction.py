@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from tempfile import gettempdir
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
+from pointup.errors import TrainingError
 from pointup.geometry.packed import widest_float
 
 NOTABLE = 0.02
@@ -139,9 +141,18 @@ class StepReduction:
             parameter.grad = None
 
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
-        """The next batch; counts the time until it arrives as waiting for data."""
+        """The next batch; counts the time until it arrives as waiting for data.
+
+        Raises TrainingError if its worker can't be reached.
+        """
         began = time.monotonic()
-        batch = next(batches)
+        try:
+            batch = next(batches)
+        except (OSError, EOFError) as error:
+            raise TrainingError(
+                f"no connection to a data worker ({error!r}); was {gettempdir()} emptied, where "
+                "Python keeps the socket? The same command again continues from the last checkpoint"
+            ) from error
         self.data_wait_seconds += time.monotonic() - began
         self.data_seconds.update(batch.seconds)
         self.faults += batch.faults
