@@ -27,9 +27,9 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, because tests are slow on a busy machine. Half of the usual 100 examples: each run of
-# the suite draws others.
-settings.register_profile("pointup", deadline=None, max_examples=50)
+# No deadline, because tests are slow on a busy machine. Fewer than the usual 100 examples: each run
+# of the suite draws others.
+settings.register_profile("pointup", deadline=None, max_examples=30)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
@@ -75,6 +75,17 @@ def coarse_pictures() -> Iterator[None]:
 
     with mock.patch.object(rendering, "_SUPERSAMPLING", 1):
         yield
+
+
+@pytest.fixture
+def small_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of 240 pixels, for pictures that nobody looks at."""
+    from pointup.visualization import columns, maps
+
+    for module in (columns, maps):
+        monkeypatch.setattr(module, "SIZE", 240)
+    monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
+    monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:

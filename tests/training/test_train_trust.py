@@ -38,8 +38,8 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
 def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_the_next_start(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
-    run = options(pair_directory, tmp_path / "run", num_pictures=1)
+    training.train(options(pair_directory, tmp_path / "whole"), accelerator)
+    run = options(pair_directory, tmp_path / "run")
     real = Evaluation.records_of
 
     def dies(*given: Any, **named: Any) -> Any:
