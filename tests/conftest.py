@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -50,6 +51,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MOST_PROCESSES, cores) if cores > 1 else 0
 
 
+def pytest_collection_finish() -> None:
+    # Imported modules are hundreds of thousands of objects, which every later collection of garbage
+    # would visit: half a second each.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["seconds to outcome"] = SECONDS_TO_OUTCOME
@@ -78,12 +86,14 @@ def coarse_pictures() -> Iterator[None]:
 
 
 @pytest.fixture
-def small_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Columns of 240 pixels, for pictures that nobody looks at."""
-    from pointup.visualization import columns, maps
+def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of 240 pixels, for pictures that nobody looks at."""
+    from pointup.visualization import columns, comparisons, maps, surveys
 
-    for module in (columns, maps):
+    for module in (columns, comparisons, maps, surveys):
         monkeypatch.setattr(module, "SIZE", 240)
+    monkeypatch.setattr(comparisons, "SHAPE_SIZE", 240)
+    monkeypatch.setattr(comparisons, "SHAPE_ROWS", 190)
     monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
     monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 

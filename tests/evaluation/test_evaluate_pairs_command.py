@@ -170,7 +170,7 @@ def test_pairs_don_t_depend_on_the_token_budget(
     assert means[0] == pytest.approx(means[1], rel=1e-4)
 
 
-@pytest.mark.usefixtures("small_columns")
+@pytest.mark.usefixtures("small_panels")
 def test_the_worst_median_and_best_pair_are_shown(
     pair_directory: Path, model: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from test_evaluate_command import model as model
 from viewer_files import scenes_of
 
 
-@pytest.mark.usefixtures("small_columns")
+@pytest.mark.usefixtures("small_panels")
 def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(
     tmp_path: Path, model: Path
 ) -> None:

@@ -125,7 +125,7 @@ def test_a_density_beyond_the_largest_ratio_is_noted(
         assert (f"density {density} was not reached: one point" in result.out) == is_noted
 
 
-@pytest.mark.parametrize("oversampling", [pytest.param("1", marks=pytest.mark.slow), "2"])
+@pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_tiles_and_processes_give_the_same_file(
     oversampling: str,
     tmp_path: Path,

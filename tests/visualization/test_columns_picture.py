@@ -35,7 +35,7 @@ def forest(number: int, seed: int = 0) -> np.ndarray:
         for vertical in (False, True)
     ],
 )
-def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_columns: None) -> None:
+def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_panels: None) -> None:
     cloud, good = DEGENERATE[name], sphere(200, 2)
     for clouds, reference in (({"source": good, "model": cloud}, good), ({"source": cloud}, good)):
         picture = columns_picture(clouds, reference, vertical=vertical)
@@ -44,7 +44,7 @@ def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_columns: Non
 
 
 @pytest.mark.parametrize("name", ["one point", "two points", "duplicates", "plane"])
-def test_any_survey_has_maps(name: str, small_columns: None) -> None:
+def test_any_survey_has_maps(name: str, small_panels: None) -> None:
     good = np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
     for clouds, reference in (({"a": DEGENERATE[name]}, good), ({"a": good}, DEGENERATE[name])):
         picture = maps_picture(clouds, reference, unit="m")

@@ -15,12 +15,10 @@ from matplotlib.image import imread
 from pointup.errors import FileError
 from pointup.visualization import (
     before_after_picture,
-    comparisons,
     dataset_picture,
     evaluation_picture,
     rendering,
     save_picture,
-    surveys,
 )
 from pointup.visualization.page import Page
 from pointup.visualization.rendering import (
@@ -38,15 +36,6 @@ from pointup.visualization.surveys import find_section
 def sphere(num_points: int, seed: int) -> np.ndarray:
     points = np.random.default_rng(seed).normal(size=(num_points, 3))
     return points / np.linalg.norm(points, axis=1, keepdims=True)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw panels of 240 pixels, for pictures that nobody looks at."""
-    monkeypatch.setattr(comparisons, "SIZE", 240)
-    monkeypatch.setattr(comparisons, "SHAPE_SIZE", 240)
-    monkeypatch.setattr(comparisons, "SHAPE_ROWS", 190)
-    monkeypatch.setattr(surveys, "SIZE", 240)
 
 
 DEGENERATE = {
@@ -148,7 +137,7 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
 )
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_any_cloud_can_be_drawn(
-    name: str, vertical: bool, is_prediction: bool, small: None
+    name: str, vertical: bool, is_prediction: bool, small_panels: None
 ) -> None:
     """As the output for a good source (`is_prediction`), or as source and input."""
     cloud, good = DEGENERATE[name], sphere(200, 2)
@@ -161,7 +150,7 @@ def test_any_cloud_can_be_drawn(
 
 
 @pytest.mark.parametrize("vertical", [False, True])
-def test_pictures_are_deterministic(vertical: bool, small: None) -> None:
+def test_pictures_are_deterministic(vertical: bool, small_panels: None) -> None:
     clouds = sphere(300, 1), sphere(900, 2), sphere(900, 3)
     first, second = (evaluation_picture(*clouds, vertical=vertical) for _ in range(2))
     assert (first == second).all()
@@ -184,7 +173,7 @@ def test_camera_and_error_scale_do_not_depend_on_the_prediction() -> None:
     assert blue[1] < 0.7 * blue[0]
 
 
-def test_given_errors_are_drawn(small: None) -> None:
+def test_given_errors_are_drawn(small_panels: None) -> None:
     source, prediction, target = sphere(300, 1), sphere(900, 3), sphere(900, 2)
     distance = np.linalg.norm(prediction[:, None] - target, axis=2).min(axis=1)
     computed = evaluation_picture(source, prediction, target)
@@ -192,7 +181,7 @@ def test_given_errors_are_drawn(small: None) -> None:
     assert (computed != evaluation_picture(source, prediction, target, 2 * distance)).any()
 
 
-def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small: None) -> None:
+def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small_panels: None) -> None:
     rng = np.random.default_rng(5)
     before = np.round(rng.random((2_000, 3)) * (64, 32, 16) * 256) / 256
     after = np.round(rng.random((6_000, 3)) * (64, 32, 16) * 256) / 256
