@@ -59,6 +59,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # Libraries report what they can't free at the exit.
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["seconds to outcome"] = SECONDS_TO_OUTCOME
 
