@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -27,9 +28,9 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, because tests are slow on a busy machine. Half of the usual 100 examples: each run of
-# the suite draws others.
-settings.register_profile("pointup", deadline=None, max_examples=50)
+# No deadline, because tests are slow on a busy machine. Fewer than the usual 100 examples: each run
+# of the suite draws others.
+settings.register_profile("pointup", deadline=None, max_examples=30)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []
@@ -50,7 +51,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(MOST_PROCESSES, cores) if cores > 1 else 0
 
 
+def pytest_collection_finish() -> None:
+    # Imported modules are hundreds of thousands of objects, which every later collection of garbage
+    # would visit: half a second each.
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()  # Libraries report what they can't free at the exit.
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["seconds to outcome"] = SECONDS_TO_OUTCOME
 
@@ -75,6 +84,19 @@ def coarse_pictures() -> Iterator[None]:
 
     with mock.patch.object(rendering, "_SUPERSAMPLING", 1):
         yield
+
+
+@pytest.fixture
+def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of 240 pixels, for pictures that nobody looks at."""
+    from pointup.visualization import columns, comparisons, maps, surveys
+
+    for module in (columns, comparisons, maps, surveys):
+        monkeypatch.setattr(module, "SIZE", 240)
+    monkeypatch.setattr(comparisons, "SHAPE_SIZE", 240)
+    monkeypatch.setattr(comparisons, "SHAPE_ROWS", 190)
+    monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
+    monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 
 
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:

@@ -37,7 +37,6 @@ from pointup.upsampling import upsample
 
 sys.path.insert(0, str(ROOT))
 SMALL = ModelConfig(feature_dim=16, num_layers=1)
-SLOW = [pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +80,8 @@ def options(data: Path, run: Path, **more: Any) -> TrainConfig:
     return TrainConfig(**(given | more))
 
 
-@pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.slow), "fp16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
     precision: str, pair_directory: Path, tmp_path: Path, make: Callable[..., Any]
 ) -> None:
@@ -104,9 +104,8 @@ def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
         assert [line["loss"] for line in steps] == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "where", [torch.device("gpu"), pytest.param(DEVICE, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [torch.device("gpu"), DEVICE], ids=str)
 def test_what_runs_out_of_memory_is_done_again_in_halves_with_the_same_gradient(
     where: torch.device, tmp_path: Path
 ) -> None:
@@ -175,11 +174,12 @@ def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
     assert same.mean() > 0.9
 
 
+@pytest.mark.slow
 # Planning and reading run on the CPU; scaling starts processes without an emulated device.
 @pytest.mark.parametrize(
     "section",
     [
-        pytest.param(section, id=section.name, marks=[] if section.name == "step" else SLOW)
+        pytest.param(section, id=section.name)
         for section in ALL
         if section.name in ("knn", "step", "reference", "upsampling")
     ],

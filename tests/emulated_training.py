@@ -148,7 +148,9 @@ def test_losses_and_gradients_are_those_of_the_cpu(
         torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_a_step_of_a_model_for_forests_is_that_of_the_cpu_and_never_waits(
     dtype: torch.dtype | None, tmp_path: Path
 ) -> None:
@@ -175,7 +177,7 @@ def test_a_step_of_a_model_for_forests_is_that_of_the_cpu_and_never_waits(
     ("dtype", "mixed"),
     [
         (torch.bfloat16, True),
-        (torch.float16, False),
+        pytest.param(torch.float16, False, marks=pytest.mark.slow),
         pytest.param(torch.bfloat16, False, marks=pytest.mark.slow),
         pytest.param(torch.float16, True, marks=pytest.mark.slow),
     ],
@@ -212,9 +214,8 @@ def test_steps_in_16_bits_are_near_those_of_float32(
     assert torch.nn.functional.cosine_similarity(ahead, wanted, dim=0) > limit
 
 
-@pytest.mark.parametrize(
-    "dtype", [pytest.param(None, marks=pytest.mark.slow), torch.bfloat16], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_dropout_computed_again_drops_the_same(dtype: torch.dtype | None, tmp_path: Path) -> None:
     batch = batch_of(tmp_path, [50, 30])
     gradients = []
@@ -226,7 +227,9 @@ def test_dropout_computed_again_drops_the_same(dtype: torch.dtype | None, tmp_pa
         torch.testing.assert_close(again.cpu(), kept.cpu(), rtol=2e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -253,7 +256,7 @@ def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
     ("precision", "mixed"),
     [
         ("bf16", True),
-        ("fp32", False),
+        pytest.param("fp32", False, marks=pytest.mark.slow),
         pytest.param("bf16", False, marks=pytest.mark.slow),
         pytest.param("fp16", True, marks=pytest.mark.slow),
     ],
@@ -261,7 +264,7 @@ def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
 def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     precision: str, mixed: bool, tmp_path: Path
 ) -> None:
-    batch = batch_of(tmp_path, [225, 250, 125, 150, 75, 175], mixed)
+    batch = batch_of(tmp_path, [45, 50, 25, 30, 15, 35], mixed)
     work = TrainingWork(SingleProcess(DEVICE), precision)
     work.step(batch)  # What is made once is made here.
     with recorded() as log:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.buildings import car, fence, house
+from pointup.synthetic.depth_image import bounds
 from pointup.synthetic.forests import Stand, plant_stand, random_stand
 from pointup.synthetic.implicit_surfaces import Field
 from pointup.synthetic.plants import broadleaf, conifer, shrub
@@ -150,6 +151,6 @@ def scene_of(site: Site, width: float) -> Scene:
 
 def _within(triangles: np.ndarray, width: float) -> np.ndarray:
     """The triangles that reach into a square of `width` centred on the origin."""
-    places, half = triangles[..., :2], width / 2
-    inside = (places.min(axis=1) < half).all(axis=1) & (places.max(axis=1) > -half).all(axis=1)
-    return triangles[inside]
+    low, high = bounds(triangles)
+    inside = (low < width / 2) & (high > -width / 2)
+    return triangles[inside[:, 0] & inside[:, 1]]

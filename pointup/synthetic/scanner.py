@@ -201,7 +201,8 @@ def _seen(triangles: np.ndarray, axes: np.ndarray, low: np.ndarray, high: np.nda
     """The triangles that reach into a window across the beam, in the axes of the flight line."""
     turned = triangles @ axes
     first, last = bounds(turned)
-    return turned[(last >= low).all(axis=1) & (first <= high).all(axis=1)]
+    reaches = (last >= low) & (first <= high)
+    return turned[reaches[:, 0] & reaches[:, 1]]
 
 
 def _pulses(

@@ -110,16 +110,20 @@ class Site:
         shadows, the copies have one of `every` facets, each `every` times as large.
         """
         parts = [np.empty((0, 3, 3)), *objects]
-        for triangles in objects:
-            middle = triangles.mean(axis=1, keepdims=True)
-            chosen = middle[::every]
+        half = self.extent / 2
+        for triangles in filter(len, objects):
+            # Sums and maxima by column: much faster than reductions over an axis of two or three.
+            middle = (triangles[:, 0] + triangles[:, 1] + triangles[:, 2]) / 3
+            chosen = middle[::every, None]
             coarse = chosen + (triangles[::every] - chosen) * every**0.5
-            foot = middle[:, 0, :2].mean(axis=0)
+            foot = middle[:, :2].mean(axis=0)
+            x, y = middle[:, 0].copy(), middle[:, 1].copy()
+            low, high = np.array([x.min(), y.min()]), np.array([x.max(), y.max()])
             for shift in self.extent * SHIFTS:
-                away, away_coarse = (
-                    np.abs(place[:, 0, :2] + shift).max(axis=1) - self.extent / 2
-                    for place in (middle, chosen)
-                )
+                if np.maximum(low + shift, -(high + shift)).max() - half > max(reach, 0):
+                    continue
+                away = np.maximum(np.abs(x + shift[0]), np.abs(y + shift[1])) - half
+                away_coarse = away[::every]
                 inside, near = away <= 0, (away_coarse > 0) & (away_coarse <= reach)
                 if inside.any() or near.any():
                     move = [*shift, self.height(foot + shift) - self.height(foot)]

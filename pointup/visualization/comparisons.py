@@ -12,6 +12,9 @@ from pointup.visualization.page import FAINT, Page, labelled, number, save_pictu
 from pointup.visualization.rendering import Camera, fit_camera, point_spacing, view_axes
 from pointup.visualization.surveys import survey_picture
 
+SIZE, GAP, FOOT = 392, 16, 84
+SHAPE_SIZE, SHAPE_ROWS = 776, 620
+
 
 def evaluation_picture(
     source: np.ndarray,
@@ -47,7 +50,7 @@ def evaluation_picture(
     known = np.concatenate([source, target])
     paint = Paint(known, vertical)
     axes = view_axes(20, 28) if vertical else view_axes(30, 20, up="y")
-    size, gap, foot = 392, 16, 84
+    size, gap, foot = SIZE, GAP, FOOT
     across, upwards, _ = np.ptp(known @ axes.T, axis=0) if len(known) else (1.0, 1.0, 1.0)
     rows = int(np.clip(size * upwards / max(across, 1e-9), 0.6 * size, size))
     camera = fit_camera(known, axes, size, rows)
@@ -139,7 +142,7 @@ def before_after_picture(
 
 
 def _shape_picture(before: np.ndarray, after: np.ndarray, totals: tuple[int, int]) -> np.ndarray:
-    size, gap, rows = 776, 16, 620
+    size, gap, rows = SHAPE_SIZE, GAP, SHAPE_ROWS
     paint = Paint(before, vertical=False)
     camera = fit_camera(before if len(before) else after, view_axes(30, 20, up="y"), size, rows)
     page = Page(2 * size + 3 * gap, rows + 60)

@@ -60,6 +60,7 @@ def cells_of(html: str) -> list[list[str]]:
     return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_a_report_has_best_evaluations_options_that_differ_and_samples(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +99,7 @@ def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> No
     assert len(run.steps) == 40, "the incomplete last line is left out"
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_runs_may_have_the_names_of_clouds(data: Path, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, data, 0.02, [0.9]) for name in ("target", "source")]
     out = tmp_path / "report.html"

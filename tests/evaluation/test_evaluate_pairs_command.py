@@ -170,13 +170,14 @@ def test_pairs_don_t_depend_on_the_token_budget(
     assert means[0] == pytest.approx(means[1], rel=1e-4)
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_the_worst_median_and_best_pair_are_shown(
     pair_directory: Path, model: Path, tmp_path: Path
 ) -> None:
     path, page, out = (tmp_path / name for name in ("pairs.png", "pairs.html", "out.json"))
     words = ("--picture", path, "--view", page, "--json", out)
     assert not evaluate("pairs", pair_directory, "--model", model, *words)
-    assert imread(path).shape[1] == 16 + 4 * 408
+    assert imread(path).shape[1] == 16 + 4 * 256
     pairs = figures_of(out)["pairs"]
     shares = {p["name"]: p["rows"]["model"]["chamfer"] / p["rows"]["midpoints"]["chamfer"]
               for p in pairs}  # fmt: skip

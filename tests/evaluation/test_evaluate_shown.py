@@ -12,6 +12,7 @@ from test_evaluate_command import model as model
 from viewer_files import scenes_of
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(
     tmp_path: Path, model: Path
 ) -> None:
@@ -39,7 +40,7 @@ def test_the_shapes_with_the_highest_median_and_lowest_cd_are_shown(
     assert layers == ["source", "midpoint baseline", "model", "ground truth"]
     assert scenes[0]["up"] == "y"
     assert f"CD {cd[in_order[0]]:.3g} x1e-3" in scenes[0]["note"]
-    assert imread(picture).shape[1] == 16 + 4 * 408
+    assert imread(picture).shape[1] == 16 + 4 * 256
 
 
 def test_pictures_and_pages_of_other_extensions_are_refused_before_the_work(

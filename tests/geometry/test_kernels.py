@@ -42,12 +42,17 @@ needs_gpu = pytest.mark.skipif(IS_INTERPRETED or not HAS_GPU, reason="needs a CU
 needs_device = pytest.mark.skipif(
     not (IS_INTERPRETED or HAS_GPU), reason="needs a CUDA GPU; run in the interpreter instead"
 )
-few = settings(deadline=None, max_examples=12 if IS_INTERPRETED else 60)
+few = settings(deadline=None, max_examples=6 if IS_INTERPRETED else 60)
+# On a GPU they are fast.
+long = pytest.mark.slow if IS_INTERPRETED else pytest.mark.skipif(False, reason="")
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="runs in the interpreter already")
 @needs_triton
-def test_kernels_fulfil_the_contract_in_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
+)
+def test_kernels_fulfil_the_contract_in_the_interpreter(selected: str) -> None:
     import triton
 
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
@@ -55,7 +60,7 @@ def test_kernels_fulfil_the_contract_in_the_interpreter() -> None:
         pytest.skip(f"the interpreter of triton {triton.__version__} doesn't support numpy 2.4")
     files = [Path(__file__).with_name(f"test_kernels{part}.py") for part in ("", *OTHER_PARTS)]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", selected, *files],
         capture_output=True,
         text=True,
         timeout=600,
@@ -131,7 +136,7 @@ def test_nearest_of_ragged_clouds_of_several_blocks(offset: float) -> None:
 
 @needs_device
 def test_both_directions_are_those_of_two_calls() -> None:
-    sets = ragged(SIZES)
+    sets = ragged([(70, 130), (0, 3), (40, 0), (3, 60)])
     (to_target, there), (to_pos, back) = nearest_both(*sets)
     for ours, theirs in zip((to_target, there), nearest(*sets), strict=True):
         assert torch.equal(ours, theirs)
@@ -187,7 +192,7 @@ def test_knn_finds_what_brute_force_finds(sets: Sets, k: int) -> None:
 
 
 @needs_device
-@pytest.mark.parametrize("k", [3, 32])
+@pytest.mark.parametrize("k", [3, pytest.param(32, marks=long)])
 def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
     from pointup.geometry.kernels import knn as module
 
@@ -199,7 +204,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
 
 
 @needs_device
-@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize("k", [2, pytest.param(5, marks=long)])
 def test_knn_along_a_line_finds_neighbours_beyond_the_border_of_a_tile(k: int) -> None:
     # Along a line all tiles but those next to a block of queries are skipped.
     pos, ptr, _, _ = ragged([(300, 0)])

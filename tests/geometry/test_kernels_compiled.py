@@ -18,6 +18,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 FLOATS = ("fp32", "fp64")
 # A100, H100 and H200, B200.
 ARCHITECTURES = (80, 90, 100)
+OTHERS_SLOW = [
+    pytest.param(number, marks=pytest.mark.slow if number != 90 else ()) for number in ARCHITECTURES
+]
 
 
 def compile_kernel(
@@ -79,9 +82,11 @@ def test_the_order_along_the_curve_compiles(floats: str) -> None:
     ("floats", "k", "num_bytes", "architecture"),
     [
         ("fp64", 2, 0, 90),
-        *(("fp32", 16, 64, architecture) for architecture in ARCHITECTURES),
-        ("fp32", 64, 0, 90),
-        ("fp32", 128, 1024, 90),
+        ("fp32", 16, 64, 90),
+        pytest.param("fp32", 16, 64, 80, marks=pytest.mark.slow),
+        pytest.param("fp32", 16, 64, 100, marks=pytest.mark.slow),
+        pytest.param("fp32", 64, 0, 90, marks=pytest.mark.slow),
+        pytest.param("fp32", 128, 1024, 90, marks=pytest.mark.slow),
     ],
 )
 def test_knn_compiles(
@@ -113,7 +118,12 @@ def test_knn_compiles(
 
 
 @pytest.mark.parametrize(
-    ("floats", "architecture"), [("fp64", 90), *(("fp32", number) for number in ARCHITECTURES)]
+    ("floats", "architecture"),
+    [
+        ("fp32", 90),
+        *(pytest.param("fp32", number, marks=pytest.mark.slow) for number in (80, 100)),
+        pytest.param("fp64", 90, marks=pytest.mark.slow),
+    ],
 )
 def test_nearest_compiles(floats: str, architecture: int, tmp_path: Path) -> None:
     from pointup.geometry.kernels import nearest
@@ -138,7 +148,7 @@ def test_nearest_compiles(floats: str, architecture: int, tmp_path: Path) -> Non
 FARTHEST = {"ptr": "*i64", "out_ptr": "*i64", "index": "*i64", "num_points": "i32"}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OTHERS_SLOW)
 def test_thinning_in_registers_compiles(architecture: int, tmp_path: Path) -> None:
     from pointup.geometry.kernels import farthest
 
@@ -148,7 +158,7 @@ def test_thinning_in_registers_compiles(architecture: int, tmp_path: Path) -> No
     assert spilled_bytes(compiled, tmp_path) == 0
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", OTHERS_SLOW)
 def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
     from pointup.geometry.insertion_radii import NUM_NEIGHBORS
     from pointup.geometry.kernels import insertion

@@ -11,6 +11,7 @@ from test_kernels import (
     DEVICE,
     IS_INTERPRETED,
     expect_knn,
+    long,
     needs_device,
     needs_triton,
     ragged,
@@ -27,6 +28,7 @@ pytestmark = needs_triton
 
 
 @needs_device
+@long
 def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
     from pointup.geometry.kernels.order import along_curve
 
@@ -42,7 +44,7 @@ def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
 
 @needs_device
 @pytest.mark.usefixtures("as_on_cuda")
-@pytest.mark.parametrize("k", [33, 70])
+@pytest.mark.parametrize("k", [33, pytest.param(70, marks=long)])
 def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
     sets = ragged([(4, 90), (1, 3), (2, 40)])
     with mock.patch.object(kernels, "is_available", return_value=True):
@@ -85,7 +87,7 @@ def test_no_kernel_is_recompiled_for_other_counts() -> None:
     assert len(counts) == 13 and counts.count("k") == 1
 
 
-EXTENTS = [1e-37, 1e-34, 1e-30, 1e-15, 1e15, 1e30]
+EXTENTS = [1e-37, *(pytest.param(e, marks=long) for e in (1e-34, 1e-30, 1e-15, 1e15)), 1e30]
 
 
 @needs_device
@@ -125,12 +127,12 @@ def test_radii_of_the_kernel_equal_those_of_torch() -> None:
         return settled[-1]
 
     # Duplicates, ties on a grid, an empty cloud and one of a single point.
-    pos, ptr, _, _ = ragged([(90, 0), (0, 0), (1, 0), (64, 0)])
-    pos[5:40] = pos[3]
-    pos[91:] = torch.cartesian_prod(*[torch.arange(4.0, device=DEVICE)] * 3)
+    pos, ptr, _, _ = ragged([(40, 0), (0, 0), (1, 0), (27, 0)])
+    pos[5:20] = pos[3]
+    pos[41:] = torch.cartesian_prod(*[torch.arange(3.0, device=DEVICE)] * 3)
     with (
         mock.patch.object(insertion, "settle", both),
         mock.patch.object(kernels, "take", return_value=False),
     ):
-        insertion.insertion_radii(pos, ptr, torch.tensor([20, 0, 1, 9]))
+        insertion.insertion_radii(pos, ptr, torch.tensor([12, 0, 1, 6]))
     assert torch.equal(*settled)

@@ -19,6 +19,7 @@ from test_kernels import (
     IS_INTERPRETED,
     expect_knn,
     expect_nearest,
+    long,
     needs_device,
     needs_triton,
     ragged,
@@ -124,7 +125,13 @@ RESULTS = {
 
 
 @needs_device
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=long if name.startswith(("farthest", "insertion")) else ())
+        for name in RESULTS
+    ],
+)
 @pytest.mark.usefixtures("small_trial", "as_on_cuda")
 def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: str) -> None:
     import importlib

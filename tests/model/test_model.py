@@ -70,7 +70,7 @@ def test_each_cloud_can_have_its_own_ratio() -> None:
         max_size=6,
     )
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_clouds_with_different_ratios_are_upsampled_as_if_alone(
     clouds: list[tuple[int, float]],
 ) -> None:
@@ -110,7 +110,7 @@ def test_clouds_with_the_same_number_of_slots_are_expanded_together(
 
 
 @given(sizes=st.lists(st.integers(0, 60), min_size=1, max_size=4), ratio=st.floats(1.0, 6.0))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_cloud_does_not_depend_on_the_rest_of_the_batch(sizes: list[int], ratio: float) -> None:
     pos, ptr = packed(*sizes)
     model = as_if_trained()

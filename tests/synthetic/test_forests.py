@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
-import pytest
 
 from pointup.synthetic.forests import Stand, plant_stand, random_stand
-from pointup.synthetic.landscapes import FORESTS, Scene, random_scene, scene_of, stand_site
+from pointup.synthetic.landscapes import Scene, random_scene, scene_of, stand_site
 from pointup.synthetic.plants import log, snag
 from pointup.synthetic.scanner import Scanner, scan
 from pointup.synthetic.site import Site
@@ -52,32 +52,34 @@ def heights(scene: Scene, scanner: Scanner, seed: int = 0) -> tuple[np.ndarray, 
     return points, points[:, 2] - scene.ground(points[:, :2])
 
 
-def ground_share(stand: Stand, seeds: int = 3) -> float:
+@cache
+def stand_heights(stand: Stand, seed: int) -> np.ndarray:
+    """Heights (N,) above the ground of the points of a scan of a small scene."""
+    return heights(scene_of_stand(seed, 5.0, stand), STRAIGHT)[1]
+
+
+def ground_share(stand: Stand, seeds: int = 2) -> float:
     """The share of returns from at most 0.3 m above the ground, mean of several scenes."""
-    shares = []
-    for seed in range(seeds):
-        scene = scene_of_stand(seed, 8.0, stand)
-        shares.append(np.mean(heights(scene, STRAIGHT)[1] < 0.3))
-    return float(np.mean(shares))
+    return float(np.mean([np.mean(stand_heights(stand, seed) < 0.3) for seed in range(seeds)]))
 
 
 def test_the_share_of_returns_from_the_ground_falls_with_foliage_and_cover() -> None:
-    winter, thin, summer = (ground_share(replace(STAND, foliage=f)) for f in (0.12, 0.4, 1.0))
-    assert winter > thin + 0.05 > summer + 0.1
+    winter, summer = (ground_share(replace(STAND, foliage=f)) for f in (0.12, 1.0))
+    assert winter > summer + 0.15
     assert ground_share(replace(STAND, cover=0.3, understory=0.05)) > summer + 0.1
 
 
 def test_conifers_keep_their_needles_in_winter() -> None:
     evergreen = replace(STAND, conifers=1.0, shrubs=0.0)
-    assert ground_share(replace(evergreen, foliage=0.1), 2) == ground_share(evergreen, 2)
+    assert ground_share(replace(evergreen, foliage=0.1), 1) == ground_share(evergreen, 1)
 
 
 def test_an_understory_fills_the_space_below_the_crowns() -> None:
     def low_share(understory: float) -> float:
         shares = []
-        for seed in range(3):
+        for seed in range(2):
             stand = replace(STAND, understory=understory, cover=0.8, evenness=0.9, shrubs=0.0)
-            above = heights(scene_of_stand(seed, 8.0, stand), STRAIGHT)[1]
+            above = stand_heights(stand, seed)
             shares.append(np.mean((above > 1) & (above < 6)))
         return float(np.mean(shares))
 
@@ -85,32 +87,24 @@ def test_an_understory_fills_the_space_below_the_crowns() -> None:
 
 
 def test_the_height_of_a_stand_is_that_of_its_tallest_trees() -> None:
-    above = heights(scene_of_stand(0, 10.0, STAND), STRAIGHT)[1]
+    above = np.concatenate([stand_heights(STAND, seed) for seed in range(2)])
     assert 0.6 * STAND.height < above.max() < 1.1 * STAND.height
 
 
 def test_oblique_beams_do_not_pass_below_the_crowns_at_the_edge(monkeypatch) -> None:
     oblique = replace(STRAIGHT, headings=np.zeros(1), tilts=np.array([0.5]), density=10.0)
-    stand = replace(STAND, cover=2.2, height=30.0)
+    site = stand_site(np.random.default_rng(1), 8.0, replace(STAND, cover=2.2, height=30.0))
 
     def share() -> float:
-        scenes = [scene_of_stand(seed, 8.0, stand) for seed in range(2)]
-        return float(np.mean([np.mean(heights(scene, oblique)[1] < 0.5) for scene in scenes]))
+        return float(np.mean(heights(scene_of(site, 8.0), oblique)[1] < 0.5))
 
     with_surroundings = share()
     monkeypatch.setattr("pointup.synthetic.landscapes.STEEPEST", -1.0)
     assert share() > 2 * with_surroundings
 
 
-@pytest.mark.parametrize("kind", FORESTS)
-def test_every_kind_of_forest_has_trees(kind: str) -> None:
-    scene = random_scene(np.random.default_rng(5), 8.0, kind)
-    above = heights(scene, STRAIGHT)[1]
-    assert above.max() > 3
-
-
 def test_slopes_are_steep() -> None:
-    scene = random_scene(np.random.default_rng(1), 10.0, "slope")
+    scene = random_scene(np.random.default_rng(1), 1.0, "slope")
     low, high = scene.ground(np.array([[[-20.0, 0], [0, -20]], [[20, 0], [0, 20]]]))
     assert np.linalg.norm((high - low) / 40) > np.tan(np.radians(17))
 

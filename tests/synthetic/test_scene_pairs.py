@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
 from pointup.datasets.pair import Pair
+from pointup.geometry.surfaces import Surface
 from pointup.synthetic.landscapes import KINDS
 from pointup.synthetic.scene_pairs import SurveyPlan, survey_pair
 
 SMALL = SurveyPlan(width=6.0, source_density=(8.0, 12.0), target_density=60.0)
-WINTER = SurveyPlan(width=6.0, kinds=("forest-leaf-off",), target_density=100.0)
+WINTER = SurveyPlan(width=5.0, kinds=("forest-leaf-off",), target_density=100.0)
 
 
-@pytest.mark.parametrize("number", range(len(KINDS)))
+@cache
+def validation_pair(plan: SurveyPlan) -> tuple[Pair, Surface]:
+    """A validation pair that several tests look at."""
+    pair, surface = survey_pair(plan, 2, True, 0)
+    assert surface is not None
+    return pair, surface
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        # Of the forests one.
+        pytest.param(number, marks=pytest.mark.slow if number in range(1, 5) else ())
+        for number in range(len(KINDS))
+    ],
+)
 def test_densities_are_those_asked_for_whatever_the_kind(number: int) -> None:
     pair, _ = survey_pair(SMALL, seed=1, validation=False, number=number)
     assert pair.name.startswith(KINDS[number])
@@ -37,10 +54,8 @@ def test_a_ratio_is_one_of_those_asked_for() -> None:
 
 
 def test_points_lie_within_their_noise_of_the_surface() -> None:
-    for kind in ("forest-leaf-on", "garden"):
-        plan = SurveyPlan(width=6.0, kinds=(kind,), target_density=100.0)
-        pair, surface = survey_pair(plan, 2, True, 0)
-        assert surface is not None
+    for plan in (WINTER, replace(WINTER, kinds=("garden",))):
+        pair, surface = validation_pair(plan)
         assert pair.resample is not None
         # At most 6 mm of noise from a drone; at most 4 cm, and 2 cm per strip, from an aeroplane.
         for points, noise in ((pair.target, 0.03), (pair.resample, 0.03), (pair.source, 0.15)):
@@ -48,7 +63,7 @@ def test_points_lie_within_their_noise_of_the_surface() -> None:
 
 
 def test_surveys_of_a_scene_are_independent() -> None:
-    pair, _ = survey_pair(WINTER, 2, True, 0)
+    pair, _ = validation_pair(WINTER)
     assert pair.resample is not None
     assert len(pair.resample) == pytest.approx(len(pair.target), rel=0.1)
     assert cKDTree(pair.target).query(pair.resample)[0].min() > 0
@@ -101,7 +116,7 @@ def test_scenes_of_validation_are_not_those_of_training_of_any_seed(monkeypatch)
 
 
 def test_normals_are_zero_on_leaves_and_of_length_one_elsewhere() -> None:
-    pair, _ = survey_pair(WINTER, 4, False, 0)
+    pair, _ = validation_pair(WINTER)
     assert pair.target_normals is not None
     length = np.linalg.norm(pair.target_normals, axis=1)
     assert (np.isclose(length, 1, atol=1e-5) | (length == 0)).all()

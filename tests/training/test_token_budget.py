@@ -161,7 +161,7 @@ def settle(
 
     def propagate(batch: Batch) -> Tensor:
         tried.append(num_tokens(batch))
-        return torch.ones(250_000, num_tokens(batch)).sum()
+        return torch.ones(50_000, num_tokens(batch)).sum()
 
     found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None)
     return found, tried
@@ -186,11 +186,11 @@ def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
     tmp_path: Path,
     limited: Callable[[float], None],
 ) -> None:
-    limited(1.2e9)
+    limited(2.4e8)
     found, tried = settle(dataset, accelerator, tmp_path)
     assert 720 <= found <= 1280 and max(tried) <= 1280
     assert json.loads((tmp_path / "config.json").read_text()) == {"found_token_budget": found}
-    limited(4e8)
+    limited(8e7)
     assert settle(dataset, accelerator, tmp_path) == (found, [])
 
 
@@ -241,9 +241,9 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 100)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
-    limited(4e8)
+    limited(8e7)
     with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points .* --tile.* --crop") as error:
-        grown(dataset, accelerator, bytes_per_token=1_000_000)
+        grown(dataset, accelerator, bytes_per_token=200_000)
     assert "\n" not in str(error.value)
     dataset.max_tokens = None
 
@@ -269,7 +269,7 @@ def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
     limited: Callable[[float], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limited(4e8)
+    limited(8e7)
     with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points do not fit into .* GB"):
         settle(dataset, accelerator, tmp_path)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)

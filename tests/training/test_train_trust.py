@@ -38,8 +38,8 @@ def evaluations_of(run: Path) -> list[dict[str, Any]]:
 def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_the_next_start(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training.train(options(pair_directory, tmp_path / "whole", num_pictures=1), accelerator)
-    run = options(pair_directory, tmp_path / "run", num_pictures=1)
+    training.train(options(pair_directory, tmp_path / "whole"), accelerator)
+    run = options(pair_directory, tmp_path / "run")
     real = Evaluation.records_of
 
     def dies(*given: Any, **named: Any) -> Any:
@@ -74,6 +74,7 @@ def pairs(names: list[str], num_points: int = 40, seed: int = 0) -> Iterator[Pai
         yield wavy_pair(name, num_points, 3.0, rng)
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_evaluated(
     tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
     assert evaluation.share_of_midpoints(rows) is None
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_names_are_shown_as_they_are_in_pictures_logs_and_trackers(
     tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,7 +32,7 @@ def frame_of(points: np.ndarray, num_chunks: int = 1) -> tuple[Frame, np.ndarray
     return own_frame(chunks)
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     st.integers(0, 1000),
     st.floats(1e-3, 1e3),

@@ -35,7 +35,9 @@ def test_passes_give_the_exact_number_of_points(size: int, ratio: float, origina
     assert len(made) == round(ratio * size)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))]
+)
 def test_two_passes_equal_two_calls(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The reach of measured points, not that of the points of a pass.
     monkeypatch.setattr("pointup.model.config.MAX_REACH", 100.0)
@@ -54,7 +56,7 @@ def test_two_passes_equal_two_calls(seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_tiles_threads_and_place_do_not_change_passes(make_store: StoreMaker) -> None:
-    model, points = small_model(0.1), np.round(sheet(400), 2)
+    model, points = small_model(0.1), np.round(sheet(250), 2)
     for options in (UpsampleOptions(ratio=8.5), UpsampleOptions(density=4.0, originals=False)):
         made = upsample_in_blocks(make_store(points), model, options)
         tiled = upsample_in_blocks(make_store(points, chunk_size=60), model, options, 4.0)

@@ -58,9 +58,9 @@ def test_shares_follow_the_quotas_up_to_a_bound() -> None:
 
 def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
     rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
+    points = np.column_stack([rng.random((3000, 2)), np.zeros(3000)])
     # Twice as dense on the left.
-    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
+    points = points[(points[:, 0] < 0.5) | (rng.random(3000) < 0.5)]
     model, shares = small_model(), []
     for power, trust, ratio in (
         (0.0, 0.7, 4), (1.0, 0.7, 4), (1.0, 0.3, 4), (1.0, 0.0, 4), (1.0, 0.7, 9),
@@ -83,9 +83,9 @@ def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
 
 def test_quotas_of_predicted_errors_are_multiplied_by_the_predicted_quotas() -> None:
     rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((6000, 2)), np.zeros(6000)])
+    points = np.column_stack([rng.random((3000, 2)), np.zeros(3000)])
     # Twice as dense on the left; before training, all predicted errors are equal.
-    points = points[(points[:, 0] < 0.5) | (rng.random(6000) < 0.5)]
+    points = points[(points[:, 0] < 0.5) | (rng.random(3000) < 0.5)]
     model = small_model(predict_error=True)
     with torch.no_grad():
         model.quota_powers.copy_(torch.tensor([0.0, 1.0]))

@@ -48,7 +48,7 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) 
     return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     size=st.integers(1, 40),
     away=st.sampled_from([3.0, 20.0, 300.0, 1e4]),
@@ -78,8 +78,19 @@ def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
     assert farthest_in_reach(points, new, model.config) <= 1 + 1e-3
 
 
-@pytest.mark.parametrize("model", ["lidar", "shapes"])
-@pytest.mark.parametrize("size", [1, 5, 12, 13])
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("lidar", 1),
+        ("shapes", 5),
+        ("lidar", 12),
+        ("shapes", 13),
+        pytest.param("shapes", 1, marks=pytest.mark.slow),
+        pytest.param("lidar", 5, marks=pytest.mark.slow),
+        pytest.param("shapes", 12, marks=pytest.mark.slow),
+        pytest.param("lidar", 13, marks=pytest.mark.slow),
+    ],
+)
 def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None:
     rng = np.random.default_rng(size)
     cluster = rng.random((size, 3)) + 500

@@ -30,8 +30,8 @@ def noisy(path: Path) -> laspy.LasData:
     [
         ((), np.r_[0:140, 200:300]),
         (("--include-noise",), np.r_[0:300]),
-        (("--classes", "2"), np.r_[0:140]),
-        (("--classes", "5", "7"), np.r_[140:160, 200:300]),
+        pytest.param(("--classes", "2"), np.r_[0:140], marks=pytest.mark.slow),
+        pytest.param(("--classes", "5", "7"), np.r_[140:160, 200:300], marks=pytest.mark.slow),
         (("--classes", "5,7"), np.r_[140:160, 200:300]),
         (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
     ],

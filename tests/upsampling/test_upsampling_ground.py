@@ -182,7 +182,7 @@ def test_a_single_return_deep_below_the_ground_lowers_only_its_surroundings(
     assert np.allclose(floor, expected, atol=0.1)
 
 
-@pytest.mark.parametrize("ratio", [4.0, 10.0])
+@pytest.mark.parametrize("ratio", [4.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: StoreMaker) -> None:
     cloud, model = forest(), small_model(noise=0.3)
     store = make_store(cloud, block_size=BLOCK_SIZE)
@@ -211,10 +211,12 @@ def test_only_points_on_the_ground_get_class_2() -> None:
 
 
 def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
-    cloud = forest()
+    cloud, model = forest(), small_model(noise=0.1)
     classes = cloud.attributes["classification"]
     other = PointCloud(cloud.positions, {"Classification": classes})
-    of_lower, of_upper = (upsample(c, 3.0, model="lidar", only_new=True) for c in (cloud, other))
+    of_lower, of_upper = (
+        upsample(c, 2.0, model=model, only_new=True, above_ground=True) for c in (cloud, other)
+    )
     assert np.array_equal(of_lower.positions, of_upper.positions)
     found = of_upper.attributes["Classification"]
     assert np.array_equal(found, of_lower.attributes["classification"])

@@ -10,7 +10,7 @@ import pytest
 from test_pictures import DEGENERATE, sphere
 from test_pictures import written as written
 
-from pointup.visualization import columns, columns_picture, maps, maps_picture
+from pointup.visualization import columns_picture, maps_picture
 from pointup.visualization.columns import _badly_covered, _Rows, _within
 from pointup.visualization.page import beside, stacked
 from pointup.visualization.rendering import fit_camera, view_axes
@@ -26,18 +26,16 @@ def forest(number: int, seed: int = 0) -> np.ndarray:
     return np.concatenate([ground, tree])
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw panels of 240 pixels, for pictures that nobody looks at."""
-    for module in (columns, maps):
-        monkeypatch.setattr(module, "SIZE", 240)
-    monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
-    monkeypatch.setattr(columns, "SECTION_ROWS", 60)
-
-
-@pytest.mark.parametrize("vertical", [False, True])
-@pytest.mark.parametrize("name", DEGENERATE)
-def test_any_cloud_can_be_a_column(name: str, vertical: bool, small: None) -> None:
+@pytest.mark.parametrize(
+    ("name", "vertical"),
+    [
+        # Each cloud once.
+        pytest.param(name, vertical, marks=pytest.mark.slow if vertical != place % 2 else ())
+        for place, name in enumerate(DEGENERATE)
+        for vertical in (False, True)
+    ],
+)
+def test_any_cloud_can_be_a_column(name: str, vertical: bool, small_panels: None) -> None:
     cloud, good = DEGENERATE[name], sphere(200, 2)
     for clouds, reference in (({"source": good, "model": cloud}, good), ({"source": cloud}, good)):
         picture = columns_picture(clouds, reference, vertical=vertical)
@@ -46,7 +44,7 @@ def test_any_cloud_can_be_a_column(name: str, vertical: bool, small: None) -> No
 
 
 @pytest.mark.parametrize("name", ["one point", "two points", "duplicates", "plane"])
-def test_any_survey_has_maps(name: str, small: None) -> None:
+def test_any_survey_has_maps(name: str, small_panels: None) -> None:
     good = np.random.default_rng(0).random((500, 3)) * (10, 5, 2)
     for clouds, reference in (({"a": DEGENERATE[name]}, good), ({"a": good}, DEGENERATE[name])):
         picture = maps_picture(clouds, reference, unit="m")

@@ -51,7 +51,7 @@ DEGENERATE = {
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 40), st.floats(0.8, 5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_splat_finds_the_nearest_ball_of_each_pixel(
     seed: int, num_points: int, ball: float
 ) -> None:
@@ -136,7 +136,9 @@ def test_normals_of_a_sphere_point_along_its_radius() -> None:
     ],
 )
 @pytest.mark.parametrize("name", DEGENERATE)
-def test_any_cloud_can_be_drawn(name: str, vertical: bool, is_prediction: bool) -> None:
+def test_any_cloud_can_be_drawn(
+    name: str, vertical: bool, is_prediction: bool, small_panels: None
+) -> None:
     """As the output for a good source (`is_prediction`), or as source and input."""
     cloud, good = DEGENERATE[name], sphere(200, 2)
     clouds = (good, cloud, good) if is_prediction else (cloud, cloud, cloud)
@@ -144,11 +146,11 @@ def test_any_cloud_can_be_drawn(name: str, vertical: bool, is_prediction: bool) 
     assert picture.dtype == np.uint8 and picture.shape[2] == 3
     before, after = (good, cloud) if is_prediction else (cloud, good)
     picture = before_after_picture(before, after, vertical=vertical)
-    assert picture.dtype == np.uint8 and picture.shape[1:] == (1600, 3)
+    assert picture.dtype == np.uint8 and picture.shape[1:] == (2 * 240 + 3 * 16, 3)
 
 
 @pytest.mark.parametrize("vertical", [False, True])
-def test_pictures_are_deterministic(vertical: bool) -> None:
+def test_pictures_are_deterministic(vertical: bool, small_panels: None) -> None:
     clouds = sphere(300, 1), sphere(900, 2), sphere(900, 3)
     first, second = (evaluation_picture(*clouds, vertical=vertical) for _ in range(2))
     assert (first == second).all()
@@ -171,7 +173,7 @@ def test_camera_and_error_scale_do_not_depend_on_the_prediction() -> None:
     assert blue[1] < 0.7 * blue[0]
 
 
-def test_given_errors_are_drawn() -> None:
+def test_given_errors_are_drawn(small_panels: None) -> None:
     source, prediction, target = sphere(300, 1), sphere(900, 3), sphere(900, 2)
     distance = np.linalg.norm(prediction[:, None] - target, axis=2).min(axis=1)
     computed = evaluation_picture(source, prediction, target)
@@ -179,7 +181,7 @@ def test_given_errors_are_drawn() -> None:
     assert (computed != evaluation_picture(source, prediction, target, 2 * distance)).any()
 
 
-def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it() -> None:
+def test_a_survey_far_from_the_origin_looks_the_same_as_one_near_it(small_panels: None) -> None:
     rng = np.random.default_rng(5)
     before = np.round(rng.random((2_000, 3)) * (64, 32, 16) * 256) / 256
     after = np.round(rng.random((6_000, 3)) * (64, 32, 16) * 256) / 256
@@ -262,6 +264,7 @@ def test_the_cross_section_goes_through_the_object_on_the_ground(seed: int) -> N
 
 def test_a_written_picture_equals_the_returned_one(tmp_path: Path) -> None:
     picture = before_after_picture(sphere(50, 1), sphere(200, 2), tmp_path / "a.png")
+    assert picture.shape == (680, 1600, 3)
     read = np.round(imread(tmp_path / "a.png")[..., :3] * 255).astype(np.uint8)
     assert (picture == read).all()
 
@@ -279,5 +282,5 @@ def test_datasets_of_any_sizes_have_histograms(tmp_path: Path) -> None:
     sizes = rng.integers(0, 4_000, 500)
     picture = dataset_picture(sizes, 4 * sizes, rng.random(500), tmp_path / "a.png", unit="m")
     assert picture.shape == (400, 1600, 3) and (tmp_path / "a.png").exists()
-    for few in (np.array([], dtype=int), np.array([7]), np.array([100, 100]), np.array([0, 0])):
+    for few in (np.array([], dtype=int), np.array([100, 100]), np.array([0])):
         assert dataset_picture(few, few, few).shape == (400, 1600, 3)
