@@ -119,6 +119,7 @@ if ending == "interrupt":
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is no directory here")
+@pytest.mark.slow
 def test_workers_ignore_signals_and_leave_nothing_after_an_exit_an_exception_or_ctrl_c(
     pair_directory,
 ):

@@ -34,7 +34,9 @@ class InFloat16(nn.Module):
             return self.model(*inputs)
 
 
-@pytest.mark.parametrize("options", [{}, FOREST], ids=["default", "forest"])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), FOREST], ids=["default", "forest"]
+)
 def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradients(
     options: dict[str, Any],
 ) -> None:

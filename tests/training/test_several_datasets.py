@@ -52,6 +52,7 @@ def arguments(two: list[Path], run: Path, steps: int, *more: object) -> list[str
     return [str(word) for word in words]
 
 
+@pytest.mark.slow
 def test_a_run_on_two_datasets_logs_each_and_continues_after_a_signal_to_one_of_two_processes(
     two: list[Path], tmp_path: Path, accelerator: Accelerator
 ) -> None:

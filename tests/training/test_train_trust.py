@@ -261,6 +261,7 @@ def test_a_dataset_truncated_during_a_run_is_named(
         training.train(config, accelerator)
 
 
+@pytest.mark.slow
 def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any_name(
     pair_directory: Path, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ class SlowStore(VanishingStore):
         time.sleep(1.5)
 
 
+@pytest.mark.slow
 def test_no_thread_is_left_in_a_call_to_the_store_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
