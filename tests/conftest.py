@@ -28,9 +28,9 @@ os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No deadline, because tests are slow on a busy machine. Fewer than the usual 100 examples: each run
-# of the suite draws others.
-settings.register_profile("pointup", deadline=None, max_examples=30)
+# No deadline, because tests are slow on a busy machine. Half of the usual 100 examples: each run of
+# the suite draws others.
+settings.register_profile("pointup", deadline=None, max_examples=50)
 settings.load_profile("pointup")
 
 SECONDS_TO_OUTCOME: list[tuple[str, float]] = []

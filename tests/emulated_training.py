@@ -31,9 +31,11 @@ from pointup.training.distributed.reduction import StepReduction
 from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 
-MOST_OPERATIONS = {"fp32": 1200, "bf16": 1200, "fp16": 1210}
-"""Operations of a step of the default model by precision, with mixed ratios and normals. A process
+MOST_OPERATIONS = 1200
+"""Operations of a step of the default model in bf16, with mixed ratios and normals. One process
 launches about 100,000 to 200,000 per second on a GPU."""
+MORE_IN_FP16 = 3
+"""One for each call of `described_in`, which bounds described positions."""
 
 WAITS = {
     ("synchronize", "pointup/training/distributed/reduction.py:finish"): "the step's work is timed",
@@ -269,7 +271,8 @@ def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     work.step(batch)  # What is made once is made here.
     with recorded() as log:
         work.step(batch)
-    assert 800 < log.num_operations <= MOST_OPERATIONS[precision]
+    more = MORE_IN_FP16 if precision == "fp16" else 0
+    assert 800 < log.num_operations - more <= MOST_OPERATIONS
     assert waits_of(log) == set(WAITS)
     assert log.waits.count(log.waits[-2]) == 1 and not log.blocking_copies
     # Bounds of clouds and tables of their sizes, which do not grow with the number of points.

@@ -32,11 +32,11 @@ def fuzz(directory: Path, num_cases: int, *formats: str) -> dict[str, dict[str, 
 
 def test_damaged_files_of_every_format_are_read_or_refused(tmp_path: Path) -> None:
     # The import for reading pairs takes longer than all other imports together.
-    report = fuzz(tmp_path, 12, *(name for name in FORMATS if name != "pairs"))
+    report = fuzz(tmp_path, 25, *(name for name in FORMATS if name != "pairs"))
     assert report.keys() >= FORMATS.keys() - NEEDED.keys()
     # Both must happen; otherwise the damages are too small or too large.
-    assert sum(count["read"] for count in report.values()) > 24  # type: ignore[misc]
-    assert sum(count["refused"] for count in report.values()) > 96  # type: ignore[misc]
+    assert sum(count["read"] for count in report.values()) > 50  # type: ignore[misc]
+    assert sum(count["refused"] for count in report.values()) > 200  # type: ignore[misc]
 
 
 @pytest.mark.slow

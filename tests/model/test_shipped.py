@@ -53,7 +53,7 @@ def test_they_load_quietly_and_without_a_network(
 @pytest.mark.parametrize(("name", "make"), [("shapes", shape_pair), ("lidar", scene_pair)])
 def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(name: str, make: object) -> None:
     model, shares = load_model(name, CPU), []
-    for seed in (1, 3):
+    for seed in range(2):
         pair, _ = make(np.random.default_rng([seed, 1234]), resample=False)  # type: ignore[operator]
         pos, target = torch.from_numpy(pair.source), torch.from_numpy(pair.target)
         ptr, target_ptr = (ptr_from_sizes(torch.tensor([len(p)])) for p in (pos, target))

@@ -86,7 +86,7 @@ def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
         Device(monkeypatch, most=1)
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
     parts = options(pair_directory, tmp_path / "parts", **changes)
-    for stop_after in (1, 2, 3):
+    for stop_after in (1, 2, 3, 4):
         training.train(parts, accelerator, stop_after=stop_after)
     training.train(parts, accelerator)
     assert saved_state(tmp_path / "parts")["lowered_budget"] < changes["token_budget"]

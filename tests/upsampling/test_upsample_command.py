@@ -136,16 +136,18 @@ def test_tiles_and_processes_give_the_same_file(
     rng = np.random.default_rng(0)
     cloud = PointCloud(np.column_stack([40 * rng.random((9_000, 2)), rng.random(9_000)]).round(2))
     write_points(tmp_path / "in.las", cloud)
-    options = ["--ratio", "1.2", "--oversampling", oversampling]
-    target = tmp_path / "one.laz"
-    assert command(tmp_path / "in.las", "-o", target, *options, "--tile", "5")[0] == 0
+    options = ["--ratio", "1.5", "--oversampling", oversampling]
+    for tile in ("5", "100"):
+        target = tmp_path / f"{tile}.laz"
+        assert command(tmp_path / "in.las", "-o", target, *options, "--tile", tile)[0] == 0
     modules = "pointup.cli.main,pointup.cli.upsample.files"
     words = (tmp_path / "in.las", "-o", tmp_path / "two.laz", "--model", model_directory, *options)
     result = run_forked(modules, "upsample", *words)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("9,000 points in, 10,800 out") == 1
-    assert digest(target) == digest(tmp_path / "two.laz")
-    assert left_in(tmp_path) == ["in.las", "one.laz", "two.laz"]
+    assert result.stdout.count("9,000 points in, 13,500 out") == 1
+    files = [digest(tmp_path / f"{name}.laz") for name in ("5", "100", "two")]
+    assert files[0] == files[1] == files[2]
+    assert left_in(tmp_path) == ["100.laz", "5.laz", "in.las", "two.laz"]
 
 
 def test_a_picture_shows_before_and_after(tmp_path: Path, command: Callable[..., Result]) -> None:

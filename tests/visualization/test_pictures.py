@@ -282,5 +282,5 @@ def test_datasets_of_any_sizes_have_histograms(tmp_path: Path) -> None:
     sizes = rng.integers(0, 4_000, 500)
     picture = dataset_picture(sizes, 4 * sizes, rng.random(500), tmp_path / "a.png", unit="m")
     assert picture.shape == (400, 1600, 3) and (tmp_path / "a.png").exists()
-    for few in (np.array([], dtype=int), np.array([100, 100]), np.array([0])):
+    for few in (np.array([], dtype=int), np.array([7]), np.array([100, 100]), np.array([0, 0])):
         assert dataset_picture(few, few, few).shape == (400, 1600, 3)
