@@ -60,7 +60,7 @@ from pointup.training.training_state import TrainingState
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Train by the options of `prog`. Of a PointupError or ValueError print a line; status 1."""
+    """Train with the given options; status 1, after one line, for a PointupError or ValueError."""
     open_closed_streams()
     fix_order_of_sums()
     try:
@@ -269,7 +269,7 @@ def evaluate_and_save(run: Run, is_stopped: bool) -> bool:
             run.save(must_succeed=False)
         evaluate(run)
         is_stopped = progress.evaluation_due
-    if is_time or is_stopped or progress.finished:
+    if is_time or progress.finished or is_stopped:
         run.save(must_succeed=progress.finished or is_stopped)
     if is_stopped:
         run.monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")

@@ -119,8 +119,8 @@ class TrainConfig:
     save_every: int | None = None
     """Steps between checkpoints (the same default as eval_every)."""
     save_minutes: float = 10.0
-    """Minutes between checkpoints where save_every steps take longer; a killed run loses no more
-    than these."""
+    """Longest time between checkpoints in minutes, where save_every steps take longer; a run that
+    is killed loses about as much."""
     keep_checkpoints: int = 3
     """Number of checkpoints to keep; older ones are deleted."""
     num_pictures: int = 3

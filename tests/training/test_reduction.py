@@ -63,6 +63,23 @@ def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy
             reduction.next_batch(batches)
 
 
+class MissingPairs(SlowPairs):
+    """Pairs whose file is gone."""
+
+    def __getitem__(self, index: int) -> Data:
+        Path(f"pair_{index}.npy").read_bytes()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(num_workers: int) -> None:
+    loader = make_loader(MissingPairs(), [[0], [1]], num_workers)  # type: ignore[arg-type]
+    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
+    reduction.start()
+    with pytest.raises(FileNotFoundError, match=r"pair_0\.npy"):
+        reduction.next_batch(iter(loader))
+
+
 @pytest.mark.parametrize(
     ("busy", "waits", "limit"),
     [

@@ -143,12 +143,15 @@ class StepReduction:
     def next_batch(self, batches: Iterator[Batch]) -> Batch:
         """The next batch; counts the time until it arrives as waiting for data.
 
-        Raises TrainingError if its worker can't be reached.
+        Raises TrainingError if its worker can't be reached, and what reading the samples raises.
         """
         began = time.monotonic()
         try:
             batch = next(batches)
-        except (OSError, EOFError) as error:
+        except (ConnectionError, FileNotFoundError) as error:
+            # Those of a dataset name a file, and those that a worker reports have no number.
+            if error.errno is None or error.filename is not None:
+                raise
             raise TrainingError(
                 f"no connection to a data worker ({error!r}); was {gettempdir()} emptied, where "
                 "Python keeps the socket? The same command again continues from the last checkpoint"
