@@ -6,9 +6,6 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +14,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from conftest import ROOT, metrics_of, wavy_pair
+from conftest import metrics_of, wavy_pair
 from runs import final_weights, options, training
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_distributed import SMALL
 
 from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
@@ -259,43 +255,3 @@ def test_a_dataset_truncated_during_a_run_is_named(
     )
     with pytest.raises(DataError, match=r"can't be read: .*\.arrow has only 4,096 bytes; restore"):
         training.train(config, accelerator)
-
-
-@pytest.mark.slow
-def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any_name(
-    pair_directory: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "l\u00e4ufe \u7d75"
-    words = [sys.executable, str(ROOT / "train.py"), "--data", str(pair_directory), *SMALL,
-             "--output-dir", str(run), "--steps", "2", "--num-workers", "0"]  # fmt: skip
-    ended = subprocess.run(
-        ["sh", "-c", 'exec "$@" 2>&- </dev/null', "sh", *words],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "LC_ALL": "C"},
-    )
-    log = (run / "logs" / "rank_0.log").read_text(encoding="utf-8")
-    assert ended.returncode == 0, log
-    assert "Traceback" not in log and "l\u00e4ufe" in log
-    assert (run / "checkpoints" / "LATEST").read_text() == "step_2"
-    with pytest.raises(ConfigError, match=r"--output-dir .* LC_ALL"):
-        # The name as Python decodes it if it follows the locale strictly.
-        options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
-
-
-def test_a_run_under_nohup_outlives_its_terminal() -> None:
-    code = (
-        "import os, signal, time\n"
-        "from pointup.training.distributed.preemption import StopRequest\n"
-        "with StopRequest() as stop:\n"
-        "    os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.3); print(stop.requested_by)\n"
-    )
-    requests = {}
-    for handler in (signal.SIG_DFL, signal.SIG_IGN):
-        ended = subprocess.run(
-            [sys.executable, "-c", code],
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda handler=handler: signal.signal(signal.SIGHUP, handler),
-        )
-        requests[handler] = ended.stdout.strip()
-    assert requests == {signal.SIG_DFL: "SIGHUP", signal.SIG_IGN: "None"}
