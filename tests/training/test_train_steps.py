@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,9 @@ def test_a_checkpoint_is_written_when_the_last_one_is_too_old(
 
     training.train(replace(config, save_minutes=1e-9), accelerator, stop_after=2)
     assert saved() == ["step_1", "step_2"]
-    # Counted from the checkpoint that the run continues from.
+    # Counted from the checkpoint that the run continues from, here after an hour of training.
+    path = tmp_path / "checkpoints" / "step_2" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "elapsed_seconds": 3600.0}))
     training.train(config, accelerator)
     assert saved() == ["step_1", "step_2", "step_4"]
 
