@@ -19,7 +19,7 @@ from pointup.model.upsampler import Upsampler
 SIDE = 40.0
 
 
-def survey(num_points: int) -> laspy.LasData:
+def survey(num_points: int = 2000) -> laspy.LasData:
     """A survey of a square in random order; some of its points coincide."""
     rng = np.random.default_rng(0)
     las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=7))
@@ -84,7 +84,7 @@ def ordered(rows: list[np.ndarray]) -> np.ndarray:
 def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    las = survey(900)
+    las = survey(1500)
     las.write(tmp_path / "whole.laz")
     write_tiles(las, tmp_path / "tiles", side=3)
     whole = command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz", *options)
@@ -95,7 +95,7 @@ def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
         whole_file = laspy.read(tmp_path / "out.laz")
         files = [laspy.read(path) for path in sorted((tmp_path / "out" / "deep").rglob("*.laz"))]
         expected = ordered([whole_file.xyz])
-        assert len(expected) == 8_100
+        assert len(expected) == 13_500
         assert np.array_equal(ordered([file.xyz for file in files]), expected)
         return
     tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
@@ -105,21 +105,21 @@ def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     ]
     assert len(found) == 9
     expected = ordered([made_of(tmp_path / "out.laz", tmp_path / "whole.laz")])
-    assert len(expected) == round(900 * float(options[1])) - 900
+    assert len(expected) == round(1500 * float(options[1])) - 1500
     assert np.array_equal(ordered(found), expected)
 
 
 def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    las = survey(1200)
+    las = survey()
     # A file also contains points that are equal in everything.
     las.points.array[:100] = las.points.array[200:300]
     las.write(tmp_path / "whole.laz")
     write_tiles(las, tmp_path / "tiles", buffer=3.0)
     assert command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz").status == 0
     result = command(tmp_path / "tiles", "-o", tmp_path / "out")
-    assert result.status == 0 and "more than once), 3,600 new" in result.out
+    assert result.status == 0 and "more than once), 6,000 new" in result.out
     tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
     found = [made_of(tmp_path / "out" / t.relative_to(tmp_path / "tiles"), t) for t in tiles]
     expected = made_of(tmp_path / "out.laz", tmp_path / "whole.laz")
@@ -139,13 +139,13 @@ def test_processes_divide_the_files_of_a_survey(
     command: Callable[..., Result],
     model_directory: Path,
 ) -> None:
-    write_tiles(survey(800), tmp_path / "tiles")
+    write_tiles(survey(), tmp_path / "tiles")
     (tmp_path / "tiles" / "0" / "2.laz").write_bytes(b"no survey")
     assert command(tmp_path / "tiles", "-o", tmp_path / "one", "--ratio", "2").status == 1
     words = (tmp_path / "tiles", "-o", tmp_path / "two", "--ratio", "2", "--model", model_directory)
     result = run_forked("pointup.cli.main,pointup.cli.upsample.files", "upsample", *words)
     assert result.returncode == 1
-    assert result.stdout.count("survey of 4 files: 800 points in, 800 new") == 1
+    assert result.stdout.count("survey of 4 files: 2,000 points in, 2,000 new") == 1
     assert result.stdout.count("points in") == 5 and result.stderr.count("pointup: error") == 1
     for file in (tmp_path / "one").rglob("*.laz"):
         assert digest(file) == digest(tmp_path / "two" / file.relative_to(tmp_path / "one"))
