@@ -128,7 +128,9 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
     # More often where distances fall quickly: at the start, and at the end if there are duplicates.
     measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
     measured = measured.round().long().unique()
-    distance = torch.cdist(ordered[measured], ordered)
+    # The expanded dot product, the default, is wrong by whole spacings far from the origin.
+    mode = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(ordered[measured], ordered, compute_mode=mode)
     earlier = torch.arange(num_points) < measured[:, None]
     distance = distance.masked_fill(~earlier, torch.inf).amin(1)
     distance = torch.maximum(distance, 1e-6 * distance.max().clamp(min=1e-30)).log()

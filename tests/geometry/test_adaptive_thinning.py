@@ -95,3 +95,13 @@ def test_pick_distances_never_rise_and_equal_the_measured_ones() -> None:
         between = torch.cdist(ordered[start:stop], ordered[start:stop])
         exact = torch.stack([between[i, :i].min() for i in range(1, stop - start)])
         assert ((alone[1:] - exact).abs() < 0.1 * exact + 0.01).all()
+
+
+def test_points_far_from_the_origin_are_selected_as_near_it() -> None:
+    """At 1,024 the squares of coordinates are ten million times those of the spacing."""
+    steps = torch.randint(0, 5 * 2048, (1500, 3), generator=torch.Generator().manual_seed(0))
+    pos = steps / 2048  # Exact in float32 at 1,024, too.
+    ptr, wanted, log_spacing = torch.tensor([0, 1500]), torch.tensor([500]), 0.05 * pos[:, 0]
+    near = sample_by_spacing(pos, ptr, wanted, log_spacing)
+    far = sample_by_spacing(pos + 1024, ptr, wanted, log_spacing)
+    assert len(set(near.tolist()) & set(far.tolist())) >= 495
