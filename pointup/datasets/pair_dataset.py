@@ -38,9 +38,9 @@ __all__ = [
 class PairDataset(torch.utils.data.Dataset[Data]):
     """The samples of a pair dataset, by key (epoch, index), or by index for epoch 0.
 
-    The key of repetition k of a sample in an epoch is (epoch, index, k): it is augmented otherwise.
-    `keep` lists the samples that are used; indices refer to this list. A sample is a PyG
-    `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
+    The key of repetition k of a sample in an epoch is (epoch, index, k): each repetition gets its
+    own augmentation. `keep` lists the samples that are used; indices refer to this list. A sample
+    is a PyG `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
     `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
     large clouds are in spatial order, which makes neighbour searches faster. `seconds` holds the
     durations of reading, augmenting and ordering. A sample that can't be read has no points and

@@ -79,8 +79,8 @@ class Upsample:
     """Upsample only part K of N of the files, as a job of an array. Files that border on them are
     read as well."""
     redo: bool = False
-    """Upsample all files of a folder. By default the surveys are skipped that an earlier call with
-    the same options has finished."""
+    """Upsample all files of a folder. By default, surveys that an earlier call with the same
+    options finished are skipped."""
     separate: bool = False
     """Upsample each file separately, even if it borders on others."""
     only_new: bool = False
