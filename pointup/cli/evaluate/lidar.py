@@ -15,7 +15,7 @@ from pointup.cli.evaluate.output import (
     open_model,
 )
 from pointup.cli.output_files import File, Picture, View
-from pointup.errors import ConfigError, DataError
+from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,14 +92,13 @@ class Lidar:
             write_lidar_picture,
             write_lidar_view,
         )
-        from pointup.evaluation.baselines import baseline_clouds
         from pointup.evaluation.common_extent import common_extent, notes_on_partial
         from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import SurveyReference
         from pointup.evaluation.lidar_metrics import Scale
         from pointup.evaluation.survey_file import read_survey, thin_survey
+        from pointup.evaluation.upsampled_survey import upsampled_surveys
         from pointup.io.length_unit import common_unit, unit_of
-        from pointup.model.upsampler import Upsampler
 
         self._check()
         upsampler = open_model(self.model, self.oversampling)
@@ -138,14 +137,7 @@ class Lidar:
         if source is not None:
             like = surveys.get("prediction", reference.positions)
             ratio = self._ratio(source.positions, like, extent)
-            if upsampler is not None:
-                surveys["model"] = self._upsample(source, ratio, upsampler)
-            # An untrained model has zero offsets, so that its output is the thinned midpoints.
-            # Exponent 0 ignores its predicted density.
-            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(density_exponent=0.0))
-            # A prediction may cover less or more than the source; midpoints cover the source.
-            num_points = max(len(surveys["midpoints"]), len(source.positions))
-            surveys |= baseline_clouds(source.positions, num_points, self.seed)
+            surveys |= upsampled_surveys(source, ratio, self.density, upsampler, self.seed)
             surveys["source"] = source.positions
         if second is not None:
             surveys["resampled"] = second.positions
@@ -262,20 +254,6 @@ class Lidar:
                 "--metres-per-unit, --cell, --density and --thresholds must be greater than 0"
             )
         self.output.check(picture=self.picture, view=self.view)
-
-    def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
-        """What `pointup upsample` makes of a survey."""
-        from pointup.io.cloud import PointCloud
-        from pointup.upsampling import upsample
-
-        cloud = PointCloud(source.positions)
-        if source.classification is not None:
-            cloud.attributes["classification"] = source.classification
-        try:
-            made = upsample(cloud, ratio, density=self.density, model=upsampler, above_ground=True)
-        except DataError as error:
-            raise DataError(f"{source.path}: {error}") from None
-        return made.positions
 
     def _ratio(self, source: np.ndarray, like: np.ndarray, extent: Extent) -> float:
         if self.ratio is not None:
