@@ -20,7 +20,7 @@ from pointup.datasets.thinning_patterns import PATTERNS, thin
 from pointup.datasets.tiles import away_from, split_blocks, split_few, split_tiles, survey_pairs
 from pointup.errors import DataError
 from pointup.io.files import PointCloud, iter_points
-from pointup.io.noise import is_noise
+from pointup.io.noise import is_noise, is_synthetic
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,9 @@ def sort_file(
     """Sort the points of a file into blocks of `block` x `block` tiles, in the new folder `folder`.
 
     With `regions`, their side length in blocks and the indices of some, only the points in these
-    are kept; the numbers of points are those of all. Noise and withheld points are left out unless
-    `include_noise`. Raises the errors of `iter_points`, and DataError for a file of noise alone;
-    the folder is then incomplete.
+    are kept; the numbers of points are those of all. Noise, withheld and synthetic points are left
+    out unless `include_noise`. Raises the errors of `iter_points`, and DataError for a file of
+    noise alone; the folder is then incomplete.
     """
     folder.mkdir(parents=True)
     tile_xy, num_points = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
@@ -102,7 +102,7 @@ def sort_file(
     num_noise = 0
     for cloud in iter_points(path, attributes=not include_noise):
         if not include_noise:
-            noise = is_noise(cloud)
+            noise = is_noise(cloud) | is_synthetic(cloud)
             num_noise += int(noise.sum())
             cloud = PointCloud(cloud.positions[~noise])
         if not len(cloud):
@@ -122,7 +122,7 @@ def sort_file(
             with _block_file(folder, (x, y)).open("ab") as file:
                 cloud.positions[np.concatenate(index)].tofile(file)
     if num_noise and len(tile_xy) == 1:
-        raise DataError(f"{path}: all {num_noise:,} points are noise or withheld")
+        raise DataError(f"{path}: all {num_noise:,} points are noise, withheld or synthetic")
     counts = np.concatenate(num_points)
     return SortedFile(folder, np.concatenate(tile_xy), counts, low, high, num_noise)
 

@@ -12,8 +12,8 @@ from scipy.spatial import QhullError, cKDTree
 from pointup.evaluation.common_extent import Extent, filled, height_grids
 from pointup.io.length_unit import METRE, LengthUnit
 
-GROUND_CLASSES = (2, 9)
-"""ASPRS classes that count as ground: ground and water."""
+GROUND, WATER = 2, 9
+"""ASPRS classes that count as ground. Water alone is a part of the ground only."""
 LARGEST_OBJECT = 18.0
 """Largest width of an object in metres, in surveys without classes; wider ones count as ground."""
 CLASSIFIED = "the reference's points of classes 2 and 9, triangulated"
@@ -23,7 +23,9 @@ STEEPEST = 0.15
 MOST_VERTICES = 2_000_000
 """Largest number of triangulated ground points, to limit memory. With more, the lowest points of
 larger cells are used."""
-_FEWEST_CLASSIFIED = 10
+FEWEST_CLASSIFIED, SMALLEST_CLASSIFIED = 10, 0.01
+"""Points of the class ground, and share of the cells with points that have some, from which on the
+classes of a survey define its ground."""
 _PLANE_FITS, _PULL_FROM_ABOVE = 12, 0.01
 
 
@@ -71,14 +73,14 @@ def find_ground(
     """The ground of a survey (N, 3) that has points on the extent.
 
     With classes, ground points are the lowest points of classes 2 and 9 in cells of half the
-    extent's cell size. Without, they are the lowest points of all cells, objects removed by the
-    simple morphological filter (Pingel et al. 2013) after subtraction of a plane.
+    extent's cell size. Without, or with class 2 in less than 1 % of the cells, they are the lowest
+    points of all cells, objects removed by the simple morphological filter (Pingel et al. 2013)
+    after subtraction of a plane.
     """
-    if classification is not None:
-        classified = points[np.isin(classification, GROUND_CLASSES)]
-        if len(classified) >= _FEWEST_CLASSIFIED:
-            cell = max(extent.cell / 2, _smallest_cell(extent))
-            return Ground(_lowest_of_cells(classified, cell), CLASSIFIED)
+    if classification is not None and _has_ground(points, extent, classification):
+        classified = points[np.isin(classification, (GROUND, WATER))]
+        cell = max(extent.cell / 2, _smallest_cell(extent))
+        return Ground(_lowest_of_cells(classified, cell), CLASSIFIED)
     lowest = _lowest_of_cells(points[extent.contains(points)], extent.cell, extent.origin)
     level = lowest.copy()
     level[:, 2] -= _plane_below(lowest)
@@ -96,6 +98,15 @@ def find_ground(
     # Lowest points below the triangulation are ground, too: it may bridge a hollow.
     is_ground |= ground.above(lowest) < 0
     return Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
+
+
+def _has_ground(points: np.ndarray, extent: Extent, classification: np.ndarray) -> bool:
+    """Whether enough points of the class ground lie on the extent."""
+    place = extent.place(points)
+    ground = place[(classification == GROUND) & (place >= 0)]
+    num_cells = len(np.unique(place[place >= 0]))
+    num_ground = len(np.unique(ground))
+    return len(ground) >= FEWEST_CLASSIFIED and num_ground >= SMALLEST_CLASSIFIED * num_cells
 
 
 def _lowest_of_cells(

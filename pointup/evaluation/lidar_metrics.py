@@ -39,11 +39,15 @@ class Scale:
 METRES = Scale()
 
 
-def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
+def lidar_metrics(
+    scale: Scale = METRES, ground: str = "", has_source: bool = True
+) -> dict[str, Metric]:
     """The metrics of `SurveyReference.measure`, in the order to print.
 
-    `ground` describes the ground points, if they are the same for all rows.
+    `ground` describes the ground points, if they are the same for all rows. Without a source
+    (`has_source`) no point is known to be new, and figures of new points are those of all points.
     """
+    new = "new points" if has_source else "points"
     unit, cell = scale.unit.name, scale.unit.described(scale.cell)
     window = 2 * LOWEST_REACH + 1
     metrics = {
@@ -99,9 +103,13 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
             "%",
             ""
             if i
-            else "share of the new points that are farther than this from every reference point; "
-            f"new are points farther than {scale.unit.described(NEW_BEYOND)} from every source "
-            "point, and for the source itself all points",
+            else f"share of the {new} that are farther than this from every reference point; "
+            + (
+                f"new are points farther than {scale.unit.described(NEW_BEYOND)} from every source "
+                "point, and for the source itself all points"
+                if has_source
+                else "of all points, because no source is given"
+            ),
         )
     metrics |= {
         "farthest_new": Metric(
@@ -112,13 +120,13 @@ def lidar_metrics(scale: Scale = METRES, ground: str = "") -> dict[str, Metric]:
         "below_ground_points": Metric(
             "points below ground",
             "",
-            f"new points more than {scale.unit.described(BELOW_GROUND)} below the ground",
+            f"{new} more than {scale.unit.described(BELOW_GROUND)} below the ground",
             better="",
         ),
         "below_ground": Metric(
             "below ground",
             "%",
-            "their share of the new points" + (f"; ground: {ground}" if ground else ""),
+            f"their share of the {new}" + (f"; ground: {ground}" if ground else ""),
         ),
         "ground_rmse": Metric(
             "ground height RMSE",

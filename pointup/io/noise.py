@@ -1,4 +1,4 @@
-"""Finds the noise of a survey: points of the noise classes, and withheld ones."""
+"""Finds points that are no measurements of a survey: noise, withheld points, synthetic ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pointup.io.cloud import PointCloud
 
 NOISE_CLASSES = (7, 18)
 """ASPRS classes of low and high noise."""
-CLASSIFICATION, WITHHELD = "classification", "withheld"
+CLASSIFICATION, WITHHELD, SYNTHETIC = "classification", "withheld", "synthetic"
 
 
 def is_noise(cloud: PointCloud) -> np.ndarray:
@@ -20,6 +20,12 @@ def is_noise(cloud: PointCloud) -> np.ndarray:
     if withheld is not None:
         noise |= withheld != 0
     return noise
+
+
+def is_synthetic(cloud: PointCloud) -> np.ndarray:
+    """Mask (N,) bool of the points with the synthetic flag, such as new points of an upsampling."""
+    synthetic = attribute(cloud, SYNTHETIC)
+    return np.zeros(len(cloud), bool) if synthetic is None else synthetic != 0
 
 
 def plain_name(name: str) -> str:

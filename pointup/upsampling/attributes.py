@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.io.cloud import ExtraDimension, PointCloud
-from pointup.io.noise import plain_name
+from pointup.io.noise import SYNTHETIC, plain_name
 from pointup.upsampling.ground import GROUND_CLASS, Ground, class_attribute
 
-SYNTHETIC, PARENT, DISTANCE = "synthetic", "parent_index", "distance_to_measured"
-"""Attributes that an upsampled cloud has in addition: 1 for a new point and 0 for a measured one;
-the index of the parent point in the input; the distance to the nearest measured point."""
+PARENT, DISTANCE = "parent_index", "distance_to_measured"
+"""Attributes that an upsampled cloud has in addition to `SYNTHETIC`, which is 1 for a new point and
+0 for a measured one: the index of the parent point in the input; the distance to the nearest
+measured point."""
 
 NUM_NEIGHBORS = 3
 """Number of measured points that an attribute is interpolated from."""

@@ -1,4 +1,4 @@
-"""`pointup prepare` leaves out noise and withheld points."""
+"""`pointup prepare` leaves out noise, withheld points, and points that are not measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_noise_is_left_out_of_pairs_unless_it_is_asked_for(
     # Thinning leaves out the points that the ratio has no room for.
     assert 0 <= 3000 - num_noise - len(heights(tmp_path / "out")) < 5
     assert heights(tmp_path / "out").min() > -1
-    assert f"left out {num_noise} points: noise or withheld" in capsys.readouterr().err
+    assert f"left out {num_noise} points: noise, withheld or synthetic" in capsys.readouterr().err
     words = ("thin", tmp_path / "a.las", "--include-noise", "-o", tmp_path / "all")
     assert prepare(*words) == 0
     assert 0 <= 3000 - len(heights(tmp_path / "all")) < 5
@@ -68,5 +68,21 @@ def test_a_file_of_noise_alone_is_reported(
     write_survey(tmp_path / "good.las", slice(0, 0))
     words = ("thin", tmp_path / "noise.las", tmp_path / "good.las", "-o", tmp_path / "out")
     assert prepare(*words) == 1
-    assert "noise.las: all 3,000 points are noise or withheld" in capsys.readouterr().err
+    assert "noise.las: all 3,000 points are noise, withheld or synthetic" in capsys.readouterr().err
     assert heights(tmp_path / "out").min() > -1
+
+
+def test_new_points_of_an_upsampled_file_are_left_out_of_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_survey(tmp_path / "a.las", slice(0, 0))
+    las = laspy.read(tmp_path / "a.las")
+    las.synthetic = np.arange(3000) >= 1000
+    las.z = np.where(np.arange(3000) >= 1000, 500.0, las.z)
+    las.write(tmp_path / "a.las")
+    assert prepare("thin", tmp_path / "a.las", "-o", tmp_path / "out") == 0
+    assert heights(tmp_path / "out").max() < 3
+    assert "left out 2,000 points: noise, withheld or synthetic" in capsys.readouterr().err
+    words = ("thin", tmp_path / "a.las", "--include-noise", "-o", tmp_path / "all")
+    assert prepare(*words) == 0
+    assert (heights(tmp_path / "all") > 400).mean() == pytest.approx(2 / 3, abs=0.01)

@@ -109,6 +109,23 @@ def test_classified_ground_and_water_are_the_ground_if_there_are_any() -> None:
     assert find_ground(points, whole_extent(points, 1.0), few).origin == LOWEST
 
 
+@pytest.mark.parametrize("number", [2, 9])
+def test_a_corner_of_ground_or_a_pond_alone_does_not_replace_the_ground(number: int) -> None:
+    rng = np.random.default_rng(4)
+    points, is_ground = landscape(rng, 0.3)
+    # All of 4 m2 of 1,600, where the ground is lowest.
+    inside = is_ground & (points[:, :2] < 2).all(axis=1)
+    if number == 9:
+        inside = is_ground & (points[:, 0] < 10)
+    assert inside.sum() >= 10
+    classes = np.where(inside, number, 1).astype(np.uint8)
+    extent = whole_extent(points, 1.0)
+    ground = find_ground(points, extent, classes)
+    assert ground.origin == LOWEST
+    # With the classes alone, the ground would be level beyond them, up to 9 m too low.
+    assert np.quantile(np.abs(ground.above(points[is_ground])), 0.99) < 0.6
+
+
 @pytest.mark.parametrize("classified", [True, False])
 def test_a_large_survey_has_its_ground_from_fewer_points(
     classified: bool, monkeypatch: pytest.MonkeyPatch

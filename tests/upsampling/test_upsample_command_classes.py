@@ -234,3 +234,14 @@ def test_the_model_for_vegetation_is_named_where_there_is_much_of_it(
     assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
     notes = [line for line in capfd.readouterr().out.splitlines() if "--model forest" in line]
     assert notes == ([f"note: {named} are vegetation: try --model forest"] if named else [])
+
+
+def test_points_of_an_earlier_upsampling_are_counted_in_a_note(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_las(tmp_path / "in.las")
+    result = command(tmp_path / "in.las", "-o", tmp_path / "once.las", "--ratio", "2")
+    assert "synthetic" not in result.out
+    result = command(tmp_path / "once.las", "-o", tmp_path / "twice.las", "--ratio", "2")
+    assert result.status == 0
+    assert f"note: {tmp_path / 'once.las'}: 300 points have the synthetic flag" in result.out

@@ -137,6 +137,8 @@ def test_a_folder_that_cannot_be_written_to_is_reported(
         (["--tile", "0"], "must be positive"),
         (["--density", "-3"], "must be positive"),
         (["--model", "nowhere/at-all"], "nowhere/at-all"),
+        (["--picture", "nowhere/a.png"], "there is no folder nowhere"),
+        (["--picture", "a.txt"], "a.txt: pictures are written as .png"),
     ],
 )
 def test_bad_options_are_reported_in_one_line(

@@ -15,7 +15,7 @@ from pointup.cli.evaluate.output import (
     open_model,
 )
 from pointup.cli.output_files import File, Picture, View
-from pointup.errors import ConfigError, DataError
+from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,20 +92,19 @@ class Lidar:
             write_lidar_picture,
             write_lidar_view,
         )
-        from pointup.evaluation.baselines import baseline_clouds
         from pointup.evaluation.common_extent import common_extent, notes_on_partial
         from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import SurveyReference
         from pointup.evaluation.lidar_metrics import Scale
-        from pointup.evaluation.survey_file import read_survey, thin_survey
+        from pointup.evaluation.survey_file import near_reference, read_survey, thin_survey
+        from pointup.evaluation.upsampled_survey import upsampled_surveys
         from pointup.io.length_unit import common_unit, unit_of
-        from pointup.model.upsampler import Upsampler
 
         self._check()
         upsampler = open_model(self.model, self.oversampling)
         source: Survey | None = None
         if self.thin is not None:
-            whole = read_survey(self.thin)
+            whole = read_survey(self.thin, synthetic="drop")
             source, reference = thin_survey(whole, self.ratio or 4.0, self.pattern, self.seed)
             read = [whole]
         else:
@@ -117,7 +116,7 @@ class Lidar:
                 read.append(source)
         surveys: dict[str, np.ndarray] = {}
         if self.prediction is not None:
-            prediction = read_survey(self.prediction)
+            prediction = read_survey(self.prediction, synthetic="keep")
             surveys["prediction"] = prediction.positions
             read.append(prediction)
         second = None if self.second is None else read_survey(self.second)
@@ -138,14 +137,13 @@ class Lidar:
         if source is not None:
             like = surveys.get("prediction", reference.positions)
             ratio = self._ratio(source.positions, like, extent)
-            if upsampler is not None:
-                surveys["model"] = self._upsample(source, ratio, upsampler)
-            # An untrained model has zero offsets, so that its output is the thinned midpoints.
-            # Exponent 0 ignores its predicted density.
-            surveys["midpoints"] = self._upsample(source, ratio, Upsampler(density_exponent=0.0))
-            # A prediction may cover less or more than the source; midpoints cover the source.
-            num_points = max(len(surveys["midpoints"]), len(source.positions))
-            surveys |= baseline_clouds(source.positions, num_points, self.seed)
+            near = near_reference(source, reference.positions)
+            if near is not source:
+                notes.append(
+                    f"{source.path}: upsampled near the reference only, "
+                    f"{len(near.positions):,} of {len(source.positions):,} points"
+                )
+            surveys |= upsampled_surveys(near, ratio, self.density, upsampler, self.seed)
             surveys["source"] = source.positions
         if second is not None:
             surveys["resampled"] = second.positions
@@ -176,7 +174,9 @@ class Lidar:
 
         scale, extent, own = against.scale, against.extent, against.figures()
         unit: LengthUnit = scale.unit
-        metrics, of_bands = lidar_metrics(scale, against.ground.origin), band_metrics(scale)
+        has_source = ratio is not None
+        metrics = lidar_metrics(scale, against.ground.origin, has_source)
+        of_bands = band_metrics(scale)
         heading = [
             f"lidar against {self._reference_name()}: {len(against.points):,} points, "
             f"{own['density']:.4g} points/{unit.name}2, gap fraction {own['gap_fraction']:.1f} %",
@@ -186,7 +186,7 @@ class Lidar:
             if unit.metres is not None
             else "unit: unknown, no file names a coordinate system, taken for metres; set it with "
             "--metres-per-unit",
-            *(f"{s.path}: {s.num_left_out:,} {s.left_out}" for s in read if s.num_left_out),
+            *(note for survey in read for note in survey.notes),
             *notes,
         ]
         if ratio is not None:
@@ -262,20 +262,6 @@ class Lidar:
                 "--metres-per-unit, --cell, --density and --thresholds must be greater than 0"
             )
         self.output.check(picture=self.picture, view=self.view)
-
-    def _upsample(self, source: Survey, ratio: float, upsampler: Upsampler) -> np.ndarray:
-        """What `pointup upsample` makes of a survey."""
-        from pointup.io.cloud import PointCloud
-        from pointup.upsampling import upsample
-
-        cloud = PointCloud(source.positions)
-        if source.classification is not None:
-            cloud.attributes["classification"] = source.classification
-        try:
-            made = upsample(cloud, ratio, density=self.density, model=upsampler, above_ground=True)
-        except DataError as error:
-            raise DataError(f"{source.path}: {error}") from None
-        return made.positions
 
     def _ratio(self, source: np.ndarray, like: np.ndarray, extent: Extent) -> float:
         if self.ratio is not None:

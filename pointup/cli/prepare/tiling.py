@@ -29,7 +29,8 @@ class Tiling:
     separate: bool = False
     """Treat each file as a separate survey, with coordinates of its own."""
     include_noise: bool = False
-    """Keep withheld points and noise (classes 7 and 18). By default they are left out."""
+    """Keep noise (classes 7 and 18), withheld points, and points with the synthetic flag, which are
+    not measured. By default they are left out."""
 
     def __post_init__(self) -> None:
         if not self.tile > 0 or self.min_points < 1 or self.block < 1:
@@ -48,4 +49,4 @@ class Tiling:
 def note_left_out_noise(num_points: int) -> None:
     """Print how many points of a survey were left out as noise, if any."""
     if num_points:
-        note(f"left out {num_points:,} points: noise or withheld (see --include-noise)")
+        note(f"left out {num_points:,} points: noise, withheld or synthetic (see --include-noise)")

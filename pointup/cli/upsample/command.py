@@ -148,6 +148,7 @@ class Upsample:
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
+        from pointup.visualization import check_picture_path
         from pointup.visualization.viewer import check_viewer_path, write_before_after
 
         options, shard = self._options(), parse_shard(self.shard)
@@ -156,6 +157,8 @@ class Upsample:
         jobs, complaints = plan_jobs(inputs, self.output, self.model, self.denoise)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
+        if self.picture:
+            check_picture_path(self.picture)
         if self.view:
             check_viewer_path(self.view)
             if self.bounds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -88,6 +88,7 @@ def upsample_survey(
                 raise found.too_few
             return _copy_each(jobs, found, options.originals and not only_new, workers)
         inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
+        of_synthetic = _synthetic_text(jobs, found.num_synthetic)
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         if all(job.is_context for job in jobs):
             return [], [], list(left_out.values())
@@ -153,6 +154,8 @@ def upsample_survey(
                 f"note: the density {options.density:g} was not reached: one point becomes at most "
                 f"{largest:g}"
             )
+        if of_synthetic:
+            lines.append(of_synthetic)
         if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
             lines.append(f"note: {share:.0%} of the points are vegetation: try --model forest")
     return [*nothing_in, *lines], files, errors
@@ -193,6 +196,18 @@ def _summary_text(summary: Summary, options: UpsampleOptions, store: Store) -> s
             "may be repeated: remove them first"
         )
     return words
+
+
+def _synthetic_text(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
+    """A note on points with the synthetic flag, whose numbers are given by file; "" for none."""
+    if not num_synthetic:
+        return ""
+    others = f" and {len(num_synthetic) - 1:,} other files" if len(num_synthetic) > 1 else ""
+    return (
+        f"note: {jobs[min(num_synthetic)].source}{others}: {sum(num_synthetic.values()):,} points "
+        "have the synthetic flag: they are not measured, but upsampled as if they were; remove "
+        "them first"
+    )
 
 
 def _name(jobs: Sequence[Job]) -> str:

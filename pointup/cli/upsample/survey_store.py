@@ -12,6 +12,7 @@ from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.errors import DataError, FileError
 from pointup.io.files import PointCloud, iter_points
+from pointup.io.noise import is_synthetic
 from pointup.io.vegetation import is_vegetation
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
@@ -24,6 +25,7 @@ class SortedFiles:
     Attributes:
         num_read: the number of points of each file that were read, by its number.
         num_inside: the number of these that lie within the bounds of the file.
+        num_synthetic: the number of these that have the synthetic flag, of the files with any.
         left_out: the errors of files that can't be read, by number.
         num_vegetation: the number of points to upsample that are vegetation.
         too_few: the error for fewer than two points to upsample in all files; None for more.
@@ -31,6 +33,7 @@ class SortedFiles:
 
     num_read: dict[int, int] = field(default_factory=dict)
     num_inside: dict[int, int] = field(default_factory=dict)
+    num_synthetic: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, FileError] = field(default_factory=dict)
     num_vegetation: int = 0
     too_few: FileError | None = None
@@ -57,6 +60,7 @@ def sort_points(
     def chunks(number: int) -> Iterator[PointCloud]:
         job = jobs[number]
         files.num_read[number] = files.num_inside[number] = 0
+        files.num_synthetic.pop(number, None)
         try:
             bounds = job.bounds.grown(job.margin) if job.bounds else None
             for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
@@ -69,6 +73,9 @@ def sort_points(
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
                 files.num_inside[number] += int(inside)
                 files.num_read[number] += len(chunk)
+                if num_synthetic := int(is_synthetic(chunk).sum()):
+                    before = files.num_synthetic.get(number, 0)
+                    files.num_synthetic[number] = before + num_synthetic
                 yield chunk
                 progress.add(len(chunk))
         except FileError as error:

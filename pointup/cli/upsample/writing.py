@@ -15,7 +15,8 @@ from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import PointupError
 from pointup.io.cloud import PointWriter
 from pointup.io.files import LAS_EXTENSIONS, PointCloud, copy_points, open_writer, read_extremes
-from pointup.upsampling.attributes import PARENT, SYNTHETIC, added_dimensions
+from pointup.io.noise import SYNTHETIC
+from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.attributes import DISTANCE, PARENT, SYNTHETIC
+from pointup.io.noise import SYNTHETIC
+from pointup.upsampling.attributes import DISTANCE, PARENT
 from pointup.upsampling.single_pass.reach import SLACK, Reach
 from pointup.upsampling.store.block_files import BlockFiles
 from pointup.upsampling.store.point_store import Store

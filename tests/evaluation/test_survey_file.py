@@ -1,0 +1,75 @@
+"""Surveys of the evaluation: points that are not measured, thinning, and the part to upsample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+
+from pointup.errors import DataError
+from pointup.evaluation.survey_file import MARGIN, Survey, near_reference, read_survey, thin_survey
+
+
+def square(num_points: int, side: float) -> Survey:
+    """Random points of a square in the xy plane, from the origin on."""
+    xy = np.random.default_rng(0).random((num_points, 2)) * side
+    return Survey(Path("square.las"), np.column_stack([xy, np.zeros(num_points)]), None)
+
+
+def write_upsampled(path: Path) -> None:
+    """A file of 30 measured and 70 synthetic points; 10 of each are noise."""
+    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
+    las.header.scales = np.full(3, 0.001)
+    las.xyz = np.random.default_rng(0).random((100, 3))
+    las.synthetic = np.arange(100) >= 30
+    las.classification = np.where((np.arange(100) >= 20) & (np.arange(100) < 40), 7, 1)
+    las.write(path)
+
+
+def test_new_points_of_an_earlier_upsampling_are_named_or_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.las"
+    write_upsampled(path)
+    noise = f"{path}: 20 points left out: noise (classes 7 and 18) or withheld"
+    named = f"{path}: 60 points have the synthetic flag: they are not measured, "
+    survey = read_survey(path)
+    assert len(survey.positions) == 80
+    assert survey.notes == (noise, named + "but count as measured here")
+    survey = read_survey(path, synthetic="drop")
+    assert np.allclose(survey.positions, laspy.read(path).xyz[:20])
+    assert survey.notes == (noise, named + "left out")
+    survey = read_survey(path, synthetic="keep")
+    assert len(survey.positions) == 80 and survey.notes == (noise,)
+
+
+def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path: Path) -> None:
+    write_upsampled(tmp_path / "a.las")
+    las = laspy.read(tmp_path / "a.las")
+    las.points = las.points[30:]
+    las.write(tmp_path / "a.las")
+    with pytest.raises(DataError, match=r"a.las: all 70 points are noise, withheld or synthetic"):
+        read_survey(tmp_path / "a.las", synthetic="drop")
+
+
+@pytest.mark.parametrize("pattern", ["random", "poisson", "scanline"])
+@pytest.mark.parametrize(("num_points", "ratio", "left"), [(1, 4.0, 0), (1500, 5000.0, 0)])
+def test_too_few_points_to_thin_are_reported_with_the_remedy(
+    num_points: int, ratio: float, left: int, pattern: str
+) -> None:
+    message = f"square.las: {num_points:,} points thinned .* leave {left} .* smaller ratio"
+    with pytest.raises(DataError, match=message):
+        thin_survey(square(num_points, 1.0), ratio, pattern, 0)
+
+
+def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger() -> None:
+    source = square(10_000, 100)  # A mean spacing of 1.
+    corner = np.array([[90.0, 90, 0], [99, 99, 0]])
+    near = near_reference(source, corner)
+    low = 90 - MARGIN
+    inside = (source.positions[:, :2] > low).all(axis=1)
+    # The spacing follows from the extent of the points, which is slightly below 100.
+    assert len(near.positions) == pytest.approx(inside.sum(), rel=0.01)
+    assert (near.positions[:, :2] > low - 0.1).all()
+    assert near_reference(source, source.positions) is source
+    assert near_reference(source, np.array([[40.0, 40, 0], [60, 60, 0]])) is source
