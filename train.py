@@ -20,7 +20,6 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import move
-from pointup.errors import PointupError
 from pointup.geometry.validity import assume_valid
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import open_closed_streams
@@ -33,10 +32,10 @@ from pointup.training.distributed.accelerator import (
     make_accelerator,
     seed_micro_batch,
 )
-from pointup.training.distributed.preemption import EXIT_INTERRUPTED, StopRequest
-from pointup.training.distributed.process_group import report_error
+from pointup.training.distributed.preemption import StopRequest
 from pointup.training.distributed.reduction import StepReduction, loss_divisor
 from pointup.training.evaluation import ABORTED, Evaluation, Record
+from pointup.training.exit_status import exit_status
 from pointup.training.faults.consistency import check_consistency, facts_of_epoch, facts_of_start
 from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.out_of_memory import in_pieces, num_tokens
@@ -60,28 +59,24 @@ from pointup.training.training_state import TrainingState
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:
-    """Train with the given options; status 1, after one line, for a PointupError or ValueError."""
+    """Train with the given options; returns the exit status (see `exit_status`)."""
     open_closed_streams()
     fix_order_of_sums()
-    try:
-        config = parse_command_line(args, __doc__ or "", prog)
-        if config.debug:
-            enable_debug_checks()
-        accelerator = make_accelerator(
-            config.output_dir, config.log_with, config.collective_timeout
-        )
-        with RunLock(config.output_dir, accelerator):
-            if config.quick:
-                check_setup(config, accelerator)
-            else:
-                train(config, accelerator)
-        accelerator.end_training()
-    except (PointupError, ValueError) as error:
-        report_error(f"train.py: error: {error}")
-        return 1
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED  # During the start there is nothing to save.
-    return 0
+    return exit_status(partial(start, args, prog), prog)
+
+
+def start(args: Sequence[str] | None, prog: str) -> None:
+    """Parse the options, form the group of processes, and train."""
+    config = parse_command_line(args, __doc__ or "", prog)
+    if config.debug:
+        enable_debug_checks()
+    accelerator = make_accelerator(config.output_dir, config.log_with, config.collective_timeout)
+    with RunLock(config.output_dir, accelerator):
+        if config.quick:
+            check_setup(config, accelerator)
+        else:
+            train(config, accelerator)
+    accelerator.end_training()
 
 
 def check_setup(config: TrainConfig, accelerator: Accelerator) -> None:
@@ -184,6 +179,7 @@ def training_loop(run: Run, stop_after: int | None) -> None:
         is_stopped = evaluate_and_save(run, is_stopped)
 
     if progress.finished and not config.quick:
+        run.monitor.print(progress.end_of_run(config, sampler))
         for command in commands_after_training(config):
             run.monitor.print(f"next: {command}")
 
@@ -238,6 +234,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
             fill=totals.num_tokens / (sampler.token_budget * sampler.slots),
             progress=progress,
         )
+        progress.unlogged_out_of_memory = 0
     run.monitor.progress(progress.step, run.schedule.total_steps, totals, share_done)
     return totals.stop
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
+
+PIPE_CLOSED = 141
+"""Exit status of a program that succeeded, but whose reader of stdout closed the pipe before."""
 
 
 def literal(text: str) -> str:
@@ -61,6 +65,25 @@ class OutputWithoutReader:
         self.is_closed = True
         with Path(os.devnull).open("w") as null:
             os.dup2(null.fileno(), self._stream.fileno())
+
+
+def status_with_output(program: Callable[[], int]) -> int:
+    """Run a program; returns its exit status, which is PIPE_CLOSED if stdout lost its reader.
+
+    A program that fails keeps its status.
+    """
+    output = OutputWithoutReader(sys.stdout)
+    with contextlib.redirect_stdout(cast(TextIO, output)):
+        try:
+            status = program()
+        except SystemExit:
+            output.flush()
+            if output.is_closed:
+                return PIPE_CLOSED
+            raise
+        # Flushed here, because a closed pipe cannot be handled at exit.
+        output.flush()
+    return PIPE_CLOSED if output.is_closed and status == 0 else status
 
 
 def open_closed_streams() -> None:

@@ -46,8 +46,8 @@ class Bench:
     simulate: Annotated[
         int | None, tyro.conf.arg(metavar="PROCESSES", help_behavior_hint="(optional)")
     ] = None
-    """In the section scaling, predict training on up to so many processes from measured step times,
-    beside real groups of 1, 2 and 4."""
+    """In the section scaling, predict training on up to this many processes from measured step
+    times, beside real groups of 1, 2 and 4."""
 
     def run(self) -> int:
         names = self._names()

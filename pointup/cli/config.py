@@ -21,7 +21,7 @@ class Config:
     $(pointup config airborne_to_drone). Without a name all of them are listed.
     """
 
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="NAME")] = None
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[NAME]")] = None
     """Name of a file, such as 8gpu."""
 
     def run(self) -> int:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
-from typing import Annotated, Any, TextIO, Union, cast
+from typing import Annotated, Any, Union
 
 import tyro
 
 import pointup
 from pointup.errors import PointupError
-from pointup.terminal import OutputWithoutReader, open_closed_streams
+from pointup.terminal import open_closed_streams, status_with_output
 
 COMMANDS = {
     "train": "pointup.cli.train:Train",
@@ -40,7 +40,6 @@ TYRO_CONFIG = (
     tyro.conf.FlagCreatePairsOff,
 )
 INTERRUPTED = 130
-PIPE_CLOSED = 141
 
 
 def parse(args: Sequence[str]) -> Any:
@@ -72,18 +71,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if args is None else args)
     open_closed_streams()
-    output = OutputWithoutReader(sys.stdout)
-    with redirect_stdout(cast(TextIO, output)):
-        try:
-            status = _status(args)
-        except SystemExit:
-            output.flush()
-            if output.is_closed:
-                return PIPE_CLOSED
-            raise
-        # Flushed here, because a closed pipe cannot be handled at exit.
-        output.flush()
-    return PIPE_CLOSED if output.is_closed and status == 0 else status
+    return status_with_output(partial(_status, args))
 
 
 def _status(args: list[str]) -> int:

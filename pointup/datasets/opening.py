@@ -103,7 +103,9 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         if saved:
             loaded = datasets.load_from_disk(str(path))
         else:
-            loaded = datasets.load_dataset(str(path_or_hub_id))
+            # A resolved path has a last part, which `datasets` needs, other than "." and "..".
+            place = path.resolve() if path.exists() else path_or_hub_id
+            loaded = datasets.load_dataset(str(place))
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
         # Reading through offsets beyond the end of a damaged file would crash the process. The
         # check reads the offsets of the clouds, not the points.
@@ -111,9 +113,18 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
             split.data.validate(full=True)
     # `datasets` calls many readers, which raise errors of many classes.
     except Exception as error:
+        if path.is_dir() and not (saved or _has_tables(path)):
+            raise DataError(
+                f"{path}: can't be opened: it holds no dataset of `pointup prepare`, and no Arrow "
+                "or Parquet files"
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         place = "can't be opened" if path.exists() else "no such directory, and as a Hub id"
         raise DataError(
             f"{path_or_hub_id}: {place}: {reason}; make a dataset with `pointup prepare`"
         ) from error
     return splits
+
+
+def _has_tables(directory: Path) -> bool:
+    return any(path.suffix in (".arrow", ".parquet") for path in directory.rglob("*"))

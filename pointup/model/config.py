@@ -38,7 +38,7 @@ LARGEST = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Options of the model. Raises ValueError for a value of the wrong type or out of range."""
+    """Options of the model."""
 
     feature_dim: int = 48
     """Channels of the feature vector of each point."""
@@ -62,7 +62,7 @@ class ModelConfig:
     column_neighbors: int = 24
     """Points of its column that each point attends to in these layers, itself among them."""
     column_stride: int = 4
-    """They are every so manyth of the horizontally nearest points."""
+    """Of the horizontally nearest points every `column_stride`-th is used."""
     extrapolation: bool = False
     """Every second candidate starts beyond its parent, opposite to a neighbour, instead of half way
     to the neighbour. Such candidates reach into holes and below crowns."""
@@ -127,6 +127,7 @@ class ModelConfig:
         return self.column_stride * (self.column_neighbors - 1) + 1 if self.column_layers else 0
 
     def __post_init__(self) -> None:
+        """Raise ValueError for a value of the wrong type or out of range."""
         for option in fields(self):
             _check_type(option.name, str(option.type), getattr(self, option.name))
         for name, largest in LARGEST.items():

@@ -91,6 +91,10 @@ class StoredModel(PyTorchModelHubMixin):
             name = str(WEIGHTS / name)
         kwargs.pop("strict", None)  # Always strict.
         stored = read_config(name, **{k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs})
+        if "format" not in stored and (Path(name) / "model" / "config.json").is_file():
+            raise ModelError(
+                f"{name}: is the directory of a run; its model is {Path(name) / 'model'}"
+            )
         if stored.get("format") not in READABLE:
             raise ModelError(
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "

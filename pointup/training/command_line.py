@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import tyro
 import yaml
 
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, PointupError
 from pointup.training.config import (
     NOT_OPTIONS,
     TrainConfig,
@@ -20,7 +23,7 @@ from pointup.training.config import (
 )
 from pointup.training.renamed_options import RENAMED_OPTIONS, with_current_options
 
-LENGTHS = ("--steps", "--epochs", "--hours")
+LENGTHS = frozenset({"--steps", "--epochs", "--hours"})
 OPTIONS_FILE = """
 
 --config FILE reads options from a YAML or JSON file, such as the config.json of a run or a preset
@@ -33,33 +36,26 @@ def parse_command_line(
     """The options of a run: flags override `--config FILE`, which overrides the defaults.
 
     `prog` is the name of the program in the usage. Exits with status 0 after `--help` and 2 for
-    wrong usage. Raises ConfigError for a file that can't be read or that has an unknown option, and
-    for a flag that was renamed.
+    wrong usage. Raises ConfigError for a file that can't be read or that has an unknown option or a
+    value of a wrong kind, and for a flag that was renamed.
     """
     flags, file = without_config(sys.argv[1:] if args is None else args)
     names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
     for name in sorted(names & RENAMED_OPTIONS.keys()):
         raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
-    from_file = flags_of_file(file, leave_out_lengths=bool(names & set(LENGTHS))) if file else []
-    # The last value of a repeated flag wins, except for `--data`, which collects its values.
-    if "--data" in names:
-        from_file = without_data(from_file)
+    options = flags_of_file(file) if file else {}
+    # The last value of a repeated flag wins, except for `--data`, which collects its values, and
+    # for the lengths, of which a run takes only one.
+    overridden = {"--data"} & names | (LENGTHS if LENGTHS & names else set())
+    from_file = [
+        flag for name, flags in options.items() if name not in overridden for flag in flags
+    ]
     return tyro.cli(
         TrainConfig,
         prog=prog,
         description=description + OPTIONS_FILE,
         args=from_file + flags,
     )
-
-
-def without_data(flags: list[str]) -> list[str]:
-    """Flags of a file without `--data NAME`."""
-    is_data = [flag == "--data" for flag in flags]
-    return [
-        flag
-        for flag, is_name, follows in zip(flags, is_data, [False, *is_data], strict=False)
-        if not (is_name or follows)
-    ]
 
 
 def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -79,11 +75,8 @@ def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
     return rest, file
 
 
-def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
-    """The options in a YAML or JSON file, such as the config.json of a run, as flags.
-
-    `leave_out_lengths` drops steps, epochs and hours, because a run takes only one of them.
-    """
+def flags_of_file(path: Path) -> dict[str, list[str]]:
+    """The options in a YAML or JSON file, such as the config.json of a run, as flags by name."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -96,7 +89,7 @@ def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
             f"--config {path}: holds no options; write one per line, such as `steps: 2000`"
         )
     known = flattened(as_dict(TrainConfig()))
-    flags: list[str] = []
+    flags: dict[str, list[str]] = {}
     for key, value in flattened(with_current_options(values)).items():
         name = key.replace("-", "_")
         if name in NOT_OPTIONS:
@@ -105,9 +98,25 @@ def flags_of_file(path: Path, leave_out_lengths: bool = False) -> list[str]:
             raise ConfigError(
                 f"--config {path}: {key} is no option of train.py; see `train.py --help`"
             )
-        if not (leave_out_lengths and option(name) in LENGTHS):
-            flags += flag_of(option(name), value)
+        flags[option(name)] = flag_of(option(name), value)
+    if not are_parsed(chain.from_iterable(flags.values())):
+        wrong = next((words for words in flags.values() if not are_parsed(words)), [])
+        raise ConfigError(
+            f"--config {path}: `{' '.join(wrong)}` is no valid option; see `train.py --help`"
+        )
     return flags
+
+
+def are_parsed(flags: Iterable[str]) -> bool:
+    """Whether all values are of the kind that their option takes; ranges are not checked."""
+    try:
+        with redirect_stderr(StringIO()):  # For what `console_outputs` leaves.
+            tyro.cli(TrainConfig, args=list(flags), console_outputs=False)
+    except SystemExit:
+        return False
+    except (PointupError, ValueError):
+        pass  # Out of range, perhaps only without the flags of the command line.
+    return True
 
 
 def flag_of(name: str, value: Any) -> list[str]:

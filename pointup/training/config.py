@@ -83,9 +83,9 @@ class TrainConfig:
     """Rotate, mirror, scale and jitter the training pairs."""
     noise: float = 0.0
     """Largest standard deviation of Gaussian noise on the sources of training pairs, in spacings of
-    the source. For each pair it is drawn anew from 0.01 to this number. Needs `augment`."""
+    the source. For each pair it is drawn anew from 0.01 to this number. Not with --no-augment."""
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW, at `reference_clouds` clouds per step."""
+    """Peak learning rate of AdamW; with `lr_scaling`, at `reference_clouds` clouds per step."""
     lr_scaling: LrScaling = "none"
     """How the learning rate scales with the number of clouds per step."""
     reference_clouds: float = 16.0
@@ -251,5 +251,5 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= flattened(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = value
+            flat[f"{prefix}{name}"] = value  # YAML has keys that are no strings, such as `yes`.
     return flat

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
 """The entry of pointup.json that lists the sparse files, for each `pointup prepare` command."""
 
+MAX_RATIO = 16.0
+"""The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
+
 
 def training_command(data: Path) -> str:
     """The command that trains on a dataset of `pointup prepare`, on this machine's hardware."""
@@ -48,7 +51,7 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     surveys = _surveys_of(Path(names[0])) if len(names) == 1 else []
     upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
     commands = [[*upsampling, "--model", str(model)]] if surveys else []
-    commands += [["pointup", "evaluate", "pairs", name, "--model", str(model)] for name in names]
+    commands += [_evaluation(name, model, config.ratio, config.max_ratio) for name in names]
     return [shlex.join(command) for command in commands]
 
 
@@ -56,11 +59,20 @@ def command_after_upsampling(model: str | Path) -> str | None:
     """The command that evaluates a run's model on its held-out pairs; None for other models."""
     path = Path(model).parent / "config.json"
     try:
-        data = with_current_options(json.loads(path.read_text()))["data"]
-        name = data_sources(data)[0].name
+        options = with_current_options(json.loads(path.read_text()))
+        name = data_sources(options["data"])[0].name
+        ratios = options.get("ratio"), options.get("max_ratio", MAX_RATIO)
+        return shlex.join(_evaluation(name, model, *ratios))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
-    return shlex.join(["pointup", "evaluate", "pairs", name, "--model", str(model)])
+
+
+def _evaluation(name: str, model: str | Path, ratio: float | None, max_ratio: float) -> list[str]:
+    """The words of the command that evaluates a model on pairs at the ratio of its training."""
+    words = ["pointup", "evaluate", "pairs", name, "--model", str(model)]
+    if ratio is not None:
+        words += ["--ratio", f"{ratio:g}"]
+    return words if max_ratio == MAX_RATIO else [*words, "--max-ratio", f"{max_ratio:g}"]
 
 
 def _launch_options() -> list[str]:

@@ -48,9 +48,10 @@ def weight_at(weight: Weight, share_done: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Options of the loss. Every term is in units of the target's spacing, which is estimated from
-    the source, so that clouds of any scale have the same weight. A weight with two numbers changes
-    linearly from the first, at the start of the run, to the second at its end."""
+    """Options of the loss. Distances are in units of the target's spacing, which is estimated from
+    the source, so that clouds of any scale have the same weight; `error` and `density` weight log
+    likelihoods. A weight with two numbers changes linearly from the first, at the start of the run,
+    to the second at its end."""
 
     chamfer: Literal["unsquared", "squared", "density-aware"] = "unsquared"
     """Chamfer distance between output and target; density-aware is for two separate surveys."""
@@ -58,7 +59,7 @@ class LossConfig:
     """Unit of the Chamfer distance, unsquared or squared, and of the predicted errors: the spacing
     of the target at each place, so that a sparse corner of a survey doesn't dominate its dense
     rest, or its mean over the cloud, so that a centimetre counts the same everywhere. All other
-    terms are in units of the mean."""
+    distances are in units of the mean."""
     density_alpha: float = 1.0
     """Steepness of the density-aware distance, per spacing of the target."""
     trim: float = 0.0

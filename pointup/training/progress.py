@@ -43,6 +43,8 @@ class Progress:
     """Clouds of the run so far, of each dataset."""
     out_of_memory: int = 0
     """Out-of-memory errors since the token budget last changed."""
+    unlogged_out_of_memory: int = 0
+    """Out-of-memory errors since the last line of a training step in metrics.jsonl."""
     budget_at_start: int | None = None
     """The token budget at the last start of the run, if it has been lowered since."""
     lowered_budget: int | None = None
@@ -103,6 +105,7 @@ class Progress:
         self.step += 1
         self.elapsed_seconds = totals.elapsed_seconds
         self.out_of_memory += totals.out_of_memory
+        self.unlogged_out_of_memory += totals.out_of_memory
         self.unreadable += totals.num_unreadable
         counts = zip_longest(self.seen, totals.clouds_by_dataset, fillvalue=0)
         self.seen = [before + now for before, now in counts]
@@ -133,6 +136,22 @@ class Progress:
         """Whether a run that is continued here has ended: patience and target may have changed."""
         return self.share_done(config, sampler) >= 1.0 or self._is_good_enough(
             config.patience, config.target_chamfer
+        )
+
+    def end_of_run(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> str:
+        """The step at which a finished run ended, and the option that ended it before its length,
+        as a sentence."""
+        where = f"The run is complete at step {self.step:,}"
+        if self.share_done(config, sampler) >= 1.0:
+            return f"{where}."
+        if config.target_chamfer is not None and self.best <= config.target_chamfer:
+            reached = f"its score {self.best:.4g} reaches --target-chamfer"
+            return f"{where}: {reached} {config.target_chamfer:g}."
+        number = self.evaluations_since_best
+        plural = "s" if number != 1 else ""
+        return (
+            f"{where}: {number} evaluation{plural} without a better score (--patience "
+            f"{config.patience})."
         )
 
     def _is_good_enough(self, patience: int | None, target: float | None) -> bool:

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.data_sources import data_sources
 from pointup.training.renamed_options import with_current_options
 from pointup.training.run_directory.checkpoint import has_checkpoints
 
@@ -50,15 +51,21 @@ def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
     is_run = has_checkpoints(config.output_dir / "checkpoints")
     try:
         saved = read_config(path)
-        if saved is not None:
-            check_same_run(saved, now, path)
-        elif is_run:
-            logger.warning("%s is missing: the options of the run are not compared", path)
     except ConfigError as error:
         if is_run or path.is_dir():
             raise
         saved = None
-        logger.warning("%s; it is replaced, because the run has no checkpoint", error)
+        logger.warning("%s; it is replaced", str(error).partition("; ")[0])
+    if saved is None and is_run:
+        logger.warning("%s is missing: the options of the run are not compared", path)
+    elif saved is not None and is_run:
+        check_same_run(saved, now, path)
+    elif saved is not None and (difference := first_difference(saved, now, path)):
+        name, was, _ = difference
+        logger.warning(
+            "%s of a start without a checkpoint (%s was %s) is replaced", path, name, was
+        )
+        saved = None
     if saved is not None and config.token_budget == "auto" and "found_token_budget" in saved:
         now["found_token_budget"] = saved["found_token_budget"]
     accelerator.wait_for_everyone()
@@ -106,7 +113,19 @@ def write_config(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError, naming the first difference, if a run would continue with other options.
+    """Raise ConfigError, naming the first difference, if a run would go on with other options."""
+    if difference := first_difference(saved, now, path):
+        name, was, value = difference
+        raise ConfigError(
+            f"{path}: the run there has {name} {was}, not {value}; "
+            "give the same value to continue it, or another --output-dir"
+        )
+
+
+def first_difference(
+    saved: Mapping[str, Any], now: Mapping[str, Any], path: Path
+) -> tuple[str, str, Any] | None:
+    """The first option that a continued run would change: name, value as text, new value.
 
     A run of another version of pointup may lack an option: then the default is compared. It may
     have an unknown option: then the log warns.
@@ -121,13 +140,23 @@ def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path)
                 logger.warning("%s: %s is no option of this version, and is ignored", path, name)
             continue
         was = before.get(name, defaults.get(name, after[name]))
-        if was == after[name]:
+        if was == after[name] or (name == "data" and same_data(was, after[name])):
             continue
         if name in MAY_CHANGE_WITH_WARNING:
             logger.warning("%s changed from %s to %s", name, was, after[name])
         else:
-            default = "" if name in before else " by default"
-            raise ConfigError(
-                f"{path}: the run there has {name} {was}{default}, not {after[name]}; "
-                "give the same value to continue it, or another --output-dir"
-            )
+            return name, f"{was}{'' if name in before else ' by default'}", after[name]
+    return None
+
+
+def same_data(data: Any, other: Any) -> bool:
+    """Whether two values of `--data` name the same datasets, in the same order and with the same
+    weights, such as pairs and ./pairs/."""
+    try:
+        first, second = (
+            [(Path(source.name).resolve(), source.weight) for source in data_sources(names)]
+            for names in (data, other)
+        )
+    except (ConfigError, TypeError, AttributeError):  # A config.json can hold anything.
+        return False
+    return first == second

@@ -14,6 +14,7 @@ import pytest
 import pointup
 from pointup.cli import main as cli
 from pointup.errors import DataError
+from pointup.terminal import PIPE_CLOSED
 from pointup.training.config import TrainConfig, as_dict
 
 
@@ -152,7 +153,7 @@ def test_without_a_reader_of_stdout_a_command_still_writes_its_files(
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
     places = {"DATA": str(pair_directory), "RUN": str(tmp_path / "run")}
     with without_reader():
-        assert cli.main([places.get(word, word) for word in words.split()]) == cli.PIPE_CLOSED
+        assert cli.main([places.get(word, word) for word in words.split()]) == PIPE_CLOSED
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == sorted(files)
 
 

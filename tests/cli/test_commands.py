@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ import torch
 import tyro
 from conftest import ROOT
 
+from pointup.cli.evaluate.pairs import Pairs
 from pointup.training import next_commands as commands
-from pointup.training.config import TrainConfig
+from pointup.training.config import TrainConfig, as_dict
 from pointup.training.next_commands import (
     command_after_upsampling,
     commands_after_training,
@@ -111,6 +113,19 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
         "pointup evaluate pairs pairs --model runs/a/model",
     ]
     assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
+
+
+def test_a_model_is_evaluated_at_the_ratio_of_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert Pairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
+    assert Pairs.ratio is TrainConfig.ratio is None
+    monkeypatch.chdir(tmp_path)
+    config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), ratio=2.5, max_ratio=8.0)
+    (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
+    command = "pointup evaluate pairs pairs --model a/model --ratio 2.5 --max-ratio 8"
+    assert commands_after_training(config) == [command]
+    assert command_after_upsampling("a/model") == command
 
 
 def test_a_command_with_unknown_paths_is_not_printed(tmp_path: Path) -> None:

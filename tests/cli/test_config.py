@@ -39,7 +39,13 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(
 def test_pointup_train_is_train_py(capsys: pytest.CaptureFixture[str]) -> None:
     assert shipped_file("train.py") == ROOT / "train.py"
     assert cli.main(["train", "--model.quota-trust", "0.3"]) == 1
-    assert "train.py: error: --model.quota-trust is now" in capsys.readouterr().err
+    assert "pointup train: error: --model.quota-trust is now" in capsys.readouterr().err
+
+
+def test_the_usage_shows_that_a_name_is_optional(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["config", "--help"])
+    assert capsys.readouterr().out.startswith("usage: pointup config [-h] [NAME]\n")
 
 
 @pytest.mark.parametrize("prog", ["train.py", "pointup train"])

@@ -11,9 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from accelerate import Accelerator
 from processes import Run, free_port
 
 from pointup.cli.doctor import launch as doctor_launch
+from pointup.cli.doctor import process_group
 from pointup.cli.doctor.finding import Finding, warn
 
 
@@ -110,3 +112,34 @@ def test_a_missing_process_is_reported_in_bounded_time() -> None:
 def test_findings_travel_between_processes_as_plain_values() -> None:
     finding = warn("disk", "little", "free some")
     assert Finding(**json.loads(json.dumps(asdict(finding)))) == finding
+
+
+def test_a_failed_launch_is_explained_by_its_processes_and_not_by_its_launcher() -> None:
+    launcher = (
+        "Traceback (most recent call last):\n"
+        "    raise ChildFailedError(\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        "  exitcode  : {} (pid: 7)\n"
+    )
+    aborted = launcher.format("-6") + "  traceback : Signal 6 (SIGABRT) received by PID 7\n"
+    python = "Traceback ...:\n    raise ValueError(x)\n{}ValueError: no network\n"
+    for output, reason in (
+        (python.format("") + launcher.format(1), "ValueError: no network"),
+        (python.format("[rank1]: ") + launcher.format(1), "ValueError: no network"),
+        ("terminate called\n  what():  socket closed\n" + aborted, "socket closed"),
+        (aborted, "Signal 6 (SIGABRT)"),
+        (launcher.format(5), "exitcode  : 5"),
+        ("", "no error line"),
+    ):
+        assert doctor_launch.reason_of_launch(output) == reason
+
+
+def test_a_launched_process_leaves_its_group_before_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator
+) -> None:
+    left = []
+    monkeypatch.setattr(process_group, "join", lambda: accelerator)
+    monkeypatch.setattr(process_group, "joint_findings", lambda *_: [warn("disk", "a", "b")])
+    monkeypatch.setattr(accelerator, "end_training", lambda: left.append(True))
+    assert process_group.main(tmp_path / "answer") == 0
+    assert left and json.loads((tmp_path / "answer").read_text())[0]["subject"] == "disk"

@@ -60,6 +60,7 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     assert "learning-rate 0.001" in card.text and "--model me/wavy" in card.text
     # Nothing of the machine where the run was made.
     assert str(tmp_path) not in card.content and str(data.parent) not in card.content
+    assert "of the Chamfer distance of the midpoint baseline](validation.png)" in card.text
     assert "](validation.png)" in card.text and imread(folder / "validation.png").ndim == 3
 
 

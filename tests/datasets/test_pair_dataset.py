@@ -14,6 +14,7 @@ import pytest
 from datasets import Array2D, Dataset, Features, LargeList, List, Value
 
 from pointup.datasets.columns import standardize
+from pointup.datasets.opening import load_splits
 from pointup.datasets.pair_dataset import (
     Pair,
     PairDataset,
@@ -106,6 +107,19 @@ def test_a_path_without_a_dataset_raises_a_one_line_error(tmp_path):
             open_pairs(path, split)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
+
+
+def test_a_folder_is_opened_by_the_name_of_the_working_directory(tmp_path, monkeypatch):
+    parquet = datasets.Dataset.from_dict({"source": [[[0.0, 0.0, 0.0]]], "target": [[[0.0, 0, 1]]]})
+    parquet.to_parquet(str(tmp_path / "full" / "train.parquet"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.bin").write_text("x")
+    monkeypatch.chdir(tmp_path / "full")
+    assert len(load_splits(".")["train"]) == 1
+    monkeypatch.chdir(tmp_path / "run")
+    message = "can't be opened: it holds no dataset of `pointup prepare`, and no Arrow or Parquet"
+    with pytest.raises(DataError, match=message):
+        load_splits(".")
 
 
 def test_without_a_validation_split_the_same_tenth_is_held_out_with_a_warning(tmp_path, caplog):

@@ -151,3 +151,13 @@ def test_a_cached_model_is_loaded_offline(tmp_path: Path, model_directory: Path)
     (folder / "snapshots" / ("0" * 40) / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="owner/name: the weights can't be loaded"):
         Upsampler.from_pretrained("owner/name", **where)
+
+
+def test_a_run_directory_is_refused_with_the_place_of_its_model(
+    tmp_path: Path, model_directory: Path
+) -> None:
+    shutil.copytree(model_directory, tmp_path / "model")
+    (tmp_path / "config.json").write_text('{"data": [], "model": {"k": 6}}')
+    message = rf"{tmp_path}: is the directory of a run; its model is {tmp_path}/model"
+    with pytest.raises(ModelError, match=message):
+        Upsampler.from_pretrained(tmp_path)

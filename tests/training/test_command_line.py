@@ -95,6 +95,11 @@ def test_former_names_are_read_from_files_and_refused_as_flags_with_the_new_name
         ("stpes: 50\n", "stpes is no option"),
         ("model: {layers: 3}\n", "model.layers is no option"),
         ("- steps\n", "holds no options"),
+        ("1: 2\n", "1 is no option"),
+        ("yes: true\n", "True is no option"),
+        ("model: {1: 2}\n", "model.1 is no option"),
+        ("steps: [5, 6]\n", "`--steps 5 6` is no valid option"),
+        ("seed: 1\nmodel: {k: many}\n", "`--model.k many` is no valid option"),
         ("steps: [\n", "can't be read as YAML"),
     ],
 )
@@ -131,3 +136,16 @@ def test_a_run_started_with_former_names_is_continued(tmp_path: Path) -> None:
     read = read_config(written(tmp_path / "config.json", json.dumps(saved)))
     assert read is not None
     check_same_run(read, now, tmp_path / "config.json")
+
+
+def test_a_value_of_a_file_out_of_range_can_be_replaced_by_a_flag(tmp_path: Path) -> None:
+    file = written(tmp_path / "run.yaml", "noise: 0.5\naugment: false\n")
+    assert parse("--config", file, "--augment").noise == 0.5
+    with pytest.raises(ConfigError, match="--noise needs --augment"):
+        parse("--config", file)
+
+
+def test_the_help_tells_users_nothing_about_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--help")
+    assert "Raises" not in capsys.readouterr().out

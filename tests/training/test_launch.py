@@ -99,6 +99,16 @@ def test_an_environment_that_enables_compilation_is_refused(
     assert make_accelerator(tmp_path).num_processes == 1
 
 
+@pytest.mark.usefixtures("new_state")
+def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(ConfigError, match="fp16 needs a GPU; use bf16 or no"):
+        make_accelerator(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_configuration_that_enables_compilation_is_refused(tmp_path: Path) -> None:
     config = (CONFIGS / "cpu.yaml").read_text()

@@ -89,6 +89,18 @@ def test_progress_is_an_occasional_line_without_a_terminal(
     assert said[1] == "step 61/240, loss 0.25, lr 0.001, 2,000 tokens/s, 01:29 left"
 
 
+def test_progress_beyond_the_expected_length_shows_the_length_that_follows_from_its_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RankLog(tmp_path):
+        bar = ProgressBar(seconds_between_lines=0)
+        bar.move(3, 4, 0.3, 0.25, 1e-3, 1000)
+        bar.move(5, 4, 0.5, 0.25, 1e-3, 1000)
+        bar.close()
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in said[:2]] == ["step 3/4", "step 5/10"]
+
+
 def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

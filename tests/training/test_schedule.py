@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
+from pointup.training.faults.token_budget import describe_budget
 from pointup.training.progress import Progress, RunSchedule, length_in_steps
 from pointup.training.run_plan import length_of_run
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
@@ -138,3 +139,27 @@ def test_a_run_on_the_default_data_is_evaluated_at_half_and_end_another_at_each_
         assert schedule.eval_every == schedule.save_every == interval
     own = RunSchedule.of(TrainConfig(eval_every=7, save_every=9), sampler)
     assert (own.eval_every, own.save_every) == (7, 9)
+
+
+def test_the_end_of_a_run_names_the_option_that_ended_it() -> None:
+    sampler = TokenBudgetBatchSampler([10] * 40, 40)
+    progress = Progress(step=1200, best=0.8, evaluations_since_best=2)
+    for options, end in (
+        ({"steps": 1200, "patience": 2}, "."),
+        ({"steps": 2000, "target_chamfer": 0.8}, ": its score 0.8 reaches --target-chamfer 0.8."),
+        (
+            {"steps": 2000, "patience": 2, "target_chamfer": 0.7},
+            ": 2 evaluations without a better score (--patience 2).",
+        ),
+    ):
+        message = progress.end_of_run(TrainConfig(**options), sampler)
+        assert message == f"The run is complete at step 1,200{end}"
+
+
+def test_the_plan_at_the_end_of_an_epoch_claims_no_use_of_a_budget_that_no_sample_is_left_for() -> (
+    None
+):
+    config = TrainConfig(data=("pairs",), token_budget=40)
+    data: Any = None  # Only for a budget that was raised.
+    assert describe_budget(config, data, 40, 0.0) == "40"
+    assert describe_budget(config, data, 40, 0.5) == "40, 50.0% used"

@@ -169,6 +169,8 @@ def test_a_finished_run_is_not_trained_further(
     assert [line["step"] for line in before] == [1, 2, 2], "stopped by a signal from outside"
     training.train(config, accelerator)
     assert metrics_of(tmp_path / "run") == before
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert log.count("The run is complete at step 2.") == 2
 
 
 def test_a_run_that_patience_ended_goes_on_with_more_patience(

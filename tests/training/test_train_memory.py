@@ -62,6 +62,26 @@ def test_after_several_times_out_of_memory_the_budget_is_lowered_and_each_cloud_
     assert [line["num_tokens"] <= 2400 for line in steps][-1]
 
 
+def test_out_of_memory_between_the_lines_of_the_metrics_is_counted_in_the_next_one(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(budget, "EVENTS_BEFORE_LOWERING", 1000)
+    device = Device(monkeypatch, most=7)
+    changes = {"token_budget": 3000, "log_every": 2, "save_every": 1, "eval_every": 9}
+    config = options(pair_directory, tmp_path / "run", steps=4, **changes)
+    failures = []
+    for stop_after in (1, 2, 3, 4):
+        training.train(config, accelerator, stop_after=stop_after)
+        failures.append(device.failures)
+    lines = [line for line in metrics_of(tmp_path / "run") if "loss" in line]
+    assert [line["step"] for line in lines] == [2, 4] and failures[0] > 0
+    counts = [line["out_of_memory"] for line in lines]
+    assert counts == [failures[1], failures[3] - failures[1]]
+
+
 def saved_state(run: Path) -> dict[str, Any]:
     latest = (run / "checkpoints" / "LATEST").read_text()
     state: dict[str, Any] = json.loads((run / "checkpoints" / latest / "state.json").read_text())

@@ -34,7 +34,8 @@ def split_findings(
     samples = open_samples(name, split)
     bad = samples.bad_samples(min_points)
     tokens = samples.array("num_source").astype(np.int64) + samples.array("num_target")
-    text = f"{len(samples):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
+    pairs = f"{len(samples):,} pair{'s' * (len(samples) != 1)}"
+    text = f"{pairs}, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
     reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
     if len(bad) == len(samples):
         yield fail(subject, f"none of {text} can be used: {reasons}", inspect)

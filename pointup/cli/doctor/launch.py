@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,14 @@ LAUNCH_PREFIXES = (
     "GROUP_",
 )
 """Prefixes of environment variables of a launch, removed from the environment of a new one."""
+REASONS = (
+    r"^(?:\[rank\d+\]: *)?((?!\S*ChildFailedError)[\w.]*(?:Error|Exception)\b.*)",
+    r"^ *what\(\): *(.+)",
+    r"(Signal \d+ \(\w+\))",
+    r"(exitcode *: *-?\d+)",
+)
+"""Lines of a failed launch, by what they tell: an exception of a process (the last line of its
+traceback; the launcher's own one says nothing), of C++, a signal, a status."""
 CONFIG = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU
@@ -103,13 +112,21 @@ def launch(
             finally:
                 end(process)
         if process.returncode or not answer.is_file():
-            errors = [line for line in output.read_text().splitlines() if "Error" in line]
-            text = f"{num_processes} processes {where} failed: {(errors or ['no error line'])[0]}"
+            reason = reason_of_launch(output.read_text(errors="replace"))
+            text = f"{num_processes} processes {where} failed: {reason}"
             return [fail("launch", text, "run `accelerate test`")]
         findings = [Finding(**finding) for finding in json.loads(answer.read_text())]
         took = in_time(time.monotonic() - began)
         text = f"{num_processes} processes {where}, started and ended in {took}"
         return [ok("launch", text), *findings]
+
+
+def reason_of_launch(output: str) -> str:
+    """Why a launch failed, by its output: the exception of a process, its signal or its status."""
+    for pattern in REASONS:
+        if found := re.search(pattern, output, re.MULTILINE):
+            return found[1]
+    return "no error line"
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -206,6 +206,9 @@ def main(answer: Path) -> int:
         findings = joint_findings(accelerator, [])
     if os.environ.get("RANK", "0") == "0":
         answer.write_text(json.dumps([asdict(finding) for finding in findings]))
+    if isinstance(accelerator, Accelerator):
+        # Torch can abort a process that ends while it is in a group.
+        accelerator.end_training()
     return 0
 
 

@@ -49,7 +49,7 @@ class CardPicture:
 def picture_of_run(run: RunRecord, max_pairs: int) -> CardPicture | None:
     """The median one of some validation pairs; None, saying why, where none can be shown."""
     try:
-        pictures = samples_of_runs([run], max_pairs).pictures
+        pictures = samples_of_runs([run], max_pairs, names_run=False).pictures
     except PointupError as error:
         print(f"no picture: {error}")
         return None

@@ -46,9 +46,10 @@ class Samples:
 
 
 @torch.no_grad()
-def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
+def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool = True) -> Samples:
     """Measure validation pairs with the model of the first run, and upsample three with all.
 
+    `names_run` adds the name of the first run, whose figures they are, to the names of pictures.
     Raises DataError if the dataset of the first run is gone, ModelError without a model.
     """
     first = runs[0]
@@ -76,7 +77,8 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int) -> Samples:
         index = int(places[i])
         batch = collate([pairs[(0, index)]]).to(device)
         title = f"{place}: {pairs.names[index]}"
-        note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline, {first.name}"
+        note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline"
+        note += f", {first.name}" if names_run else ""
         vertical = usable.is_vertical(index)
         clouds = clouds_of_sample(batch, training_ratio(batch, ratio, max_ratio), models)
         target = clouds.pop("target")

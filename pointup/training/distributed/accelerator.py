@@ -49,7 +49,7 @@ def make_accelerator(
 
     Raises ConfigError if fewer processes were started than requested, if there are more processes
     than devices, for parallelism other than plain data parallelism, for accumulation steps set in
-    the launcher, for a dynamo backend, and for an unknown tracker.
+    the launcher, for fp16 on a CPU, for a dynamo backend, and for an unknown tracker.
     """
     check_number_of_processes()
     unknown = [name for name in log_with if name not in LoggerType.list()]
@@ -68,6 +68,9 @@ def make_accelerator(
             project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
             kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
+    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        # Accelerate would train in fp32.
+        raise ConfigError("mixed precision fp16 needs a GPU; use bf16 or no")
     if accelerator.distributed_type not in DATA_PARALLEL:
         raise ConfigError(
             f"distributed_type {accelerator.distributed_type.value} is not supported: pointup "

@@ -145,7 +145,8 @@ def _fits_everywhere(
 
 def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
     """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
-    text = f"{token_budget:,}, {fill:.1%} used"
+    # 0 at the end of an epoch that had another budget: none of its samples is left to be planned.
+    text = f"{token_budget:,}" + (f", {fill:.1%} used" if fill else "")
     default = default_token_budget(config)
     if config.token_budget is None and token_budget > default:
         parts = (data.train, data.validation)

@@ -116,7 +116,7 @@ class Monitor:
         any process. `totals.data_seconds` is the time of each stage of making the main process's
         batches, in its data workers if it has any. `fill` is the used share of the token budget.
         `progress` counts the samples of the run so far that were left out of their steps, and those
-        of each dataset.
+        of each dataset, and the out-of-memory errors since the last line.
         """
         if self.metrics is None:
             return
@@ -136,7 +136,7 @@ class Monitor:
             **stages,
             "idle_fraction": totals.idle_fraction,
             "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
-            "out_of_memory": totals.out_of_memory,
+            "out_of_memory": progress.unlogged_out_of_memory,
             "unreadable_clouds": progress.unreadable,
         }
         record: dict[str, Any] = {"step": step, **values, "limited_by": totals.limited_by}

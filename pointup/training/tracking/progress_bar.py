@@ -44,6 +44,9 @@ class ProgressBar:
         num_tokens: int,
     ) -> None:
         now = time.monotonic()
+        if total_steps and step > total_steps and share_done > 0:
+            # A number of epochs was given, and their past part had more steps, of a smaller budget.
+            total_steps = round(step / share_done)
         where = f"step {step:,}" + (f"/{total_steps:,}" if total_steps else "")
         state = [where, f"loss {loss:.4g}"]
         if math.isfinite(learning_rate):

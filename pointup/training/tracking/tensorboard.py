@@ -38,7 +38,7 @@ TAGS = {
     "data_wait_seconds": "4 speed/seconds of waiting for data",
     "idle_fraction": "4 speed/idle fraction",
     "peak_memory_gib": "5 memory/peak in GiB",
-    "out_of_memory": "5 memory/steps out of memory",
+    "out_of_memory": "5 memory/out-of-memory errors",
     "seen_clouds": "3 training/clouds so far",
     "unreadable_clouds": "3 training/unreadable clouds",
 }
