@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,24 @@ def test_a_density_beyond_the_largest_ratio_is_noted(
         result = command(tmp_path / "in.npy", *options)
         assert result.status == 0
         assert (f"density {density} was not reached: one point" in result.out) == is_noted
+
+
+@pytest.mark.parametrize("has_outlier", [False, True])
+def test_the_share_of_the_area_that_misses_a_density_is_noted(
+    has_outlier: bool, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    # Half of the area has 1 point in a square unit, which becomes 16; the rest has 6.
+    rng = np.random.default_rng(0)
+    sparse, dense = rng.random((800, 2)) * (20, 40), rng.random((4800, 2)) * (20, 40) + (20, 0)
+    points = np.pad(np.concatenate([sparse, dense]), ((0, 0), (0, 1)))
+    if has_outlier:
+        points = np.append(points, [[1000.0, 0.0, 0.0]], axis=0)
+    write_points(tmp_path / "in.npy", PointCloud(points))
+    words = tmp_path / "in.npy", "-o", tmp_path / "out.npy"
+    result = command(*words, "--density", "40", "--only-new")
+    found = re.search(r"was not reached: .* at most 16, too few on (\d+)% of the area", result.out)
+    assert found and abs(int(found[1]) - 50) <= 5
+    assert "not reached" not in command(*words, "--density", "6", "--only-new").out
 
 
 @pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])
