@@ -40,9 +40,9 @@ class Upsample:
 
     inputs: Inputs
     """Files to upsample, or folders that are searched for files at any depth."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """Output file, with its format by the extension. For several files or a folder, an output
-    folder, which is created; subfolders are kept."""
+    folder, which is created; subfolders are kept. A name that ends in / is one of a folder."""
     model: Annotated[
         str | None,
         tyro.conf.arg(
@@ -144,6 +144,7 @@ class Upsample:
         from pointup.cli.upsample.finished import FinishedFiles
         from pointup.cli.upsample.grouping import group_files
         from pointup.cli.upsample.plan import plan_jobs
+        from pointup.cli.upsample.rounding import before_rounding
         from pointup.cli.upsample.totals import Totals
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
@@ -155,20 +156,21 @@ class Upsample:
         options, shard = self._options(), parse_shard(self.shard)
         classes, inputs = self._classes_and_inputs()
         point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
-        jobs, complaints = plan_jobs(inputs, self.output, self.model, self.denoise)
+        output, is_folder = Path(self.output), self.output.endswith(("/", os.sep))
+        jobs, complaints = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         if self.view:
             check_viewer_path(self.view)
             if self.bounds:
                 raise ConfigError("--view shows whole files; leave out --bounds or --view")
-        workers = LaunchedWorkerGroup(self.output.parent)
+        workers = LaunchedWorkerGroup(output.parent)
         self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard)
         complaints += of_files
-        finished = FinishedFiles(self.output, self._identity(options)) if len(jobs) > 1 else None
+        finished = FinishedFiles(output, self._identity(options)) if len(jobs) > 1 else None
         totals = Totals()
         for survey in surveys:
             model = models[survey[0].model]
@@ -182,7 +184,11 @@ class Upsample:
                 lines, files, of_survey = upsample_survey(
                     survey,
                     model,
-                    replace(options, above_ground=self._has_heights(survey[0], model)),
+                    replace(
+                        options,
+                        above_ground=self._has_heights(survey[0], model),
+                        max_distance=before_rounding(self.max_distance, survey),
+                    ),
                     workers,
                     point_filter=point_filter,
                     only_new=self.only_new,
