@@ -126,6 +126,27 @@ def test_a_density_beyond_the_largest_ratio_is_noted(
         assert (f"density {density} was not reached: one point" in result.out) == is_noted
 
 
+def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
+    las = laspy.LasData(header)
+    # Points 5 cm apart, so that there is room for new ones.
+    las.xyz = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
+    las.write(tmp_path / "in.las")
+    words = tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3", "--max-distance"
+    assert command(*words, "0.02").status == 0
+    made = laspy.read(tmp_path / "out.las")
+    is_new = np.asarray(made.synthetic) == 1
+    assert is_new.sum() > 100
+    distance = cKDTree(made.xyz[~is_new]).query(made.xyz[is_new])[0]
+    assert distance.max() <= 0.02 + 1e-9
+    result = command(*words, "0.005")
+    assert result.status == 1 and is_one_line(result.err)
+    assert "rounded by up to 0.00866" in result.err and "give a larger one" in result.err
+
+
 @pytest.mark.parametrize("has_outlier", [False, True])
 def test_the_share_of_the_area_that_misses_a_density_is_noted(
     has_outlier: bool, tmp_path: Path, command: Callable[..., Result]
