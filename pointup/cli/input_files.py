@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +17,16 @@ Inputs = Annotated[
     tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(required)"),
 ]
 
+_MAX_NAMED = 5
+
 
 def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     """The files in `paths`, and the files with the given extensions in folders, at any depth, but
     for hidden files, whose names begin with a dot.
+
+    Links to folders are followed, and each folder is read once. Broken links are returned, for the
+    error of a missing file. In a folder with LAS or LAZ files, text files are lists and notes that
+    were delivered with them: they are left out, and a note on stderr names the first.
 
     Raises FileError for a path that does not exist and for a folder without such files, ConfigError
     if `paths` is empty.
@@ -28,22 +36,58 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            # macOS leaves files such as ._a.las beside a.las on disks of other systems.
-            inside = [
-                p
-                for p in path.rglob("[!.]*")
-                if p.suffix.lower() in extensions
-                and p.is_file()
-                and not any(part.startswith(".") for part in p.relative_to(path).parts)
-            ]
+            inside = [p for p in _inside(path) if _is_input(p, extensions)]
             if not inside:
                 raise FileError(f"{path}: no files in it end in {' '.join(extensions)}")
-            found |= dict.fromkeys(sorted(inside))
+            found |= dict.fromkeys(sorted(_without_tables(path, inside)))
         elif path.exists():
             found[path] = None
         else:
             raise FileError(f"{path}: no such file or folder")
     return list(found)
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """The files in a folder at any depth, but for hidden ones and those in hidden folders."""
+    seen: set[str] = set()
+    waiting = [folder]
+    while waiting:
+        # Links come after the folders that really lie here, so that these keep their own paths.
+        for parent, folders, names in os.walk(waiting.pop(0)):
+            if os.path.realpath(parent) in seen:
+                folders.clear()
+                continue
+            seen.add(os.path.realpath(parent))
+            # macOS leaves files such as ._a.las beside a.las on disks of other systems.
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            links = (Path(parent, name) for name in folders)
+            waiting += [path for path in links if path.is_symlink()]
+            yield from (Path(parent, name) for name in names if not name.startswith("."))
+
+
+def _is_input(path: Path, extensions: Sequence[str]) -> bool:
+    if path.is_symlink() and not path.exists():
+        # Without an extension it may be that of a folder, such as one on another disk.
+        return path.suffix.lower() in ("", *extensions)
+    return path.suffix.lower() in extensions and path.is_file()
+
+
+def _without_tables(folder: Path, files: list[Path]) -> list[Path]:
+    """The files of a folder without text files, if there are LAS or LAZ files among them."""
+    from pointup.io.files import LAS_EXTENSIONS, TEXT_EXTENSIONS
+
+    tables = [path for path in files if path.suffix.lower() in TEXT_EXTENSIONS]
+    if not tables or all(path.suffix.lower() not in LAS_EXTENSIONS for path in files):
+        return files
+    if os.environ.get("RANK", "0") == "0":
+        names = ", ".join(str(path.relative_to(folder)) for path in sorted(tables)[:_MAX_NAMED])
+        more = f" and {len(tables) - _MAX_NAMED:,} more" if len(tables) > _MAX_NAMED else ""
+        print(
+            f"note: {folder}: has LAS or LAZ files, so that text files in it are left out: "
+            f"{names}{more}. To take one, give it by name",
+            file=sys.stderr,
+        )
+    return [path for path in files if path not in set(tables)]
 
 
 def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:

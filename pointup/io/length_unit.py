@@ -180,4 +180,6 @@ def dataset_unit(directory: str | Path) -> LengthUnit:
         units = {dataset_unit(path) for path in named} - {UNKNOWN}
         return units.pop() if len(units) == 1 else UNKNOWN
     files = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    return agreed_unit(units_of_readable([file for file in files if file.is_file()]))
+    units_of_files = units_of_readable([file for file in files if file.is_file()])
+    # `pointup prepare` took the heights of these to be in the unit of x and y.
+    return agreed_unit({file: unit for file, unit in units_of_files.items() if unit != MIXED})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.models import FOR_SURVEYS, is_survey, load_model, shipped_for
+from pointup.upsampling.models import has_heights, load_model, shipped_for
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
@@ -72,7 +73,8 @@ def upsample(
             leaves too little room, there are fewer points than `ratio` says.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
             only new points on the ground get class 2. By default True for a cloud
-            read from a scanner format and for the models "lidar" and "forest".
+            read from a scanner format, for the models "lidar" and "forest", and for models with
+            `column_layers`, such as fine-tuned ones of "forest".
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
             fills more holes.
@@ -88,15 +90,13 @@ def upsample(
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
     path = given.path if is_cloud else None
-    if above_ground is None:
-        above_ground = is_survey(path) or model in FOR_SURVEYS
     originals = originals and not denoise
     options = UpsampleOptions(
         ratio=ratio,
         density=density,
         originals=originals,
         max_distance=max_distance,
-        above_ground=above_ground,
+        above_ground=bool(above_ground),
         oversampling=oversampling,
         seed=seed,
     )
@@ -107,6 +107,8 @@ def upsample(
     if model is None:
         model = shipped_for(path, denoise)
     loaded = load_model(model, target_device)
+    if above_ground is None:
+        options = replace(options, above_ground=has_heights(path, model, loaded.config))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))

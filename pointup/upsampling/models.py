@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from pointup.io.files import LAS_EXTENSIONS
+from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 
 SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
@@ -29,6 +30,15 @@ def shipped_for(source: Path | None, denoise: bool = False) -> str:
 def is_survey(source: Path | None) -> bool:
     """Whether the third coordinate of a file is a height: True for the formats of scanners."""
     return source is not None and source.suffix.lower() in SCANNER_EXTENSIONS
+
+
+def has_heights(source: Path | None, model: object, config: ModelConfig) -> bool:
+    """Whether the third coordinate of a cloud is a height: by its file, or by its model.
+
+    `model` is what the model was named by. A model with attention to columns, such as a fine-tuned
+    `forest`, takes heights, whatever its name. The configuration of other models does not show it.
+    """
+    return is_survey(source) or model in FOR_SURVEYS or config.column_layers > 0
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:

@@ -11,14 +11,16 @@ import pytest
 
 from pointup.cli.main import main
 from pointup.datasets import regions
+from pointup.io.length_unit import UNKNOWN, dataset_unit
 
 METRES, FEET, DEGREES = 32618, 2263, 4326
+FEET_ABOVE_METRES = "EPSG:32618+6360"
 
 
-def write_las(path: Path, system: int, num_points: int) -> Path:
+def write_las(path: Path, system: int | str, num_points: int) -> Path:
     header = laspy.LasHeader(version="1.4", point_format=6)
     header.scales, header.offsets = [0.001] * 3, [500_000, 4_000_000, 0]
-    header.add_crs(pyproj.CRS.from_epsg(system))
+    header.add_crs(pyproj.CRS.from_user_input(system))
     las = laspy.LasData(header)
     las.xyz = header.offsets + np.random.default_rng(num_points).random((num_points, 3)) * 40
     las.write(path)
@@ -62,3 +64,25 @@ def test_surveys_in_feet_are_prepared_and_a_damaged_file_is_left_out(
     assert prepare("pairs", "--source", source, damaged, "--target", target, "-o", out) == 1
     assert f"left out: {damaged}" in capsys.readouterr().err
     assert (out / "pointup.json").exists()
+
+
+def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = write_las(tmp_path / "mixed.las", FEET_ABOVE_METRES, 3000)
+    out = tmp_path / "pairs"
+    assert prepare("thin", mixed, "-o", out, "--ratio", 2) == 0
+    note = f"note: {mixed}: by its coordinate system, heights are in another unit than x and y"
+    assert capsys.readouterr().err.startswith(note)
+    assert dataset_unit(out) == UNKNOWN
+
+
+def test_evaluating_heights_in_another_unit_names_the_option_that_takes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = write_las(tmp_path / "mixed.las", FEET_ABOVE_METRES, 300)
+    words = ["evaluate", "lidar", "--reference", str(mixed), "--prediction", str(mixed)]
+    assert main(words) == 1
+    assert "mixed units" in (error := capsys.readouterr().err)
+    assert error.endswith("or set --metres-per-unit\n")
+    assert main([*words, "--metres-per-unit", "1"]) == 0

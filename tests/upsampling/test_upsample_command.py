@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,6 +124,45 @@ def test_a_density_beyond_the_largest_ratio_is_noted(
         result = command(tmp_path / "in.npy", *options)
         assert result.status == 0
         assert (f"density {density} was not reached: one point" in result.out) == is_noted
+
+
+def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
+    las = laspy.LasData(header)
+    # Points 5 cm apart, so that there is room for new ones.
+    las.xyz = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
+    las.write(tmp_path / "in.las")
+    words = tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3", "--max-distance"
+    assert command(*words, "0.02").status == 0
+    made = laspy.read(tmp_path / "out.las")
+    is_new = np.asarray(made.synthetic) == 1
+    assert is_new.sum() > 100
+    distance = cKDTree(made.xyz[~is_new]).query(made.xyz[is_new])[0]
+    assert distance.max() <= 0.02 + 1e-9
+    result = command(*words, "0.005")
+    assert result.status == 1 and is_one_line(result.err)
+    assert "rounded by up to 0.00866" in result.err and "give a larger one" in result.err
+
+
+@pytest.mark.parametrize("has_outlier", [False, True])
+def test_the_share_of_the_area_that_misses_a_density_is_noted(
+    has_outlier: bool, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    # Half of the area has 1 point in a square unit, which becomes 16; the rest has 6.
+    rng = np.random.default_rng(0)
+    sparse, dense = rng.random((800, 2)) * (20, 40), rng.random((4800, 2)) * (20, 40) + (20, 0)
+    points = np.pad(np.concatenate([sparse, dense]), ((0, 0), (0, 1)))
+    if has_outlier:
+        points = np.append(points, [[1000.0, 0.0, 0.0]], axis=0)
+    write_points(tmp_path / "in.npy", PointCloud(points))
+    words = tmp_path / "in.npy", "-o", tmp_path / "out.npy"
+    result = command(*words, "--density", "40", "--only-new")
+    found = re.search(r"was not reached: .* at most 16, too few on (\d+)% of the area", result.out)
+    assert found and abs(int(found[1]) - 50) <= 5
+    assert "not reached" not in command(*words, "--density", "6", "--only-new").out
 
 
 @pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])

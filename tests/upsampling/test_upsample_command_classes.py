@@ -33,6 +33,7 @@ def noisy(path: Path) -> laspy.LasData:
         pytest.param(("--classes", "2"), np.r_[0:140], marks=pytest.mark.slow),
         pytest.param(("--classes", "5", "7"), np.r_[140:160, 200:300], marks=pytest.mark.slow),
         (("--classes", "5,7"), np.r_[140:160, 200:300]),
+        (("--classes", "5", "--classes", "7"), np.r_[140:160, 200:300]),
         (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
     ],
 )

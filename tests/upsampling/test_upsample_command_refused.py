@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -169,6 +170,7 @@ def test_force_skips_the_check_of_the_size(tmp_path: Path, command: Callable[...
         ("out.rcp", "unknown extension '.rcp' to write"),
         ("in.las", "is the output, too"),
         ("out.copc.laz", "COPC files can't be written"),
+        ("in.las/out", "in.las: is a file, and a folder is needed"),
     ],
 )
 def test_bad_outputs_are_reported_in_one_line(
@@ -180,6 +182,24 @@ def test_bad_outputs_are_reported_in_one_line(
     assert is_one_line(result.err) and message in result.err
     assert left_in(tmp_path) == ["in.las"]
     assert np.array_equal(laspy.read(tmp_path / "in.las").points.array, before)
+
+
+@pytest.mark.parametrize("output", ["-", os.devnull, "merged.laz"])
+def test_names_that_are_no_folder_are_refused_for_several_files(
+    output: str, tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.npy", "b.npy"):
+        write_points(tmp_path / name, PointCloud(positions(20)))
+    result = command("a.npy", "b.npy", "-o", output)
+    assert result.status == 1 and is_one_line(result.err)
+    assert f"-o {output}: " in result.err and "; name " in result.err
+    assert left_in(tmp_path) == ["a.npy", "b.npy"]
+    # What the caller has made, or marks as a folder, is one.
+    (tmp_path / "made.laz").mkdir()
+    for folder in ("made.laz", "run_v1.2/"):
+        assert command("a.npy", "-o", folder, "--ratio", "1.5").status == 0
+        assert left_in(tmp_path / folder) == ["a.npy"]
 
 
 def test_a_full_disk_leaves_nothing(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forest_options import FOREST
 from sheets import StoreMaker, small_model
 
 from pointup import upsample
@@ -236,6 +237,18 @@ def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
     assert np.array_equal(
         by_path.positions, upsample(cloud, 2.0, model=model, above_ground=True).positions
     )
+
+
+@pytest.mark.parametrize("path", [None, Path("trees.xyz")])
+def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path: Path | None) -> None:
+    cloud, model = forest(), small_model(noise=0.3, **FOREST)
+    cloud.path = path
+    by_model = upsample(cloud, 2.0, model=model)
+    expected, without = (
+        upsample(cloud, 2.0, model=model, above_ground=given).positions for given in (True, False)
+    )
+    assert np.array_equal(by_model.positions, expected)
+    assert not np.array_equal(by_model.positions, without)
 
 
 def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:

@@ -123,7 +123,10 @@ class Lidar:
         if second is not None:
             read.append(second)
         if self.metres_per_unit is None:
-            unit = common_unit([survey.path for survey in read])
+            try:
+                unit = common_unit([survey.path for survey in read])
+            except DataError as error:
+                raise DataError(f"{error}, or set --metres-per-unit") from None
         else:
             unit = unit_of(self.metres_per_unit)
         scale = Scale(unit, self.cell, self.thresholds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
+from pointup.cli.mixed_units import note_mixed
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
 from pointup.cli.prepare.tiling import Tiling, note_left_out_noise
@@ -147,7 +149,10 @@ def _cut_surveys(
     from pointup.io.length_unit import agreed_unit, units_of_readable
 
     # A damaged file is left out and reported when it is read.
-    agreed_unit(units_of_readable([path for side in sides for path in side]))
+    lengths, notes = note_mixed(units_of_readable([path for side in sides for path in side]))
+    agreed_unit(lengths)
+    for mixed in notes:
+        print(f"note: {mixed}", file=sys.stderr)
     info |= {**asdict(tiling), "strip": tiling.strip_width, **_surveys(sides, tiling)}
     if not tiling.separate and is_large([path for side in sides for path in side]):
         return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)

@@ -19,6 +19,7 @@ from pointup.errors import ConfigError, PointupError
 if TYPE_CHECKING:
     from pointup.cli.upsample.plan import Job
     from pointup.cli.worker_group import LaunchedWorkerGroup
+    from pointup.model.upsampler import Upsampler
     from pointup.upsampling.options import UpsampleOptions
 
 DEFAULT_RATIO = 4.0
@@ -39,9 +40,9 @@ class Upsample:
 
     inputs: Inputs
     """Files to upsample, or folders that are searched for files at any depth."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """Output file, with its format by the extension. For several files or a folder, an output
-    folder, which is created; subfolders are kept."""
+    folder, which is created; subfolders are kept. A name that ends in / is one of a folder."""
     model: Annotated[
         str | None,
         tyro.conf.arg(
@@ -61,10 +62,11 @@ class Upsample:
     as points per square metre. Denser places get no new points; one point becomes at most 16, or
     64 with the model forest."""
     classes: Annotated[
-        tuple[str, ...] | None, tyro.conf.arg(metavar="CLASS ...", help_behavior_hint="(optional)")
-    ] = None
+        tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]],
+        tyro.conf.arg(metavar="CLASS ...", help_behavior_hint="(optional, can be repeated)"),
+    ] = ()
     """Upsample only points of these classes, and copy the others: `--classes 2 3 4 5` or `--classes
-    2,3,4,5`. File names may follow."""
+    2,3,4,5`. File names may follow. Distances to measured points are to points of these classes."""
     include_noise: bool = False
     """Upsample withheld points and noise (classes 7 and 18), too. By default they are copied, do
     not count for the ratio, and are not neighbours of new points."""
@@ -98,8 +100,8 @@ class Upsample:
     this leaves too little room, there are fewer points than the ratio says."""
     above_ground: bool | None = None
     """The third coordinate is a height: no new point lies below the ground, and only new points on
-    the ground get class 2. By default True for scanner formats and for the models lidar and forest,
-    else False."""
+    the ground get class 2. By default True for scanner formats, for the models lidar and forest,
+    and for models with column_layers, such as a fine-tuned forest; else False."""
     oversampling: Annotated[
         float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
     ] = None
@@ -142,6 +144,7 @@ class Upsample:
         from pointup.cli.upsample.finished import FinishedFiles
         from pointup.cli.upsample.grouping import group_files
         from pointup.cli.upsample.plan import plan_jobs
+        from pointup.cli.upsample.rounding import before_rounding
         from pointup.cli.upsample.totals import Totals
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
@@ -154,7 +157,8 @@ class Upsample:
         options, shard = self._options(), parse_shard(self.shard)
         classes, inputs = self._classes_and_inputs()
         point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
-        jobs, complaints = plan_jobs(inputs, self.output, self.model, self.denoise)
+        output, is_folder = Path(self.output), self.output.endswith(("/", os.sep))
+        jobs, complaints = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         if self.picture:
@@ -163,13 +167,13 @@ class Upsample:
             check_viewer_path(self.view)
             if self.bounds:
                 raise ConfigError("--view shows whole files; leave out --bounds or --view")
-        workers = LaunchedWorkerGroup(self.output.parent)
+        workers = LaunchedWorkerGroup(output.parent)
         self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard)
         complaints += of_files
-        finished = FinishedFiles(self.output, self._identity(options)) if len(jobs) > 1 else None
+        finished = FinishedFiles(output, self._identity(options)) if len(jobs) > 1 else None
         totals = Totals()
         for survey in surveys:
             model = models[survey[0].model]
@@ -183,7 +187,11 @@ class Upsample:
                 lines, files, of_survey = upsample_survey(
                     survey,
                     model,
-                    replace(options, above_ground=self._has_heights(survey[0])),
+                    replace(
+                        options,
+                        above_ground=self._has_heights(survey[0], model),
+                        max_distance=before_rounding(self.max_distance, survey),
+                    ),
                     workers,
                     point_filter=point_filter,
                     only_new=self.only_new,
@@ -212,7 +220,7 @@ class Upsample:
                 [getattr(job, side) for job in written] for side in ("source", "target")
             )
             if written:
-                up = "z" if self._has_heights(written[0]) else None
+                up = "z" if self._has_heights(written[0], models[written[0].model]) else None
                 size = write_before_after(sources, targets, self.view, up=up)
                 print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
             else:
@@ -246,27 +254,25 @@ class Upsample:
 
     def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
         """The classes, and the input files; some of these may follow `--classes 2 3`."""
-        if self.classes is None:
-            return None, self.inputs
-        words = [word.replace(",", " ").split() for word in self.classes]
-        is_class = [bool(numbers) and all(map(str.isdecimal, numbers)) for numbers in words]
-        end = is_class.index(False) if False in is_class else len(words)
-        if end == 0:
-            given = " ".join(self.classes)
-            raise ConfigError(f"--classes {given}: give numbers, as in --classes 2,3")
-        files = tuple(map(Path, self.classes[end:]))
-        return tuple(int(number) for numbers in words[:end] for number in numbers), (
-            *self.inputs,
-            *files,
-        )
+        classes: list[int] = []
+        inputs = [*self.inputs]
+        for given in self.classes:
+            words = [word.replace(",", " ").split() for word in given]
+            is_class = [bool(numbers) and all(map(str.isdecimal, numbers)) for numbers in words]
+            end = is_class.index(False) if False in is_class else len(words)
+            if end == 0:
+                raise ConfigError(f"--classes {' '.join(given)}: give numbers, as in --classes 2,3")
+            classes += [int(number) for numbers in words[:end] for number in numbers]
+            inputs += map(Path, given[end:])
+        return tuple(classes) if self.classes else None, tuple(inputs)
 
-    def _has_heights(self, job: Job) -> bool:
+    def _has_heights(self, job: Job, model: Upsampler) -> bool:
         """Whether the third coordinate of a file is a height: by option, file or model."""
-        from pointup.upsampling.models import FOR_SURVEYS, is_survey
+        from pointup.upsampling.models import has_heights
 
         if self.above_ground is not None:
             return self.above_ground
-        return is_survey(job.source) or job.model in FOR_SURVEYS
+        return has_heights(job.source, job.model, model.config)
 
     def _options(self) -> UpsampleOptions:
         from pointup.upsampling.options import UpsampleOptions

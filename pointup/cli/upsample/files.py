@@ -25,14 +25,15 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
+from pointup.upsampling.single_pass.density import UnreachedArea
 from pointup.upsampling.store.point_store import Store
 
 MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
-# Share of the largest number of new points, above which a density counts as not reached.
-_NEARLY_ALL = 0.9
+# Share of the area without the target density from which on a note says so.
+_MOST_UNREACHED = 0.05
 # Share of vegetation from which on the model for forests is named.
 _MUCH_VEGETATION = 0.3
 # Share of coincident points from which on the summary names them.
@@ -109,11 +110,13 @@ def upsample_survey(
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
-        summary = Summary()
+        summary, unreached = Summary(), 0.0
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
                 summary = new_points.summary()
+                if options.density is not None:
+                    unreached = UnreachedArea(store).share()
         with workers.barrier():
             window = Window(store) if picture and workers.is_main else None
             keep = options.originals and not only_new
@@ -147,12 +150,11 @@ def upsample_survey(
     if lines:
         lines[-1] += f"; {_summary_text(summary, options, store)}"
         share = found.num_vegetation / max(1, int(store.num_taken.sum()))
-        largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
-        is_full = summary.num_new > _NEARLY_ALL * (largest - options.originals) * len(store)
-        if options.density is not None and is_full:
+        if unreached > _MOST_UNREACHED:
+            largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
             lines.append(
                 f"note: the density {options.density:g} was not reached: one point becomes at most "
-                f"{largest:g}"
+                f"{largest:g}, too few on {unreached:.0%} of the area"
             )
         if of_synthetic:
             lines.append(of_synthetic)

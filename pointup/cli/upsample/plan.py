@@ -56,16 +56,25 @@ class Plan:
 
 
 def plan_jobs(
-    inputs: Sequence[Path], output: Path, model: str | None, denoise: bool = False
+    inputs: Sequence[Path],
+    output: Path,
+    model: str | None,
+    denoise: bool = False,
+    is_folder: bool = False,
 ) -> tuple[list[Job], list[Exception]]:
     """The files to upsample with their output files, and the errors of those that are left out.
 
-    Files of a folder keep their relative path. The model is that of `shipped_for` if None is given.
-    Raises ConfigError if two files have the same output file, FileError if the output can't be
-    written.
+    Files of a folder keep their relative path. The output is a folder if `is_folder`, if there are
+    several inputs or one that is a folder, and if it is one or has no extension. The model is that
+    of `shipped_for` if None is given.
+
+    Raises ConfigError if two files have the same output file, and if a folder is needed and the
+    output has the name of a file; FileError if the output can't be written.
     """
     if not inputs:
         raise ConfigError(f"no input: name files or folders ({' '.join(point_extensions)})")
+    if str(output) == "-" or (output.exists() and not (output.is_file() or output.is_dir())):
+        raise ConfigError(f"-o {output}: is no file; name a file or a folder to write to")
     found: list[tuple[Path, Path]] = []
     complaints: list[Exception] = []
     for path in inputs:
@@ -74,12 +83,17 @@ def plan_jobs(
             found += [(source, source.relative_to(folder)) for source in _find(path, output)]
         except FileError as error:
             complaints.append(error)
-    # An output without an extension is a folder.
-    into_folder = len(inputs) > 1 or inputs[0].is_dir() or output.is_dir() or not output.suffix
+    is_folder = is_folder or output.is_dir() or not output.suffix
+    into_folder = is_folder or len(inputs) > 1 or inputs[0].is_dir()
+    if not is_folder and into_folder and output.suffix.lower() in point_extensions:
+        raise ConfigError(
+            f"-o {output}: has the name of a file, and the inputs need a folder; name one without "
+            "an extension, or end it with /"
+        )
     _check_writable(output, into_folder)
     targets: dict[Path, Path] = {}
     jobs = []
-    known = {source.resolve() for source, _ in found}
+    known = {os.path.realpath(source) for source, _ in found}
     for source, inside in dict.fromkeys(found):
         target = output / inside.with_name(written_name(source)) if into_folder else output
         try:
@@ -88,8 +102,8 @@ def plan_jobs(
             complaints.append(error)
             continue
         check_writable(target)
-        if target.resolve() in known:
-            is_own = target.resolve() == source.resolve()
+        if os.path.realpath(target) in known:
+            is_own = os.path.realpath(target) == os.path.realpath(source)
             what = "is the output, too" if is_own else f"its output {target} is an input, too"
             complaints.append(FileError(f"{source}: {what}; write elsewhere"))
             continue
@@ -162,7 +176,7 @@ def _find(path: Path, output: Path) -> list[Path]:
     inner = output.resolve()
     if not path.is_dir() or inner == path.resolve() or not output.is_dir():
         return found
-    return [source for source in found if inner not in source.resolve().parents]
+    return [source for source in found if inner not in Path(os.path.realpath(source)).parents]
 
 
 def _check_writable(output: Path, into_folder: bool) -> None:
@@ -171,6 +185,8 @@ def _check_writable(output: Path, into_folder: bool) -> None:
         # The output folder is created, with its missing parents.
         while not folder.exists():
             folder = folder.parent
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder}: is a file, and a folder is needed; choose another name")
     if not folder.is_dir():
         raise FileError(f"{folder}: there is no such folder to write to; make it")
     if not os.access(folder, os.W_OK):

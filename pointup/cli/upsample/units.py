@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointup.io.length_unit import MIXED, LengthUnit, agreed_unit, units_of_readable
+from pointup.cli.mixed_units import note_mixed
+from pointup.io.length_unit import LengthUnit, agreed_unit, units_of_readable
 
 
 def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
@@ -16,14 +17,7 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
     Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
     Raises DataError for coordinates in degrees or in several units.
     """
-    units = units_of_readable(paths)
-    mixed = [path for path, unit in units.items() if unit == MIXED]
-    notes = [
-        f"{path}: by its coordinate system, heights are in another unit than x and y; distances "
-        "are computed as if they were in the same one. Convert the heights first if they are not"
-        for path in mixed
-    ]
-    lengths = {path: unit for path, unit in units.items() if unit != MIXED}
+    lengths, notes = note_mixed(units_of_readable(paths))
     if density is None and not has_lengths:
         for path, unit in lengths.items():
             agreed_unit({path: unit})

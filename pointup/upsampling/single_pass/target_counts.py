@@ -8,7 +8,7 @@ import torch
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.model.config import ModelConfig
 from pointup.upsampling.options import MAX_LOCAL_RATIO, PASS_RATIO, UpsampleOptions
-from pointup.upsampling.single_pass.density import ratios_for_density
+from pointup.upsampling.single_pass.density import UnreachedArea, ratios_for_density
 from pointup.upsampling.single_pass.pass_output import TARGET_COUNT
 from pointup.upsampling.single_pass.quotas import by_quota, by_ratio
 from pointup.upsampling.store.block_files import BlockFiles
@@ -34,14 +34,19 @@ class TargetCounts:
         self._ratio, self._is_first = ratio, is_first
 
     def ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next."""
+        """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next.
+
+        The first pass saves the `UnreachedArea` of a target density.
+        """
         size = int(self._store.block_ptr[block + 1] - self._store.block_ptr[block])
         if self._ratio is not None:
             return np.full(size, self._ratio), np.ones(size)
         if self._is_first:
             assert self._options.density is not None
             largest = max(MAX_LOCAL_RATIO, self._config.max_pass_ratio)
-            target_count = ratios_for_density(self._store, block, self._options.density, largest)
+            needed = ratios_for_density(self._store, block, self._options.density)
+            UnreachedArea(self._store).save(block, needed, largest)
+            target_count = needed.clip(1.0, largest)
         else:
             target_count = self._store.read_block(block)["attributes"][TARGET_COUNT]
         ratio = np.where(target_count > self._config.max_pass_ratio, PASS_RATIO, target_count)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointup.io.noise import plain_name
+
 FILE_BITS = 40
 """Bits of a row's `index` below the number of its file."""
+
+# They tell the returns of a place apart, and no program changes them tile by tile.
+_PULSE = ("gpstime", "returnnumber")
 
 
 def order_by_key(rows: np.ndarray) -> np.ndarray:
@@ -33,9 +38,11 @@ def order_rows(rows: np.ndarray) -> np.ndarray:
 def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Sorted rows without the points that an earlier file has, too; and which points were dropped.
 
-    The latter is (D, 2) int64, ascending: the row that was kept, and the `index` of the same point
-    in another file. Duplicates within the first file are kept, and each of them is matched with one
-    duplicate in each other file.
+    Points of two files are the same if their positions are, and, where they have these, their GPS
+    times and return numbers. Other attributes, such as a tree ID, may differ from tile to tile: the
+    row of the first file is kept. The second result is (D, 2) int64, ascending: the row that was
+    kept, and the `index` of the same point in another file. Duplicates within the first file are
+    kept, and each of them is matched with one duplicate in each other file.
     """
     file = rows["index"] >> FILE_BITS
     nothing = np.empty((0, 2), np.int64)
@@ -47,27 +54,39 @@ def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     if not len(tied):
         return rows, nothing
-    content = np.full(len(rows), -1)
-    content[tied] = _content(rows[tied])
-    same &= content[1:] == content[:-1]
-    # Runs of points that are equal in everything; in each run, the file numbers ascend.
-    run_starts = np.append(True, ~same)
+    position = np.append(0, np.cumsum(~same))[tied]
+    pulse = _content(rows[tied], _PULSE)
+    order = np.lexsort((file[tied], pulse, position))
+    tied, position, pulse = tied[order], position[order], pulse[order]
+    file = file[tied]
+    # Runs of the same point; in each run, the file numbers ascend.
+    is_first = (position[1:] != position[:-1]) | (pulse[1:] != pulse[:-1])
+    run_starts = np.append(True, is_first)
     file_starts = run_starts | np.append(False, file[1:] != file[:-1])
-    place = np.arange(len(rows))
+    place = np.arange(len(tied))
     run = place[run_starts][np.cumsum(run_starts) - 1]
     number_in_file = place - place[file_starts][np.cumsum(file_starts) - 1]
     is_repeated = file != file[run]
-    kept = run + number_in_file
-    is_matched = is_repeated & (file[kept] == file[run])
-    new_place = np.cumsum(~is_repeated) - 1
-    repeated = np.column_stack([new_place[kept[is_matched]], rows["index"][is_matched]])
-    return rows[~is_repeated], repeated[np.lexsort((repeated[:, 1], repeated[:, 0]))]
+    counterpart = run + number_in_file
+    is_matched = is_repeated & (file[counterpart] == file[run])
+    is_kept = np.ones(len(rows), bool)
+    is_kept[tied[is_repeated]] = False
+    new_place = np.cumsum(is_kept) - 1
+    matched, kept = tied[is_matched], tied[counterpart[is_matched]]
+    repeated = np.column_stack([new_place[kept], rows["index"][matched]])
+    return rows[is_kept], repeated[np.lexsort((repeated[:, 1], repeated[:, 0]))]
 
 
-def _content(rows: np.ndarray) -> np.ndarray:
-    """Ranks (N,) int64 of rows by the bytes of their attributes; equal attributes, equal rank."""
+def _content(rows: np.ndarray, only: tuple[str, ...] | None = None) -> np.ndarray:
+    """Ranks (N,) int64 of rows by the bytes of their attributes; equal attributes, equal rank.
+
+    `only` restricts them to some attributes, named without case and separators: other programs
+    write GpsTime or "GPS Time".
+    """
     number = np.zeros(len(rows), np.int64)
     for name in rows["attributes"].dtype.names or ():
+        if only and plain_name(name).replace("_", "").replace(" ", "") not in only:
+            continue
         values = np.ascontiguousarray(rows["attributes"][name]).reshape(len(rows), -1)
         values = values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))
         ranks = np.unique(values.ravel(), return_inverse=True)[1]
