@@ -78,6 +78,9 @@ class LasWriter(PointWriter):
                 header.global_encoding.gps_time_type = GpsTimeType.STANDARD
         self._check_writable(header)
         known = set(header.point_format.dimension_names)
+        if self._conversion is not None:
+            # Text formats read the extra dimensions of another file in wider types.
+            known |= {dimension.name for dimension in self.extra_dimensions}
         unknown = {name: values for name, values in attributes.items() if name not in known}
         added = [
             ExtraDimension(name, "u1" if values.dtype == bool else values.dtype.name)
@@ -108,7 +111,9 @@ class LasWriter(PointWriter):
         dtype = np.dtype(dimension.dtype)
         present = {known.name: known for known in header.point_format.dimensions}
         if dimension.name in present:
-            if present[dimension.name].dtype != dtype:
+            # A wider type is that of a file that was converted from text.
+            has = present[dimension.name].dtype
+            if has is None or not np.can_cast(dtype, has):
                 raise FileError(
                     f"{self.path}: the original has a dimension {dimension.name!r} of another type "
                     f"than {dtype.name}; rename or remove it there"

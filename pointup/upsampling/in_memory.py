@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from pointup.io.cloud import PointCloud, check_positions
+from pointup.io.cloud import PointCloud, cast_values, check_positions
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
@@ -121,13 +121,7 @@ def upsample(
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
     if (originals and not only_new) or not parts:
-        defaults = {
-            dimension.name: np.arange(len(cloud), dtype=dimension.dtype)
-            if dimension.default == "index"
-            else np.full(len(cloud), dimension.default, dimension.dtype)
-            for dimension in added_dimensions(cloud)
-        }
-        kept = PointCloud(cloud.positions, defaults | cloud.attributes)
+        kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud))
         # An empty result has the attributes, too.
         has_originals = originals and not only_new
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
@@ -136,6 +130,23 @@ def upsample(
     attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
     result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
     return result if is_cloud else result.positions
+
+
+def _own_attributes(cloud: PointCloud) -> dict[str, np.ndarray]:
+    """The attributes of `added_dimensions` for measured points: those of the cloud, or defaults.
+
+    Text formats and NumPy read them in wider types than those that pointup writes.
+    """
+    own = {}
+    for dimension in added_dimensions(cloud):
+        name, dtype = dimension.name, np.dtype(dimension.dtype)
+        if name in cloud.attributes:
+            own[name] = cast_values(cloud.attributes[name], dtype, name)
+        elif dimension.default == "index":
+            own[name] = np.arange(len(cloud), dtype=dtype)
+        else:
+            own[name] = np.full(len(cloud), dimension.default, dtype)
+    return own
 
 
 def default_device() -> torch.device:
