@@ -19,6 +19,7 @@ from pointup.upsampling.models import FOR_SURVEYS, is_survey, load_model, shippe
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
+from pointup.upsampling.store.resolution import check_magnitudes
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
 
@@ -81,9 +82,9 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for coordinates that are not finite; DataError for fewer than two distinct
-    points, and for `classes` if the cloud has no `classification`; ConfigError for invalid options;
-    ModelError if the model can't be loaded.
+    Raises FileError for coordinates that are not finite or 1e12 and more; DataError for fewer than
+    two distinct points, and for `classes` if the cloud has no `classification`; ConfigError for
+    invalid options; ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -111,6 +112,7 @@ def upsample(
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
+    check_magnitudes(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         store = build_survey_store(
             [[cloud]],
