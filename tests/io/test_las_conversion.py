@@ -72,6 +72,7 @@ def test_values_that_las_cannot_hold_are_refused_before_any_work(
     result = command(tmp_path / "a.ply", "-o", tmp_path / "a.laz")
     assert result.status == 1 and is_one_line(result.err)
     assert "intensity: values -2048 to 2047 don't fit uint16" in result.err
+    assert "shift, scale or remove them" in result.err
     assert left_in(tmp_path) == ["a.ply"]
 
 
