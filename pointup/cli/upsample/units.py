@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pointup.io.length_unit import MIXED, LengthUnit, agreed_unit, units_of_readable
+from pointup.io.length_unit import (
+    MIXED,
+    LengthUnit,
+    agreed_unit,
+    mercator_stretch,
+    units_of_readable,
+)
 
 
 def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
@@ -14,7 +20,7 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
     With a density, or with other lengths among the options (`has_lengths`), all files must have one
     unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
     Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
-    Raises DataError for coordinates in degrees or in several units.
+    Raises DataError for coordinates in degrees, geocentric ones, or several units.
     """
     units = units_of_readable(paths)
     mixed = [path for path, unit in units.items() if unit == MIXED]
@@ -23,6 +29,7 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
         "are computed as if they were in the same one. Convert the heights first if they are not"
         for path in mixed
     ]
+    notes += _mercator_notes(list(units))
     lengths = {path: unit for path, unit in units.items() if unit != MIXED}
     if density is None and not has_lengths:
         for path, unit in lengths.items():
@@ -30,6 +37,18 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
         return notes
     unit = agreed_unit(lengths)
     return notes if density is None else [*notes, *_density_note(density, unit)]
+
+
+def _mercator_notes(paths: Sequence[Path]) -> list[str]:
+    """A note on the first file in a Mercator projection; other files are often its neighbours."""
+    for path in paths:
+        stretch = mercator_stretch(path)
+        if stretch is not None:
+            return [
+                f"{path}: is in a Mercator projection, where lengths are {stretch:.3g} times those "
+                "on the ground, but heights are not; reproject it, for example to UTM"
+            ]
+    return []
 
 
 def _density_note(density: float, unit: LengthUnit) -> list[str]:
