@@ -258,7 +258,7 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     if not (values.min() >= limits.min and values.max() <= limits.max):
         raise DataError(
             f"{what}: values {values.min()} to {values.max()} don't fit {dtype.name}, "
-            f"which holds {limits.min} to {limits.max}"
+            f"which holds {limits.min} to {limits.max}; shift, scale or remove them"
         )
     return values.astype(dtype)
 

@@ -6,7 +6,7 @@ keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -16,7 +16,6 @@ import laspy
 import lazrs
 import numpy as np
 from laspy.extradims import get_id_for_extra_dim_type
-from laspy.header import GpsTimeType
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
@@ -27,17 +26,20 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     cast_values,
-    check_positions,
     flatten_attributes,
     os_errors,
 )
 from pointup.io.las import COORDINATES, iter_records
-from pointup.io.las_conversion import COLOURS, SECONDS_OF_WEEK, LasConversion
+from pointup.io.las_conversion import (
+    COLOURS,
+    LasConversion,
+    new_header,
+    note_coarse_steps,
+    with_returns,
+)
 from pointup.io.las_layout import CREATION_DATE_OFFSET
 
 LEGACY_COUNTS_OFFSET = 107
-# Coordinate steps per extent, for a cloud from another format: 0.1 mm in a kilometre.
-STEPS_PER_EXTENT = 1e7
 INT32 = np.iinfo(np.int32)
 
 
@@ -55,9 +57,9 @@ class LasWriter(PointWriter):
 
     Scales, offsets, point format, version, VLRs, EVLRs and extra dimensions are those of the header
     of `like`; generated points are rounded to its scale. If `like` has no LAS header, LAS 1.4 is
-    written, with the values of `LasConversion`: attributes that are not in the point format become
-    extra dimensions, and the scale is a power of ten near 1e-7 of the extent of `like`. Attributes
-    that a written cloud does not have are zero.
+    written, with the values of `LasConversion` and the scale of `new_header`: attributes that are
+    not in the point format become extra dimensions. Attributes that a written cloud does not have
+    are zero, but for return numbers, which are 1.
 
     Raises DataError for a `like` of another format with values that LAS can't hold.
     """
@@ -72,12 +74,13 @@ class LasWriter(PointWriter):
         else:
             self._conversion = LasConversion(like)
             attributes = self._conversion.attributes(attributes)
-            header = _new_header(like.positions, attributes.keys())
-            times = self._conversion.ranges.get("gps_time")
-            if times is not None and times[1] > SECONDS_OF_WEEK:
-                header.global_encoding.gps_time_type = GpsTimeType.STANDARD
+            header = new_header(like.positions, self._conversion.ranges)
+            note_coarse_steps(path, header.scales[0], like.positions)
         self._check_writable(header)
         known = set(header.point_format.dimension_names)
+        if self._conversion is not None:
+            # Text formats read the extra dimensions of another file in wider types.
+            known |= {dimension.name for dimension in self.extra_dimensions}
         unknown = {name: values for name, values in attributes.items() if name not in known}
         added = [
             ExtraDimension(name, "u1" if values.dtype == bool else values.dtype.name)
@@ -108,7 +111,9 @@ class LasWriter(PointWriter):
         dtype = np.dtype(dimension.dtype)
         present = {known.name: known for known in header.point_format.dimensions}
         if dimension.name in present:
-            if present[dimension.name].dtype != dtype:
+            # A wider type is that of a file that was converted from text.
+            has = present[dimension.name].dtype
+            if has is None or not np.can_cast(dtype, has):
                 raise FileError(
                     f"{self.path}: the original has a dimension {dimension.name!r} of another type "
                     f"than {dtype.name}; rename or remove it there"
@@ -184,7 +189,7 @@ class LasWriter(PointWriter):
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         records = self._zeros(len(positions))
         if self._conversion is not None:
-            attributes = self._conversion.attributes(attributes)
+            attributes = with_returns(self._conversion.attributes(attributes), len(positions))
         for axis, name in enumerate(COORDINATES):
             steps = (positions[:, axis] - self.header.offsets[axis]) / self.header.scales[axis]
             steps = np.rint(steps)
@@ -192,10 +197,14 @@ class LasWriter(PointWriter):
                 limits = self.header.offsets[axis] + self.header.scales[axis] * np.array(
                     [INT32.min, INT32.max], np.float64
                 )
+                reason = (
+                    "the range of the original's scale and offset; convert it to a coarser scale"
+                    if self._conversion is None
+                    else "what LAS holds at the scale for the original's extent; write a PLY file"
+                )
                 raise FileError(
                     f"{self.path}: {name.lower()} from {positions[:, axis].min()} to "
-                    f"{positions[:, axis].max()} is beyond {limits[0]} to {limits[1]}, the range "
-                    "of the original's scale and offset; convert it to a coarser scale"
+                    f"{positions[:, axis].max()} is beyond {limits[0]} to {limits[1]}, {reason}"
                 )
             records.array[name] = steps
         known = set(self.header.point_format.dimension_names)
@@ -283,16 +292,3 @@ def _drop_statistics(header: laspy.LasHeader) -> None:
                 struct._min, struct._max = type(struct._min)(), type(struct._max)()
         raw = VLR(record.user_id, record.record_id, record.description, record.record_data_bytes())
         header.vlrs.append(raw)
-
-
-def _new_header(positions: np.ndarray, names: Iterable[str]) -> laspy.LasHeader:
-    names = set(names)
-    point_format = 8 if "nir" in names else 7 if names & set(COLOURS) else 6
-    header = laspy.LasHeader(version="1.4", point_format=point_format)
-    header.global_encoding.wkt = True
-    check_positions(positions, "points to write")
-    low, high = positions.min(axis=0), positions.max(axis=0)
-    extent = float((high - low).max()) or 1.0
-    header.scales = np.full(3, 10.0 ** np.floor(np.log10(extent / STEPS_PER_EXTENT)))
-    header.offsets = np.floor(low)
-    return header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ METRE = LengthUnit("m", 1.0)
 UNKNOWN = LengthUnit("unit", None)
 ANGLES = LengthUnit("degrees or grads", None)
 MIXED = LengthUnit("mixed units", None)
+GEOCENTRIC = LengthUnit("geocentric coordinates", None)
+# Their lengths are true at the equator only.
+_MERCATOR = ("Popular Visualisation Pseudo Mercator", "Mercator (variant A)")
 
 
 def unit_of(metres: float) -> LengthUnit:
@@ -56,7 +60,8 @@ def length_unit(path: str | Path) -> LengthUnit:
     """The unit of a LAS or LAZ file, from its coordinate system.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
-    `ANGLES` for longitudes and latitudes. `MIXED` if heights have another unit than x and y.
+    `ANGLES` for longitudes and latitudes, `GEOCENTRIC` for axes through the Earth. `MIXED` if
+    heights have another unit than x and y.
     Raises FileError for a file whose header can't be read.
     """
     path = Path(path)
@@ -78,9 +83,38 @@ def length_unit(path: str | Path) -> LengthUnit:
         return UNKNOWN
     if system.is_geographic:
         return ANGLES
+    if system.is_geocentric:
+        return GEOCENTRIC
     factors = [axis.unit_conversion_factor for axis in system.axis_info]
     units = {unit_of(factor) for factor in _with_geo_keys(factors, header)}
     return units.pop() if len(units) == 1 else MIXED
+
+
+def mercator_stretch(path: Path) -> float | None:
+    """Length on the map of a unit on the ground, in the middle of a LAS file in a Mercator system.
+
+    None for any other file, also for one whose header can't be read.
+    """
+    if path.suffix.lower() not in LAS_EXTENSIONS:
+        return None
+    from pyproj import Transformer
+    from pyproj.exceptions import ProjError
+
+    from pointup.io.las import read_header
+
+    with suppress(ProjError, FileError):
+        header = read_header(path)
+        system = header.parse_crs()
+        # The horizontal part of a system with heights.
+        system = system.sub_crs_list[0] if system and system.sub_crs_list else system
+        operation = system and system.coordinate_operation
+        if operation and operation.method_name in _MERCATOR:
+            to_degrees = Transformer.from_crs(system, system.geodetic_crs, always_xy=True)
+            middle = (header.mins[:2] + header.maxs[:2]) / 2
+            latitude = to_degrees.transform(*middle)[1]
+            # A damaged header may have no middle.
+            return 1 / math.cos(math.radians(latitude)) if math.isfinite(latitude) else None
+    return None
 
 
 def _with_geo_keys(factors: list[float], header: Any) -> list[float]:
@@ -148,6 +182,11 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     """
     common, first = UNKNOWN, Path()
     for path, unit in units.items():
+        if unit == GEOCENTRIC:
+            raise DataError(
+                f"{path}: its coordinates are geocentric, so that z is no height; reproject it, "
+                "for example to UTM"
+            )
         if unit in (ANGLES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "

@@ -1,7 +1,7 @@
 """Reads and writes points as text tables: XYZ, TXT and CSV, with or without column names.
 
-pyarrow parses the numbers. Detecting the layout is own code, because CSV readers do not detect the
-variants of point files: column names in a comment, # and // as comment marks, decimal commas.
+pyarrow parses the numbers. The layout is detected here, because CSV readers don't know the variants
+of point files: column names in a comment, # and // as comment marks, decimal commas.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -50,8 +51,8 @@ def read_text(path: Path) -> PointCloud:
     Delimiters are commas, semicolons, tabs or blanks. Column names come from a first line without
     numbers, or from the comment above the first row if it has a name for each column, including x,
     y and z. Without names, the first three columns are x, y, z and the others `column_4`,
-    `column_5`, ... Columns of integers are int64, others float64. # and // begin a comment. With
-    semicolons as delimiters, the decimal mark may be a comma.
+    `column_5`, ... Columns of integers are int64, above it uint64, others float64. # and // begin a
+    comment. With semicolons as delimiters, the decimal mark may be a comma.
     """
     text = read_bytes(path)
     header, start = _read_layout(path, text)
@@ -193,24 +194,27 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
         ),
         "parse_options": arrow_csv.ParseOptions(delimiter=header.delimiter),
     }
+    words: dict[str, list[str]] = {"null_values": [""], "true_values": [], "false_values": []}
     decimal = "," if header.delimiter == ";" and b"," in body else "."
-    for types in ({}, dict.fromkeys(names, pa.float64())):
-        convert = arrow_csv.ConvertOptions(
-            column_types=types,
-            null_values=[""],
-            true_values=[],
-            false_values=[],
-            decimal_point=decimal,
-        )
-        try:
-            table = arrow_csv.read_csv(pa.BufferReader(body), convert_options=convert, **options)
-        except pa.ArrowException:
-            continue
-        if all(column.type in (pa.int64(), pa.float64()) for column in table.columns):
-            if any(column.null_count for column in table.columns):
-                return None
-            return {name: table[name].to_numpy() for name in names}
-    return None
+
+    def parsed(types: Mapping[str, pa.DataType]) -> pa.Table | None:
+        convert = arrow_csv.ConvertOptions(column_types=types, decimal_point=decimal, **words)
+        with suppress(pa.ArrowException):
+            return arrow_csv.read_csv(pa.BufferReader(body), convert_options=convert, **options)
+        return None
+
+    table = parsed({})
+    if table is None or not {column.type for column in table.columns} <= {pa.int64(), pa.float64()}:
+        table = parsed(dict.fromkeys(names, pa.float64()))
+    if table is None or any(column.null_count for column in table.columns):
+        return None
+    columns = {name: table[name].to_numpy() for name in names}
+    for name in columns.keys() - set("xyz"):
+        # pyarrow takes integers of more than 63 bits for floats.
+        if columns[name].dtype == np.float64 and 2.0**63 <= columns[name].max() <= 2.0**64:
+            integers = parsed({name: pa.uint64()})
+            columns[name] = columns[name] if integers is None else integers[name].to_numpy()
+    return columns
 
 
 def _axis_or_name(name: str) -> str:

@@ -12,6 +12,7 @@ PARENT, DISTANCE = "parent_index", "distance_to_measured"
 """Attributes that an upsampled cloud has in addition to `SYNTHETIC`, which is 1 for a new point and
 0 for a measured one: the index of the parent point in the input; the distance to the nearest
 measured point."""
+PARENT_TYPE = np.dtype(np.uint32)
 
 NUM_NEIGHBORS = 3
 """Number of measured points that an attribute is interpolated from."""
@@ -99,7 +100,7 @@ def classify_ground(
 def added_dimensions(like: PointCloud) -> list[ExtraDimension]:
     """The attributes that an upsampled cloud has in addition to those of the input `like`."""
     added = [
-        ExtraDimension(PARENT, "u4", "index of the point it came from", "index"),
+        ExtraDimension(PARENT, PARENT_TYPE.name, "index of the point it came from", "index"),
         ExtraDimension(DISTANCE, "f4", "to the nearest measured point"),
     ]
     if SYNTHETIC not in like.attributes:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from pointup.io.cloud import PointCloud, check_positions
+from pointup.io.cloud import PointCloud, cast_values, check_positions
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
@@ -20,6 +20,7 @@ from pointup.upsampling.models import has_heights, load_model, shipped_for
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
+from pointup.upsampling.store.resolution import check_magnitudes
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
 
@@ -83,9 +84,9 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for coordinates that are not finite; DataError for fewer than two distinct
-    points, and for `classes` if the cloud has no `classification`; ConfigError for invalid options;
-    ModelError if the model can't be loaded.
+    Raises FileError for coordinates that are not finite or 1e12 and more; DataError for fewer than
+    two distinct points, and for `classes` if the cloud has no `classification`; ConfigError for
+    invalid options; ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -113,6 +114,7 @@ def upsample(
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     check_positions(cloud.positions, "points")
+    check_magnitudes(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         store = build_survey_store(
             [[cloud]],
@@ -123,13 +125,7 @@ def upsample(
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
     if (originals and not only_new) or not parts:
-        defaults = {
-            dimension.name: np.arange(len(cloud), dtype=dimension.dtype)
-            if dimension.default == "index"
-            else np.full(len(cloud), dimension.default, dimension.dtype)
-            for dimension in added_dimensions(cloud)
-        }
-        kept = PointCloud(cloud.positions, defaults | cloud.attributes)
+        kept = PointCloud(cloud.positions, cloud.attributes | _own_attributes(cloud))
         # An empty result has the attributes, too.
         has_originals = originals and not only_new
         parts.insert(0, kept if has_originals else kept.select(np.zeros(len(cloud), bool)))
@@ -138,6 +134,23 @@ def upsample(
     attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
     result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
     return result if is_cloud else result.positions
+
+
+def _own_attributes(cloud: PointCloud) -> dict[str, np.ndarray]:
+    """The attributes of `added_dimensions` for measured points: those of the cloud, or defaults.
+
+    Text formats and NumPy read them in wider types than those that pointup writes.
+    """
+    own = {}
+    for dimension in added_dimensions(cloud):
+        name, dtype = dimension.name, np.dtype(dimension.dtype)
+        if name in cloud.attributes:
+            own[name] = cast_values(cloud.attributes[name], dtype, name)
+        elif dimension.default == "index":
+            own[name] = np.arange(len(cloud), dtype=dtype)
+        else:
+            own[name] = np.full(len(cloud), dimension.default, dtype)
+    return own
 
 
 def default_device() -> torch.device:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.io.cloud import PointCloud
-from pointup.upsampling.attributes import PARENT
+from pointup.io.cloud import PointCloud, cast_values
+from pointup.upsampling.attributes import PARENT, PARENT_TYPE
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.store.point_store import Store
 
@@ -56,9 +56,10 @@ class NewPoints:
             if is_only_file:
                 output.delete(block)
             place = self._measured.places_in_file(cloud.attributes[PARENT], file)
-            cloud.attributes[PARENT] = place
-            if (place < 0).any():
-                cloud = cloud.select(place >= 0)
+            is_in_file = place >= 0
+            if not is_in_file.all():
+                cloud, place = cloud.select(is_in_file), place[is_in_file]
+            cloud.attributes[PARENT] = cast_values(place, PARENT_TYPE, PARENT)
             if len(cloud):
                 yield cloud
 

@@ -196,6 +196,18 @@ def test_a_column_may_begin_with_integers_and_end_with_floats(tmp_path: Path) ->
     assert cloud.attributes["column_4"][1] == 2**60 + 1
 
 
+def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_path: Path) -> None:
+    large = [2**64 - 1, 2**63 + 1, 7]
+    rows = [f"{i},0,{i},{large[i]},{i % 2}.5e19,{-i},{2**64 + i}" for i in range(3)]
+    (tmp_path / "a.csv").write_text("\n".join(["X,Y,Z,id,e,f,g", *rows]))
+    attributes = read_points(tmp_path / "a.csv").attributes
+    assert attributes["id"].dtype == np.uint64 and attributes["id"].tolist() == large
+    assert attributes["e"].tolist() == [0.5e19, 1.5e19, 0.5e19]
+    assert attributes["f"].dtype == np.int64 and attributes["g"].dtype == np.float64
+    write_points(tmp_path / "b.csv", read_points(tmp_path / "a.csv"))
+    assert read_points(tmp_path / "b.csv").attributes["id"].tolist() == large
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

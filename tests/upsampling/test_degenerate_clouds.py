@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sheets import sheet, small_model
+from typed import Result, is_one_line, left_in, positions
 
 from pointup import upsample
 from pointup.errors import ConfigError, DataError, FileError
+from pointup.io.cloud import PointCloud
+from pointup.io.files import write_points
 from pointup.upsampling.options import UpsampleOptions
 
 
@@ -67,3 +73,26 @@ def test_an_invalid_cloud_is_an_error(
 def test_invalid_options_are_errors(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         UpsampleOptions(**options)
+
+
+@pytest.mark.parametrize("value", [1e12, -1e20, np.finfo(np.float32).min, 1e160, 1.7e308])
+def test_values_for_no_data_among_coordinates_are_refused(value: float) -> None:
+    points = np.random.default_rng(0).random((100, 3))
+    points[[3, 50], 2] = value
+    with pytest.raises(FileError, match=r"^points: 2 of 100 .* 1e12 or more, such as .*remove"):
+        upsample(points, model=small_model())
+    points[[3, 50], 2] = 1e6 * np.sign(value)
+    made = upsample(points, 2.0, model=small_model())
+    assert len(np.unique(made, axis=0)) > 190
+
+
+@pytest.mark.parametrize("name", ["a.xyz", "a.npy"])
+def test_a_file_with_values_for_no_data_is_refused_and_named(
+    name: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    points = positions(60)
+    points[::20, 2] = -3.4028e38
+    write_points(tmp_path / name, PointCloud(points))
+    result = command(tmp_path / name, "-o", tmp_path / "b.xyz")
+    assert result.status == 1 and is_one_line(result.err) and left_in(tmp_path) == [name]
+    assert f"{name}: points: 3 of 60 have coordinates of 1e12 or more, such as -3.4" in result.err

@@ -84,3 +84,24 @@ def test_a_damaged_file_among_others_is_reported_and_the_others_are_written(
     result = command(tmp_path / "in", "-o", tmp_path / "out", "--density", "2")
     assert result.status == 1 and is_one_line(result.err) and "b.las" in result.err
     assert left_in(tmp_path / "out") == ["a.las"]
+
+
+def test_geocentric_coordinates_are_refused(tmp_path: Path, command: Callable[..., Result]) -> None:
+    refused = write_las(tmp_path / "a.las", "EPSG:4978")
+    result = command(refused, "-o", tmp_path / "b.las")
+    assert result.status == 1 and is_one_line(result.err)
+    assert f"{refused}: its coordinates are geocentric" in result.err and "UTM" in result.err
+    assert left_in(tmp_path) == ["a.las"]
+
+
+@pytest.mark.parametrize("system", ["EPSG:3857", "EPSG:3857+5773"])
+def test_a_mercator_projection_is_noted_with_its_stretch(
+    system: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    # 4,100 km north of the equator on the map are 34.5 degrees: 1 / cos(34.5 degrees) is 1.21.
+    first = write_las(tmp_path / "in" / "a.las", system)
+    write_las(tmp_path / "in" / "b.las", system, shift=1000)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and result.err.count("\n") == 1
+    assert result.err.startswith(f"note: {first}: is in a Mercator projection")
+    assert "1.21 times those on the ground" in result.err

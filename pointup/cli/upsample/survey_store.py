@@ -16,6 +16,7 @@ from pointup.io.noise import is_synthetic
 from pointup.io.vegetation import is_vegetation
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
+from pointup.upsampling.store.resolution import check_magnitudes
 
 
 @dataclass
@@ -70,6 +71,7 @@ def sort_points(
                         f"{job.source}: has points outside of the extent in its header, so "
                         f"that its neighbours are unknown; repair the header{remedy}"
                     )
+                check_magnitudes(chunk.positions, f"{job.source}: points")
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
                 files.num_inside[number] += int(inside)
                 files.num_read[number] += len(chunk)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointup.cli.mixed_units import note_mixed
-from pointup.io.length_unit import LengthUnit, agreed_unit, units_of_readable
+from pointup.io.length_unit import LengthUnit, agreed_unit, mercator_stretch, units_of_readable
 
 
 def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
@@ -15,15 +15,29 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
     With a density, or with other lengths among the options (`has_lengths`), all files must have one
     unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
     Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
-    Raises DataError for coordinates in degrees or in several units.
+    Raises DataError for coordinates in degrees, geocentric ones, or several units.
     """
-    lengths, notes = note_mixed(units_of_readable(paths))
+    units = units_of_readable(paths)
+    lengths, notes = note_mixed(units)
+    notes += _mercator_notes(list(units))
     if density is None and not has_lengths:
         for path, unit in lengths.items():
             agreed_unit({path: unit})
         return notes
     unit = agreed_unit(lengths)
     return notes if density is None else [*notes, *_density_note(density, unit)]
+
+
+def _mercator_notes(paths: Sequence[Path]) -> list[str]:
+    """A note on the first file in a Mercator projection; other files are often its neighbours."""
+    for path in paths:
+        stretch = mercator_stretch(path)
+        if stretch is not None:
+            return [
+                f"{path}: is in a Mercator projection, where lengths are {stretch:.3g} times those "
+                "on the ground, but heights are not; reproject it, for example to UTM"
+            ]
+    return []
 
 
 def _density_note(density: float, unit: LengthUnit) -> list[str]:

@@ -93,9 +93,10 @@ def _write(
 def _opened(job: Job, store: Store) -> PointWriter:
     """The writer of an output file."""
     like = read_extremes(job.source)
-    # If the input is not LAS, scale and offset of a LAS output are computed from the whole extent.
-    lows, highs = store.bounds_in_file()
-    like.positions = np.stack([lows.min(axis=0), highs.max(axis=0)])
+    if len(store.num_read) > 1:
+        # If the input is not LAS, the files of a survey get one scale, computed from its extent.
+        both = np.concatenate([like.positions, *store.bounds_in_file()])
+        like.positions = np.stack([both.min(axis=0), both.max(axis=0)])
     added = added_dimensions(like)
     if job.target.suffix.lower() in LAS_EXTENSIONS:
         # LAS has a flag bit for synthetic points.
