@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from pointup.datasets.block_pairs import BlockPairs
 from pointup.datasets.dataset_parts import write_part
 from pointup.datasets.pair import Pair
 from pointup.datasets.regions import Region
@@ -54,7 +55,7 @@ class RegionTiling:
     include_noise: bool = False
 
 
-MakePairs = Callable[[Place], partial[list[Pair]]]
+MakePairs = Callable[[Place], partial[BlockPairs]]
 """Returns the function that makes the pairs of a block of a place."""
 
 
@@ -110,7 +111,7 @@ def make_part(
     sides = tuple(list(_usable(side, left_out)) for side in sorted_files)
     facts: dict[str, Any] = {
         "region": list(region.xy), "left_out": left_out, "num_tiles": 0, "num_filled": 0,
-        "points_in_tiles": 0, "points_in_pairs": 0,
+        "points_in_tiles": 0, "points_in_pairs": 0, "num_repeated": 0, "num_outside": 0,
         "noise": {file.folder.name: file.num_noise for side in sides for file in side},
     }  # fmt: skip
     pairs: dict[str, Iterable[Pair]] = {"train": [], "validation": []}
@@ -155,7 +156,7 @@ def blocks_of(
 
 
 def _pairs(
-    make: partial[list[Pair]],
+    make: partial[BlockPairs],
     stem: str,
     tile_xy: np.ndarray,
     tiling: RegionTiling,
@@ -164,7 +165,10 @@ def _pairs(
 ) -> Iterator[Pair]:
     for block_xy, names in blocks_of(stem, tile_xy, tiling.block):
         near = None if around is None else around.near_block(block_xy, tiling.block)
-        for pair in make(block_xy=block_xy, names=names, held_out=near):
+        found = make(block_xy=block_xy, names=names, held_out=near)
+        facts["num_repeated"] += found.num_repeated
+        facts["num_outside"] += found.num_outside
+        for pair in found.pairs:
             facts["points_in_pairs"] += len(pair.source) + len(pair.target)
             yield pair
 

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, note
-from pointup.cli.prepare.tiling import note_left_out_noise
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -94,12 +94,15 @@ def prepare_regions(
             f"left out {num_filled - num_tiles:,} of {num_filled:,} tiles, which have fewer than "
             f"{tiling.fewest_points} points (see --tile, --min-points)"
         )
-    num_offered = round(copies * total(parts, "points_in_tiles"))
+    num_read = total(parts, "points_in_tiles")
+    note_left_out_points(total(parts, "num_repeated"), total(parts, "num_outside"), num_read)
     making.strip = strip_remark(tiling.strip, parts, copies)
     if not sum(part.num_rows["train"] for part in parts):
         raise making.nothing_usable("no training pairs are left; try a smaller --tile or --strip")
     sources = [PartSource(part, _part_folder(making, part)) for part in parts]
-    info = making.description({**info, "points_in_tiles": num_offered, "regions": len(regions)})
+    info = making.description(
+        {**info, "points_in_tiles": round(copies * num_read), "regions": len(regions)}
+    )
     making.unfinished.mkdir()
     assemble(sources, making.unfinished, {**info, "left_out": making.left_out})
     return making.publish()
@@ -109,7 +112,10 @@ def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> s
     """The remark for the summary on the strip around validation tiles, from the facts of parts."""
     from pointup.datasets.dataset_parts import total
 
-    offered = copies * total(parts, "points_in_tiles")
+    in_tiles, repeated, outside = (
+        total(parts, fact) for fact in ("points_in_tiles", "num_repeated", "num_outside")
+    )
+    offered = copies * (in_tiles - repeated - outside)
     share = 1 - total(parts, "points_in_pairs") / max(offered, 1)
     return f"a strip of {strip:g} around them left out ({share:.0%})"
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError
 
 
@@ -43,9 +42,3 @@ class Tiling:
     @property
     def strip_width(self) -> float:
         return self.tile / 2 if self.strip is None else self.strip
-
-
-def note_left_out_noise(num_points: int) -> None:
-    """Print how many points of a survey were left out as noise, if any."""
-    if num_points:
-        note(f"left out {num_points:,} points: noise or withheld (see --include-noise)")
