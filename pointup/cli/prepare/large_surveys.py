@@ -18,6 +18,7 @@ from pointup.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from pointup.datasets.dataset_parts import DatasetPart
     from pointup.datasets.region_pairs import MakePairs, RegionTiling
+    from pointup.datasets.region_split import RegionSplit
     from pointup.datasets.regions import Region, SurveyIndex
     from pointup.io.extents import FileExtent
 
@@ -31,16 +32,25 @@ class LargeSurvey:
         extents: their extents; None for files that can't be used.
         unreadable: why they can't be used.
         index: which files each region needs.
+        block: side length of a block in tiles, smaller than asked for if there are few blocks.
+        split: which blocks are for validation.
     """
 
     sides: list[list[Path]]
     extents: list[list[FileExtent | None]]
     unreadable: list[str]
     index: SurveyIndex
+    block: int
+    split: RegionSplit
 
 
-def read_headers(making: Making, sides: list[list[Path]], block_width: float) -> LargeSurvey:
-    """Read the extents of all files, in all processes, and index them."""
+def read_headers(making: Making, sides: list[list[Path]], tile: float, block: int) -> LargeSurvey:
+    """Read the extents of all files, in all processes, index them and choose validation blocks.
+
+    Blocks of `block` tiles are halved while there are too few of them to hold out the share of
+    `making`.
+    """
+    from pointup.datasets.region_split import split_regions
     from pointup.datasets.regions import index_survey
     from pointup.io.extents import read_extent
 
@@ -48,7 +58,14 @@ def read_headers(making: Making, sides: list[list[Path]], block_width: float) ->
     found = making.each_or_none([partial(read_extent, path) for path in paths], "reading headers")
     extents = [[next(found) for _ in side] for side in sides]
     unreadable, making.left_out[:] = list(making.left_out), []
-    return LargeSurvey(sides, extents, unreadable, index_survey(extents, block_width))
+    assert making.seed is not None
+    while True:
+        width = tile * block
+        index = index_survey(extents, width)
+        split = split_regions(extents, index, width, making.validation, making.seed)
+        if block == 1 or not making.validation or split.num_blocks * making.validation >= 1:
+            return LargeSurvey(sides, extents, unreadable, index, block, split)
+        block //= 2
 
 
 def prepare_regions(
@@ -159,7 +176,8 @@ def _make_parts(
                 for side, numbers in enumerate(region.files)
             )
             place = _part_folder(making, region)
-            yield partial(make_part, place, region, folders, tiling, making.stem, make)
+            around = survey.split.held_out_around(region, tiling.strip)
+            yield partial(make_part, place, region, folders, tiling, making.stem, make, around)
 
     started: set[tuple[int, int]] = set()
     finished = 0

@@ -223,13 +223,13 @@ def _cut_regions(
 
     with dataset.making(is_resumable=True) as making:
         making.stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
-        survey = read_headers(making, sides, tiling.tile * tiling.block)
+        survey = read_headers(making, sides, tiling.tile, tiling.block)
         regional = RegionTiling(
             tiling.tile,
-            tiling.block,
+            survey.block,
             survey.index.size,
             tiling.strip_width,
-            dataset.validation,
+            survey.split.threshold,
             dataset.seed,
             fewest_points,
             tiling.include_noise,
