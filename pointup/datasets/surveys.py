@@ -75,10 +75,14 @@ class Place:
         """The folders of a side's points, for `read_block`."""
         return [file.folder for file in self.sides[side]]
 
+    def extent(self, side: int) -> tuple[np.ndarray, np.ndarray]:
+        """The lower and upper corner (3,) of the points of a side."""
+        files = self.sides[side]
+        return np.min([f.low for f in files], axis=0), np.max([f.high for f in files], axis=0)
+
     def describe(self, side: int) -> str:
         """The extent of a side as text: "x 12.5 to 80, y 3 to 9.25"."""
-        low = np.min([file.low for file in self.sides[side]], axis=0)
-        high = np.max([file.high for file in self.sides[side]], axis=0)
+        low, high = self.extent(side)
         return f"x {low[0]:.10g} to {high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
 
 

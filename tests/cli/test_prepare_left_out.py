@@ -89,3 +89,45 @@ def test_a_point_that_is_in_the_files_twice_is_in_one_side_of_one_pair(
     assert len(source) + len(target) == len(points)
     assert rows(source) | rows(target) == rows(points)
     assert f"left out {num_repeated:,} points that are at the position" in capsys.readouterr().err
+
+
+def test_separate_files_that_overlap_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, shift in (("a", 0), ("b", 20), ("c", 70)):
+        write_las(tmp_path / f"{name}.las", survey(4_000, shift) + np.array([shift, 0, 0]), CORNER)
+    files = [tmp_path / f"{name}.las" for name in "abc"]
+    for number, (inputs, is_named) in enumerate(((files, True), (files[1:], False))):
+        words = ["thin", *inputs, "--separate", "--tile", 20, "-o", tmp_path / f"out{number}"]
+        assert prepare(*words, "--num-workers", 1) == 0
+        assert ("note: a and b overlap" in capsys.readouterr().err) == is_named
+    assert main(["inspect", str(tmp_path / "out0")]) == 0
+    assert "from every training point of the same file" in capsys.readouterr().out
+
+
+def test_a_file_whose_name_is_not_utf8_is_prepared_and_inspected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "caf\udce9.las"
+    try:
+        write_las(path, survey(4_000, 0), CORNER)
+    except OSError:
+        pytest.skip("the file system has names in UTF-8 only")
+    assert prepare("thin", path, "-o", tmp_path / "out", "--num-workers", 1) == 0
+    names = open_pairs(tmp_path / "out", "train")["name"]
+    assert names and all(name.startswith("caf\\xe9_") for name in names)
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert "caf\\xe9.las" in capsys.readouterr().out
+
+
+def test_a_large_survey_that_leaves_no_pairs_is_tried_again_with_other_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regions, "LARGE_BYTES", 0)
+    path = write_las(tmp_path / "plot.las", survey(4_000, 0, width=40.0), CORNER)
+    words = ["thin", path, "--tile", 20, "--num-workers", 1, "-o", tmp_path / "out", "--strip"]
+    assert prepare(*words, 100) == 1
+    assert "no training pairs are left; try a smaller --tile or --strip" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+    assert prepare(*words, 2) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -115,6 +116,8 @@ def prepare_regions(
     note_left_out_points(total(parts, "num_repeated"), total(parts, "num_outside"), num_read)
     making.strip = strip_remark(tiling.strip, parts, copies)
     if not sum(part.num_rows["train"] for part in parts):
+        # The remedy is other options, which can't continue from these parts.
+        shutil.rmtree(making.scratch / "parts")
         raise making.nothing_usable("no training pairs are left; try a smaller --tile or --strip")
     sources = [PartSource(part, _part_folder(making, part)) for part in parts]
     info = making.description(
@@ -145,8 +148,6 @@ def _make_parts(
     make: MakePairs,
 ) -> None:
     """Make the parts that are missing; the points of a file are removed after its last region."""
-    import shutil
-
     from pointup.datasets.region_pairs import make_part, sort_into
 
     making.remove_stale()

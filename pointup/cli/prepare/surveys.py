@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pointup.cli.input_files import Inputs, find_inputs, name_inputs
+from pointup.cli.input_files import Inputs, find_inputs, name_inputs, printable
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
-from pointup.cli.prepare.tiling import Tiling
+from pointup.cli.prepare.tiling import Tiling, note_overlapping
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
 
@@ -163,6 +163,7 @@ def _cut_surveys(
         )
     with dataset.making() as making:
         places = _sort_places(making, sides, tiling)
+        note_overlapping(places)
         tiles = [place.tiles_with(fewest_points) for place in places]
         if not any(map(len, tiles)):
             raise _no_tiles(making, places, tiling, fewest_points)
@@ -222,7 +223,7 @@ def _cut_regions(
     from pointup.datasets.region_pairs import RegionTiling
 
     with dataset.making(is_resumable=True) as making:
-        making.stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
+        making.stem = printable(sides[-1][0].stem) if len(sides[-1]) == 1 else "tile"
         survey = read_headers(making, sides, tiling.tile, tiling.block)
         regional = RegionTiling(
             tiling.tile,
@@ -260,7 +261,7 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
         for side, paths in enumerate(sides)
     ]
     if not tiling.separate:
-        stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
+        stem = printable(sides[-1][0].stem) if len(sides[-1]) == 1 else "tile"
         return [Place(stem, tuple(rows))] if all(rows) else []
     return [
         Place(stem, tuple([done[f"{side}-{number}"]] for side in range(len(sides))))
