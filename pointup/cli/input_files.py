@@ -92,13 +92,18 @@ def _without_tables(folder: Path, files: list[Path]) -> list[Path]:
 
 def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
     """A unique name for each file or folder: its name, that of a file without extension, with as
-    many folders as needed."""
+    many folders as needed. It is `printable`."""
     named: dict[str, Path] = {}
     for path in paths:
         whole = path.resolve()
         parts = (whole if whole.is_dir() else whole.with_suffix("")).parts[1:]
         depth = 1
-        while (name := "/".join(parts[-depth:])) in named and depth < len(parts):
+        while (name := printable("/".join(parts[-depth:]))) in named and depth < len(parts):
             depth += 1
-        named[name if name not in named else str(path)] = path
+        named[name if name not in named else printable(str(path))] = path
     return named
+
+
+def printable(text: str) -> str:
+    """A text with file names, as valid UTF-8: bytes of a name that are not UTF-8 become \\xff."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

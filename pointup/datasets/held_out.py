@@ -31,8 +31,11 @@ class HeldOut:
     share_of_area: float
     gap: float | None
 
-    def describe(self, strip: float | None) -> list[str]:
-        """Lines to print; `strip` is the width of the strip left out around the held-out tiles."""
+    def describe(self, strip: float | None, separate: bool = False) -> list[str]:
+        """Lines to print; `strip` is the width of the strip left out around the held-out tiles.
+
+        With `separate` the gap is between points of the same file only.
+        """
         pairs = f"{self.num_pairs:,} pair{'s' * (self.num_pairs != 1)}"
         lines = [
             f"held out to validate on: {pairs} ({self.share_of_pairs:.1%}), "
@@ -40,8 +43,9 @@ class HeldOut:
         ]
         if self.gap is None:
             return lines
+        of_file = " of the same file" if separate else ""
         left_out = f"; a strip of {strip:g} was left out" if strip else ""
-        lines.append(f"  at least {self.gap:.6g} from every training point{left_out}")
+        lines.append(f"  at least {self.gap:.6g} from every training point{of_file}{left_out}")
         if not strip or self.gap < strip * (1 - ROUNDING):
             lines.append("  touches training ground, so that scores are too good; prepare it again")
         return lines

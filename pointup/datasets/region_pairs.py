@@ -7,7 +7,6 @@ that began before it.
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 import uuid
@@ -19,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from pointup.datasets.block_pairs import BlockPairs
 from pointup.datasets.dataset_parts import write_part
 from pointup.datasets.pair import Pair
+from pointup.datasets.region_split import is_held_out
 from pointup.datasets.regions import Region
 from pointup.datasets.surveys import HeldOutTiles, Place, SortedFile, sort_file
 from pointup.errors import FileError, PointupError
@@ -38,8 +39,7 @@ class RegionTiling:
         block: side length of a block in tiles.
         size: side length of a region in blocks.
         strip: width of the strip around validation tiles.
-        validation: share of the blocks that are for validation.
-        seed: seed of the choice of these blocks.
+        threshold, seed: for `is_held_out`, which says which blocks are for validation.
         fewest_points: a tile with fewer points on a side is left out.
         include_noise: whether noise and withheld points are kept.
     """
@@ -48,13 +48,13 @@ class RegionTiling:
     block: int
     size: int
     strip: float
-    validation: float
+    threshold: float
     seed: int
     fewest_points: int
     include_noise: bool = False
 
 
-MakePairs = Callable[[Place], partial[list[Pair]]]
+MakePairs = Callable[[Place], partial[BlockPairs]]
 """Returns the function that makes the pairs of a block of a place."""
 
 
@@ -101,16 +101,18 @@ def make_part(
     tiling: RegionTiling,
     stem: str,
     make: MakePairs,
+    held_out: np.ndarray,
 ) -> None:
     """Write the pairs of a region as a part of the dataset, in `folder`.
 
+    `held_out` (B, 2) int64 are the validation blocks whose strip may reach into the region.
     `sorted_files` are the results of `sort_into` for each side; waits until they are there.
     """
     left_out: list[str] = []
     sides = tuple(list(_usable(side, left_out)) for side in sorted_files)
     facts: dict[str, Any] = {
         "region": list(region.xy), "left_out": left_out, "num_tiles": 0, "num_filled": 0,
-        "points_in_tiles": 0, "points_in_pairs": 0,
+        "points_in_tiles": 0, "points_in_pairs": 0, "num_repeated": 0, "num_outside": 0,
         "noise": {file.folder.name: file.num_noise for side in sides for file in side},
     }  # fmt: skip
     pairs: dict[str, Iterable[Pair]] = {"train": [], "validation": []}
@@ -120,8 +122,8 @@ def make_part(
         filled = _inside(place.tiles_with(1), region, tiling)
         facts["num_tiles"], facts["num_filled"] = len(xy), len(filled)
         facts["points_in_tiles"] = int(place.num_points(xy).sum())
-        held = is_held_out(xy // tiling.block, tiling.validation, tiling.seed)
-        around = HeldOutTiles(tiling.tile, _held_out_around(region, tiling), tiling.strip)
+        held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
+        around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
         of_place = make(place)
         pairs = {
             split: _pairs(of_place, stem, xy[held == is_validation], tiling, near, facts)
@@ -131,16 +133,6 @@ def make_part(
             )
         }
     write_part(folder, region.number, pairs, facts)
-
-
-def is_held_out(block_xy: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Mask (B,) of the blocks (B, 2) int64 that are for validation: about `fraction` of many.
-
-    Depends on the index of a block and the seed alone, so that no process needs the whole survey.
-    """
-    x, y = block_xy.astype(np.int64).view(np.uint64).T
-    mixed = _mixed(x ^ _mixed(y ^ _mixed(np.full(len(x), seed % 2**64, np.uint64))))
-    return (mixed >> np.uint64(11)) * 2.0**-53 < fraction
 
 
 def blocks_of(
@@ -155,7 +147,7 @@ def blocks_of(
 
 
 def _pairs(
-    make: partial[list[Pair]],
+    make: partial[BlockPairs],
     stem: str,
     tile_xy: np.ndarray,
     tiling: RegionTiling,
@@ -164,7 +156,10 @@ def _pairs(
 ) -> Iterator[Pair]:
     for block_xy, names in blocks_of(stem, tile_xy, tiling.block):
         near = None if around is None else around.near_block(block_xy, tiling.block)
-        for pair in make(block_xy=block_xy, names=names, held_out=near):
+        found = make(block_xy=block_xy, names=names, held_out=near)
+        facts["num_repeated"] += found.num_repeated
+        facts["num_outside"] += found.num_outside
+        for pair in found.pairs:
             facts["points_in_pairs"] += len(pair.source) + len(pair.target)
             yield pair
 
@@ -186,22 +181,7 @@ def _inside(tile_xy: np.ndarray, region: Region, tiling: RegionTiling) -> np.nda
     return tile_xy[(regions == np.array(region.xy)).all(axis=1)]
 
 
-def _held_out_around(region: Region, tiling: RegionTiling) -> np.ndarray:
-    """The validation tiles (T, 2) in a region and within reach of the strip around it."""
-    reach = math.ceil(tiling.strip / (tiling.tile * tiling.block))
-    x, y = (
-        np.arange(first * tiling.size - reach, (first + 1) * tiling.size + reach)
-        for first in region.xy
-    )
-    blocks = np.stack(np.meshgrid(x, y, indexing="ij"), axis=-1).reshape(-1, 2)
-    blocks = blocks[is_held_out(blocks, tiling.validation, tiling.seed)]
-    steps = np.stack(np.meshgrid(*[np.arange(tiling.block)] * 2, indexing="ij"), axis=-1)
-    return (blocks[:, None] * tiling.block + steps.reshape(1, -1, 2)).reshape(-1, 2)
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64 (Steele et al. 2014): each bit of the result depends on all bits of the value."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+def _tiles_of(block_xy: np.ndarray, block: int) -> np.ndarray:
+    """The tiles (T, 2) of blocks (B, 2)."""
+    steps = np.stack(np.meshgrid(*[np.arange(block)] * 2, indexing="ij"), axis=-1)
+    return (block_xy[:, None] * block + steps.reshape(1, -1, 2)).reshape(-1, 2)

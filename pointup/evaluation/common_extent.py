@@ -10,9 +10,8 @@ import numpy as np
 from scipy import ndimage
 
 from pointup.errors import DataError
+from pointup.geometry.coverage import without_holes
 
-# Largest width in cells of a hole that counts as covered: shadows and water have no points.
-LARGEST_HOLE = 3
 # A larger grid means stray points, or coordinates that are not in metres.
 MOST_CELLS = 200_000_000
 
@@ -95,9 +94,7 @@ def common_extent(surveys: Mapping[str, np.ndarray], cell: float = 1.0) -> Exten
         )
     width, height = (int(n) for n in shape)
     everywhere = Extent(cell, low, np.ones((width, height), dtype=bool))
-    covered = reduce(
-        np.logical_and, [_without_holes(everywhere, points) for points in surveys.values()]
-    )
+    covered = reduce(np.logical_and, [_covered(everywhere, points) for points in surveys.values()])
     if not covered.any():
         raise DataError(f"the surveys have no ground in common: {_ranges(surveys)}")
     return Extent(cell, low, covered)
@@ -131,16 +128,12 @@ def filled(grid: np.ndarray) -> np.ndarray:
     return grid[tuple(index)]
 
 
-def _without_holes(extent: Extent, positions: np.ndarray) -> np.ndarray:
+def _covered(extent: Extent, positions: np.ndarray) -> np.ndarray:
     """Mask (X, Y) of the cells with points, small holes between them filled."""
     occupied = np.zeros(extent.covered.size, dtype=bool)
     place = extent.place(positions)
     occupied[place[place >= 0]] = True
-    occupied = np.pad(occupied.reshape(extent.covered.shape), LARGEST_HOLE)
-    block = np.ones((LARGEST_HOLE + 1, LARGEST_HOLE + 1), dtype=bool)
-    closed = ndimage.binary_closing(occupied, block)
-    inner = slice(LARGEST_HOLE, -LARGEST_HOLE)
-    return closed[inner, inner]
+    return without_holes(occupied.reshape(extent.covered.shape))
 
 
 def _ranges(surveys: Mapping[str, np.ndarray]) -> str:

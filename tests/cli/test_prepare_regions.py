@@ -19,7 +19,7 @@ import pytest
 from pointup.cli.main import main
 from pointup.datasets import region_pairs, regions
 from pointup.datasets.pair_dataset import open_pairs, open_samples
-from pointup.datasets.region_pairs import is_held_out
+from pointup.datasets.region_split import is_held_out
 
 WIDTH = 50.0
 
@@ -101,6 +101,18 @@ def test_each_tile_is_a_pair_once_and_no_training_point_is_near_validation(
     for low in boxes:
         beside = np.maximum(low - xy, xy - low - 5).clip(0)
         assert np.hypot(*beside.T).min() >= 2.5 - 1e-3
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_dense_plot_of_few_blocks_has_validation_pairs(seed: int, tmp_path: Path) -> None:
+    corner = np.array([500_003.0, 4_000_007.0, 0.0])
+    plot = corner + np.random.default_rng(0).random((20_000, 3)) * [50, 50, 2]
+    write_las(tmp_path / "plot.las", plot)
+    words = ["prepare", "thin", tmp_path / "plot.las", "-o", tmp_path / "pairs", "--seed", seed]
+    assert main([*map(str, words), "--num-workers", "1"]) == 0
+    # 36 tiles of 10 m, some with a small part of the plot.
+    sizes = [len(open_samples(tmp_path / "pairs", split)) for split in ("train", "validation")]
+    assert sizes[1] >= 2 and sizes[0] >= 15
 
 
 def test_an_interrupted_command_continues_to_the_same_bytes(

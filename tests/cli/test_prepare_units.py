@@ -86,3 +86,20 @@ def test_evaluating_heights_in_another_unit_names_the_option_that_takes_them(
     assert "mixed units" in (error := capsys.readouterr().err)
     assert error.endswith("or set --metres-per-unit\n")
     assert main([*words, "--metres-per-unit", "1"]) == 0
+
+
+def test_datasets_in_feet_and_metres_are_joined_with_a_note_and_not_evaluated_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = []
+    for name, system in (("feet", FEET), ("metres", METRES)):
+        survey = write_las(tmp_path / f"{name}.las", system, 3000)
+        folders.append(tmp_path / name)
+        assert prepare("thin", survey, "--tile", 20, "-o", folders[-1]) == 0
+    joined = tmp_path / "joined"
+    capsys.readouterr()
+    assert main(["prepare", "join", *map(str, folders), "-o", str(joined)]) == 0
+    assert "note: the datasets are in US ft and m" in capsys.readouterr().err
+    assert main(["evaluate", "pairs", str(joined)]) == 1
+    expected = f"{joined}: joined of {folders[0]} in US ft, {folders[1]} in m; evaluate these one"
+    assert expected in capsys.readouterr().err

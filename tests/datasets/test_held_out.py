@@ -218,3 +218,15 @@ def test_gaps_of_separate_files_are_measured_within_each_file_only(
     info = {"made_by": "pointup 0 prepare thin"}
     assert measure_held_out(train, validation, {**info, "separate": True}).gap is None
     assert measure_held_out(train, validation, info).gap == pytest.approx(0, abs=1)
+
+
+def test_inspect_says_no_strip_of_a_dataset_without_a_validation_split_and_counts_its_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "dense.npy", ground(3, 3, 400, 0))
+    assert prepare(tmp_path, "thin", tmp_path / "dense.npy", "--validation", 0) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    output = capsys.readouterr().out
+    assert "touches training ground" in output and "was left out" not in output
+    assert "surveys" in output and "1 file\n" in output and "'strip'" not in output

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from pointup.datasets import surveys
+from pointup.datasets.block_pairs import fewest_dense_points, thinned_pairs, thinning_ratio
 from pointup.datasets.surveys import (
     Place,
-    fewest_dense_points,
     hold_out,
     read_block,
     sort_file,
-    thinned_pairs,
 )
 
 
@@ -78,7 +77,7 @@ def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path
     (pair,) = thinned_pairs(
         [file.folder], tuple(xy), frozenset([name]),
         tile=10.0, stem="t", ratio=3, pattern=pattern, disjoint=True, seed=0,
-    )  # fmt: skip
+    ).pairs  # fmt: skip
     assert pair.name == name
     assert (len(pair.source), len(pair.target)) == (200, 600)
     together = np.concatenate([pair.source, pair.target]) + pair.origin
@@ -92,7 +91,7 @@ def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
     (pair,) = thinned_pairs(
         [file.folder], tuple(xy), frozenset([f"t_{xy[0]}_{xy[1]}"]),
         tile=10.0, stem="t", ratio=4, pattern="random", disjoint=False, seed=0,
-    )  # fmt: skip
+    ).pairs  # fmt: skip
     assert (len(pair.source), len(pair.target)) == (200, 800)
     assert rows(pair.source) < rows(pair.target)
 
@@ -103,7 +102,7 @@ def test_tiles_with_the_smallest_accepted_size_give_both_sides_enough_points(
     ratio: float, disjoint: bool
 ) -> None:
     num_points = fewest_dense_points(32, ratio, disjoint)
-    num_source = round(num_points / surveys.thinning_ratio(ratio, disjoint))
+    num_source = round(num_points / thinning_ratio(ratio, disjoint))
     assert num_source >= 32
     assert not disjoint or num_points - num_source >= 32
 

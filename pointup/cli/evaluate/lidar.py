@@ -15,7 +15,7 @@ from pointup.cli.evaluate.output import (
     open_model,
 )
 from pointup.cli.output_files import File, Picture, View
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import numpy as np

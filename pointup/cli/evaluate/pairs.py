@@ -76,7 +76,7 @@ class Pairs:
         from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
         from pointup.geometry.surfaces import Surface
-        from pointup.io.length_unit import dataset_unit, unit_of
+        from pointup.io.length_unit import agreed_dataset_unit, unit_of
         from pointup.model.config import ModelConfig
         from pointup.training.objective import training_ratio
 
@@ -86,7 +86,7 @@ class Pairs:
         config = upsampler.config if upsampler else ModelConfig()
         samples = open_samples(self.dataset, self.split)
         samples, bad = usable_samples(samples, config.k, self.split)
-        unit = dataset_unit(self.dataset)
+        unit = agreed_dataset_unit(self.dataset)
         if self.metres_per_unit is not None:
             unit = unit_of(self.metres_per_unit)
         pairs = PairDataset(samples)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from pointup.cli.input_files import printable
 from pointup.cli.inspect.statistics import Split, read_info
 from pointup.datasets.held_out import HeldOut
+from pointup.datasets.held_out_elsewhere import SURVEYS
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
@@ -21,11 +23,17 @@ FEWEST_FOR_BARS = 8
 def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
     """The text that `pointup inspect` prints."""
     lines = [_headline(label, splits)]
-    info = {key: value for key, value in read_info(label).items() if value not in ([], "", False)}
+    description = read_info(label)
+    info = {key: value for key, value in description.items() if value not in ([], "", False)}
+    if SURVEYS in info:
+        num_files = sum(len(survey["files"]) for survey in info[SURVEYS].values())
+        info[SURVEYS] = _count(num_files, "file")
     width = max((len(key) for key in info), default=0)
     lines += [f"  {key.replace('_', ' '):<{width}}  {_shorten(info[key])}" for key in info]
     if held_out:
-        lines += ["", *held_out.describe(info.get("strip"))]
+        # Without a validation split, one is drawn when the dataset is opened, without a strip.
+        strip = description.get("strip") if description.get("validation", True) else None
+        lines += ["", *held_out.describe(strip, bool(description.get("separate")))]
     for split in splits:
         lines += ["", *_table(split)]
     for split in splits:
@@ -34,7 +42,7 @@ def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> 
             lines += [f"  {sample.name}: {sample.reason}" for sample in split.bad]
     if not any(split.bad for split in splits):
         lines += ["", "no bad samples"]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _headline(label: str, splits: list[Split]) -> str:

@@ -41,6 +41,7 @@ class Join:
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
         from pointup.datasets.held_out_elsewhere import shapes_of, stored_surveys, surveys_of
+        from pointup.io.length_unit import UNKNOWN, dataset_units
 
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}
@@ -57,6 +58,10 @@ class Join:
             for number, folder in enumerate(self.inputs)
             for name, shape in shapes_of(folder).items()
         }
+        units = {unit for folder in self.inputs for unit in dataset_units(folder).values()}
+        if len(units - {UNKNOWN}) > 1:
+            names = " and ".join(sorted(unit.name for unit in units - {UNKNOWN}))
+            note(f"the datasets are in {names}; `pointup evaluate pairs` needs them one by one")
         with self.dataset.making() as making:
             splits = [self._pairs(split, surfaces) for split in ("train", "validation")]
             return making.write(splits[0], splits[1], info, surfaces, shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, note
-from pointup.cli.prepare.tiling import note_left_out_noise
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from pointup.datasets.dataset_parts import DatasetPart
     from pointup.datasets.region_pairs import MakePairs, RegionTiling
+    from pointup.datasets.region_split import RegionSplit
     from pointup.datasets.regions import Region, SurveyIndex
     from pointup.io.extents import FileExtent
 
@@ -31,16 +33,25 @@ class LargeSurvey:
         extents: their extents; None for files that can't be used.
         unreadable: why they can't be used.
         index: which files each region needs.
+        block: side length of a block in tiles, smaller than asked for if there are few blocks.
+        split: which blocks are for validation.
     """
 
     sides: list[list[Path]]
     extents: list[list[FileExtent | None]]
     unreadable: list[str]
     index: SurveyIndex
+    block: int
+    split: RegionSplit
 
 
-def read_headers(making: Making, sides: list[list[Path]], block_width: float) -> LargeSurvey:
-    """Read the extents of all files, in all processes, and index them."""
+def read_headers(making: Making, sides: list[list[Path]], tile: float, block: int) -> LargeSurvey:
+    """Read the extents of all files, in all processes, index them and choose validation blocks.
+
+    Blocks of `block` tiles are halved while there are too few of them to hold out the share of
+    `making`.
+    """
+    from pointup.datasets.region_split import split_regions
     from pointup.datasets.regions import index_survey
     from pointup.io.extents import read_extent
 
@@ -48,7 +59,14 @@ def read_headers(making: Making, sides: list[list[Path]], block_width: float) ->
     found = making.each_or_none([partial(read_extent, path) for path in paths], "reading headers")
     extents = [[next(found) for _ in side] for side in sides]
     unreadable, making.left_out[:] = list(making.left_out), []
-    return LargeSurvey(sides, extents, unreadable, index_survey(extents, block_width))
+    assert making.seed is not None
+    while True:
+        width = tile * block
+        index = index_survey(extents, width)
+        split = split_regions(extents, index, width, making.validation, making.seed)
+        if block == 1 or not making.validation or split.num_blocks * making.validation >= 1:
+            return LargeSurvey(sides, extents, unreadable, index, block, split)
+        block //= 2
 
 
 def prepare_regions(
@@ -94,12 +112,17 @@ def prepare_regions(
             f"left out {num_filled - num_tiles:,} of {num_filled:,} tiles, which have fewer than "
             f"{tiling.fewest_points} points (see --tile, --min-points)"
         )
-    num_offered = round(copies * total(parts, "points_in_tiles"))
+    num_read = total(parts, "points_in_tiles")
+    note_left_out_points(total(parts, "num_repeated"), total(parts, "num_outside"), num_read)
     making.strip = strip_remark(tiling.strip, parts, copies)
     if not sum(part.num_rows["train"] for part in parts):
+        # The remedy is other options, which can't continue from these parts.
+        shutil.rmtree(making.scratch / "parts")
         raise making.nothing_usable("no training pairs are left; try a smaller --tile or --strip")
     sources = [PartSource(part, _part_folder(making, part)) for part in parts]
-    info = making.description({**info, "points_in_tiles": num_offered, "regions": len(regions)})
+    info = making.description(
+        {**info, "points_in_tiles": round(copies * num_read), "regions": len(regions)}
+    )
     making.unfinished.mkdir()
     assemble(sources, making.unfinished, {**info, "left_out": making.left_out})
     return making.publish()
@@ -109,7 +132,10 @@ def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> s
     """The remark for the summary on the strip around validation tiles, from the facts of parts."""
     from pointup.datasets.dataset_parts import total
 
-    offered = copies * total(parts, "points_in_tiles")
+    in_tiles, repeated, outside = (
+        total(parts, fact) for fact in ("points_in_tiles", "num_repeated", "num_outside")
+    )
+    offered = copies * (in_tiles - repeated - outside)
     share = 1 - total(parts, "points_in_pairs") / max(offered, 1)
     return f"a strip of {strip:g} around them left out ({share:.0%})"
 
@@ -122,8 +148,6 @@ def _make_parts(
     make: MakePairs,
 ) -> None:
     """Make the parts that are missing; the points of a file are removed after its last region."""
-    import shutil
-
     from pointup.datasets.region_pairs import make_part, sort_into
 
     making.remove_stale()
@@ -153,7 +177,8 @@ def _make_parts(
                 for side, numbers in enumerate(region.files)
             )
             place = _part_folder(making, region)
-            yield partial(make_part, place, region, folders, tiling, making.stem, make)
+            around = survey.split.held_out_around(region, tiling.strip)
+            yield partial(make_part, place, region, folders, tiling, making.stem, make, around)
 
     started: set[tuple[int, int]] = set()
     finished = 0

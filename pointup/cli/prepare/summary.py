@@ -51,8 +51,8 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         note("the target is sparser than the source in half of the pairs; are they swapped?")
     if validation and "validation" not in tables:
         note(
-            "no pair is held out for validation: too few can be used; make more, from surveys for "
-            "example with a smaller --tile"
+            "no pair is held out for validation: give another --seed, or make more pairs, from "
+            "surveys for example with a smaller --tile"
         )
 
 

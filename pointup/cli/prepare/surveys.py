@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -12,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pointup.cli.input_files import Inputs, find_inputs, name_inputs
+from pointup.cli.input_files import Inputs, find_inputs, name_inputs, printable
 from pointup.cli.mixed_units import note_mixed
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
+from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
-from pointup.cli.prepare.tiling import Tiling, note_left_out_noise
+from pointup.cli.prepare.tiling import Tiling, note_overlapping
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from pointup.datasets.block_pairs import BlockPairs
     from pointup.datasets.pair import Pair
     from pointup.datasets.region_pairs import MakePairs
     from pointup.datasets.surveys import Place
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Make pairs from a sparse and a dense survey of the same area: tiles with points of both."""
+    """Make pairs from a sparse and a dense survey of the same area: tiles with points of both.
+
+    Points on ground that only one of the surveys covers are left out.
+    """
 
     source: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
     """Sparse survey: files, or folders of files. All files of a side are one survey, in the same
@@ -82,7 +86,7 @@ class Thin:
             raise ConfigError(f"--ratio {self.ratio}: must be at least 1")
 
     def run(self) -> int:
-        from pointup.datasets.surveys import fewest_dense_points
+        from pointup.datasets.block_pairs import fewest_dense_points
 
         shard = parse_shard(self.shard)
         disjoint = self.target == "rest"
@@ -105,17 +109,17 @@ class Thin:
         return _cut_surveys(sides, self.tiling, self.dataset, fewest, copies, make, info, shard)
 
 
-def _from_two_surveys(place: Place, **options: Any) -> partial[list[Pair]]:
+def _from_two_surveys(place: Place, **options: Any) -> partial[BlockPairs]:
     """The function that makes the pairs of a block of two surveys."""
-    from pointup.datasets.surveys import two_survey_pairs
+    from pointup.datasets.block_pairs import two_survey_pairs
 
     sides = place.folders(0), place.folders(1)
     return partial(two_survey_pairs, *sides, stem=place.stem, **options)
 
 
-def _from_one_survey(place: Place, **options: Any) -> partial[list[Pair]]:
+def _from_one_survey(place: Place, **options: Any) -> partial[BlockPairs]:
     """The function that makes the pairs of a block of a survey by thinning."""
-    from pointup.datasets.surveys import thinned_pairs
+    from pointup.datasets.block_pairs import thinned_pairs
 
     return partial(thinned_pairs, place.folders(0), stem=place.stem, **options)
 
@@ -152,7 +156,7 @@ def _cut_surveys(
     lengths, notes = note_mixed(units_of_readable([path for side in sides for path in side]))
     agreed_unit(lengths)
     for mixed in notes:
-        print(f"note: {mixed}", file=sys.stderr)
+        note(mixed)
     info |= {**asdict(tiling), "strip": tiling.strip_width, **_surveys(sides, tiling)}
     if not tiling.separate and is_large([path for side in sides for path in side]):
         return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)
@@ -163,12 +167,12 @@ def _cut_surveys(
         )
     with dataset.making() as making:
         places = _sort_places(making, sides, tiling)
+        note_overlapping(places)
         tiles = [place.tiles_with(fewest_points) for place in places]
         if not any(map(len, tiles)):
             raise _no_tiles(making, places, tiling, fewest_points)
-        num_tiles, num_filled = (
-            sum(map(len, t)) for t in (tiles, [place.tiles_with(1) for place in places])
-        )
+        num_tiles = sum(map(len, tiles))
+        num_filled = sum(len(place.tiles_with(1)) for place in places)
         if num_tiles < 0.9 * num_filled:
             note(
                 f"left out {num_filled - num_tiles:,} of {num_filled:,} tiles, which have fewer "
@@ -176,7 +180,7 @@ def _cut_surveys(
             )
         weights = [place.num_points(xy) for place, xy in zip(places, tiles, strict=True)]
         held_out = hold_out(tiles, dataset.validation, dataset.seed, tiling.block, weights)
-        calls: dict[bool, list[partial[list[Pair]]]] = {False: [], True: []}
+        calls: dict[bool, list[partial[BlockPairs]]] = {False: [], True: []}
         for place, tile_xy, held in zip(places, tiles, held_out, strict=True):
             around = HeldOutTiles(tiling.tile, tile_xy[held], tiling.strip_width)
             for split in calls:
@@ -184,22 +188,25 @@ def _cut_surveys(
                     near = None if split else around.near_block(block_xy, tiling.block)
                     call = partial(make(place), block_xy=block_xy, names=names, held_out=near)
                     calls[split].append(call)
-
-        num_offered = round(copies * sum(int(numbers.sum()) for numbers in weights))
-        num_written = 0
+        num_read = sum(int(numbers.sum()) for numbers in weights)
+        num_repeated = num_outside = num_written = 0
 
         def pairs(split: bool, title: str) -> Iterator[Pair]:
-            nonlocal num_written
+            nonlocal num_repeated, num_outside, num_written
             for found in making.each(calls[split], len(calls[split]), title):
-                num_written += sum(len(pair.source) + len(pair.target) for pair in found)
-                yield from found
+                num_written += sum(len(pair.source) + len(pair.target) for pair in found.pairs)
+                num_repeated += found.num_repeated
+                num_outside += found.num_outside
+                yield from found.pairs
+            if split:
+                note_left_out_points(num_repeated, num_outside, num_read)
             if split and any(map(np.any, held_out)):
-                share = 1 - num_written / num_offered
+                share = 1 - num_written / (copies * (num_read - num_repeated - num_outside))
                 making.strip = (
                     f"a strip of {tiling.strip_width:g} around them left out ({share:.0%})"
                 )
 
-        info["points_in_tiles"] = num_offered
+        info["points_in_tiles"] = round(copies * num_read)
         making.remedy = "try a smaller --tile, --strip or --validation"
         return making.write(pairs(False, "training blocks"), pairs(True, "validation blocks"), info)
 
@@ -218,14 +225,14 @@ def _cut_regions(
     from pointup.datasets.region_pairs import RegionTiling
 
     with dataset.making(is_resumable=True) as making:
-        making.stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
-        survey = read_headers(making, sides, tiling.tile * tiling.block)
+        making.stem = printable(sides[-1][0].stem) if len(sides[-1]) == 1 else "tile"
+        survey = read_headers(making, sides, tiling.tile, tiling.block)
         regional = RegionTiling(
             tiling.tile,
-            tiling.block,
+            survey.block,
             survey.index.size,
             tiling.strip_width,
-            dataset.validation,
+            survey.split.threshold,
             dataset.seed,
             fewest_points,
             tiling.include_noise,
@@ -256,7 +263,7 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
         for side, paths in enumerate(sides)
     ]
     if not tiling.separate:
-        stem = sides[-1][0].stem if len(sides[-1]) == 1 else "tile"
+        stem = printable(sides[-1][0].stem) if len(sides[-1]) == 1 else "tile"
         return [Place(stem, tuple(rows))] if all(rows) else []
     return [
         Place(stem, tuple([done[f"{side}-{number}"]] for side in range(len(sides))))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pointup.datasets.surveys import Place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,20 @@ class Tiling:
         return self.tile / 2 if self.strip is None else self.strip
 
 
-def note_left_out_noise(num_points: int) -> None:
-    """Print how many points of a survey were left out as noise, if any."""
-    if num_points:
-        note(f"left out {num_points:,} points: noise, withheld or synthetic (see --include-noise)")
+def note_overlapping(places: list[Place]) -> None:
+    """Print a note if separate surveys overlap, which then may share ground."""
+    import numpy as np
+
+    extents = [place.extent(-1) for place in places]
+    low, high = (np.array([extent[end][:2] for extent in extents]) for end in (0, 1))
+    for number, place in enumerate(places):
+        overlap = (low[number] < high[:number]).all(axis=1) & (low[:number] < high[number]).all(
+            axis=1
+        )
+        if overlap.any():
+            note(
+                f"{places[int(np.argmax(overlap))].stem} and {place.stem} overlap: if their "
+                "coordinate system is the same, leave out --separate, or validation pairs of one "
+                "file show ground that training pairs of another show"
+            )
+            return
