@@ -98,6 +98,7 @@ class Lidar:
         from pointup.evaluation.lidar_metrics import Scale
         from pointup.evaluation.survey_file import near_reference, read_survey, thin_survey
         from pointup.evaluation.upsampled_survey import upsampled_surveys
+        from pointup.evaluation.vertical_offset import notes_on_heights
         from pointup.io.length_unit import common_unit, unit_of
 
         self._check()
@@ -140,6 +141,7 @@ class Lidar:
         if source is not None:
             like = surveys.get("prediction", reference.positions)
             ratio = self._ratio(source.positions, like, extent)
+            notes += notes_on_heights(source.positions, reference.positions, extent, unit)
             near = near_reference(source, reference.positions)
             if near is not source:
                 notes.append(
