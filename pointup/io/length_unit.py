@@ -42,7 +42,6 @@ METRE = LengthUnit("m", 1.0)
 UNKNOWN = LengthUnit("unit", None)
 ANGLES = LengthUnit("degrees or grads", None)
 MIXED = LengthUnit("mixed units", None)
-GEOCENTRIC = LengthUnit("geocentric coordinates", None)
 # Their lengths are true at the equator only.
 _MERCATOR = ("Popular Visualisation Pseudo Mercator", "Mercator (variant A)")
 
@@ -60,8 +59,7 @@ def length_unit(path: str | Path) -> LengthUnit:
     """The unit of a LAS or LAZ file, from its coordinate system.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
-    `ANGLES` for longitudes and latitudes, `GEOCENTRIC` for axes through the Earth. `MIXED` if
-    heights have another unit than x and y.
+    `ANGLES` for longitudes and latitudes, `MIXED` if heights have another unit than x and y.
     Raises FileError for a file whose header can't be read.
     """
     path = Path(path)
@@ -83,8 +81,6 @@ def length_unit(path: str | Path) -> LengthUnit:
         return UNKNOWN
     if system.is_geographic:
         return ANGLES
-    if system.is_geocentric:
-        return GEOCENTRIC
     factors = [axis.unit_conversion_factor for axis in system.axis_info]
     units = {unit_of(factor) for factor in _with_geo_keys(factors, header)}
     return units.pop() if len(units) == 1 else MIXED
@@ -115,6 +111,23 @@ def mercator_stretch(path: Path) -> float | None:
             # A damaged header may have no middle.
             return 1 / math.cos(math.radians(latitude)) if math.isfinite(latitude) else None
     return None
+
+
+def names_geocentric(path: Path) -> bool:
+    """Whether the coordinate system of a LAS file has axes through the Earth: z is no height then.
+
+    False for any other file, also for one whose header can't be read.
+    """
+    if path.suffix.lower() not in LAS_EXTENSIONS:
+        return False
+    from pyproj.exceptions import ProjError
+
+    from pointup.io.las import read_header
+
+    with suppress(ProjError, FileError):
+        system = read_header(path).parse_crs()
+        return system is not None and bool(system.is_geocentric)
+    return False
 
 
 def _with_geo_keys(factors: list[float], header: Any) -> list[float]:
@@ -182,11 +195,6 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     """
     common, first = UNKNOWN, Path()
     for path, unit in units.items():
-        if unit == GEOCENTRIC:
-            raise DataError(
-                f"{path}: its coordinates are geocentric, so that z is no height; reproject it, "
-                "for example to UTM"
-            )
         if unit in (ANGLES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "

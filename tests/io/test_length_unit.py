@@ -13,7 +13,6 @@ import pytest
 from pointup.errors import DataError, FileError
 from pointup.io.length_unit import (
     ANGLES,
-    GEOCENTRIC,
     METRE,
     MIXED,
     UNKNOWN,
@@ -43,6 +42,7 @@ def las(path: Path, system: str | int | None) -> Path:
         (2994, "ft", 0.3048),
         (2263, "US ft", 1200 / 3937),
         ("EPSG:2263+6360", "US ft", 1200 / 3937),
+        (4978, "m", 1.0),
     ],
 )
 def test_the_unit_is_that_of_the_coordinate_system(
@@ -78,7 +78,6 @@ def test_a_projection_without_a_code_is_not_taken_for_its_geographic_base(
 def test_angles_mixed_and_unknown_units_are_recognized(tmp_path: Path) -> None:
     for system in (4326, "EPSG:4807", "EPSG:4326+5773"):
         assert length_unit(las(tmp_path / "a.las", system)) == ANGLES
-    assert length_unit(las(tmp_path / "a.las", 4978)) == GEOCENTRIC
     assert length_unit(las(tmp_path / "b.las", "EPSG:32618+6360")) == MIXED
     assert length_unit(las(tmp_path / "c.las", None)) == UNKNOWN
     assert length_unit(tmp_path / "d.ply") == UNKNOWN

@@ -86,12 +86,13 @@ def test_a_damaged_file_among_others_is_reported_and_the_others_are_written(
     assert left_in(tmp_path / "out") == ["a.las"]
 
 
-def test_geocentric_coordinates_are_refused(tmp_path: Path, command: Callable[..., Result]) -> None:
-    refused = write_las(tmp_path / "a.las", "EPSG:4978")
-    result = command(refused, "-o", tmp_path / "b.las")
-    assert result.status == 1 and is_one_line(result.err)
-    assert f"{refused}: its coordinates are geocentric" in result.err and "UTM" in result.err
-    assert left_in(tmp_path) == ["a.las"]
+def test_a_geocentric_system_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
+    """It is not refused: there are surveys in UTM that name one by mistake."""
+    named = write_las(tmp_path / "a.las", "EPSG:4978")
+    result = command(named, "-o", tmp_path / "b.las")
+    assert result.status == 0 and result.err.count("\n") == 1
+    assert result.err.startswith(f"note: {named}: by its coordinate system, coordinates are geoc")
+    assert left_in(tmp_path) == ["a.las", "b.las"]
 
 
 @pytest.mark.parametrize("system", ["EPSG:3857", "EPSG:3857+5773"])

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pointup.cli.mixed_units import note_mixed
-from pointup.io.length_unit import LengthUnit, agreed_unit, mercator_stretch, units_of_readable
+from pointup.io.length_unit import (
+    LengthUnit,
+    agreed_unit,
+    mercator_stretch,
+    names_geocentric,
+    units_of_readable,
+)
 
 
 def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
@@ -15,11 +21,12 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
     With a density, or with other lengths among the options (`has_lengths`), all files must have one
     unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
     Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
-    Raises DataError for coordinates in degrees, geocentric ones, or several units.
+    So are Mercator and geocentric systems, because some files name the latter by mistake.
+    Raises DataError for coordinates in degrees or in several units.
     """
     units = units_of_readable(paths)
     lengths, notes = note_mixed(units)
-    notes += _mercator_notes(list(units))
+    notes += _projection_notes(list(units))
     if density is None and not has_lengths:
         for path, unit in lengths.items():
             agreed_unit({path: unit})
@@ -28,9 +35,15 @@ def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool)
     return notes if density is None else [*notes, *_density_note(density, unit)]
 
 
-def _mercator_notes(paths: Sequence[Path]) -> list[str]:
-    """A note on the first file in a Mercator projection; other files are often its neighbours."""
+def _projection_notes(paths: Sequence[Path]) -> list[str]:
+    """A note on the first file in a Mercator projection or with geocentric coordinates; other files
+    are often its neighbours."""
     for path in paths:
+        if names_geocentric(path):
+            return [
+                f"{path}: by its coordinate system, coordinates are geocentric, so that z is no "
+                "height; if they are, reproject it, for example to UTM"
+            ]
         stretch = mercator_stretch(path)
         if stretch is not None:
             return [
