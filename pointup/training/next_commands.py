@@ -99,7 +99,9 @@ def _surveys_of(data: Path) -> list[Path]:
     made_by = str(info.get("made_by", ""))
     entries = [entry for command, entry in PREPARED_FROM.items() if made_by.endswith(command)]
     surveys = [Path(name) for entry in entries for name in info.get(entry, [])]
-    return surveys if all(survey.exists() for survey in surveys) else []
+    here = Path.cwd()
+    shown = [path.relative_to(here) if path.is_relative_to(here) else path for path in surveys]
+    return shown if all(survey.exists() for survey in shown) else []
 
 
 def _dense_name(surveys: list[Path]) -> str:
