@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.evaluation.common_extent import Extent
+from pointup.evaluation.common_extent import Extent, height_grids
 from pointup.io.length_unit import LengthUnit
 
-CELL = 10.0
-"""Side of a cell in metres. Most cells of this size have returns from the ground."""
+SQUARE = 10.0
+"""Side of a square in metres. Most squares of this size have returns from the ground."""
 LARGEST = 2.0
 """Largest offset in metres without a note. In most places heights above the ellipsoid and above the
 geoid differ by tens of metres."""
-_FEWEST = 2  # points of a survey in a cell
 
 
-def vertical_offset(source: np.ndarray, reference: np.ndarray, side: float) -> float:
-    """Median over cells of the lowest height of `source` minus that of `reference`, in their unit.
+def vertical_offset(
+    source: np.ndarray, reference: np.ndarray, extent: Extent, side: float
+) -> float:
+    """Median of the lowest height of `source` minus that of `reference`, in their unit, over the
+    squares of this side in the extent that have points of both; 0 without such squares.
 
-    Shapes: (N, 3) and (M, 3). Cells are squares with this side that have at least two points of
-    both. 0 without such cells.
+    Shapes: (N, 3) and (M, 3).
     """
-    lowest = [_lowest_by_cell(points, side) for points in (source, reference)]
-    _, rows, others = np.intersect1d(
-        lowest[0][0], lowest[1][0], assume_unique=True, return_indices=True
+    num_cells = max(1, round(side / extent.cell))
+    low, below = (
+        _lowest_of_squares(height_grids(points, extent)[0], num_cells)
+        for points in (source, reference)
     )
-    if not len(rows):
-        return 0.0
-    return float(np.median(lowest[0][1][rows] - lowest[1][1][others]))
+    both = np.isfinite(low) & np.isfinite(below)
+    return float(np.median(low[both] - below[both])) if both.any() else 0.0
 
 
 def notes_on_heights(
     source: np.ndarray, reference: np.ndarray, extent: Extent, unit: LengthUnit
 ) -> list[str]:
     """A note if the ground of two surveys (N, 3), (M, 3) seems to lie at different heights."""
-    source, reference = (points[extent.contains(points)] for points in (source, reference))
-    offset = vertical_offset(source, reference, unit.of_metres(CELL))
+    offset = vertical_offset(source, reference, extent, unit.of_metres(SQUARE))
     if abs(offset) <= unit.of_metres(LARGEST):
         return []
     where = "above" if offset > 0 else "below"
@@ -45,11 +45,10 @@ def notes_on_heights(
     ]
 
 
-def _lowest_by_cell(points: np.ndarray, side: float) -> tuple[np.ndarray, np.ndarray]:
-    """Cells as complex numbers (C,), unique and ascending, and the lowest heights (C,) in them."""
-    cells = np.floor(points[:, :2] / side)
-    number = cells[:, 0] + 1j * cells[:, 1]
-    order = np.lexsort((points[:, 2], number.imag, number.real))
-    found, first, count = np.unique(number[order], return_index=True, return_counts=True)
-    enough = count >= _FEWEST
-    return found[enough], points[order[first[enough]], 2]
+def _lowest_of_squares(grid: np.ndarray, num_cells: int) -> np.ndarray:
+    """The lowest value of each square of `num_cells` cells a side; infinite where all are NaN."""
+    padding = [(0, -size % num_cells) for size in grid.shape]
+    low = np.pad(np.where(np.isnan(grid), np.inf, grid), padding, constant_values=np.inf)
+    width, height = (size // num_cells for size in low.shape)
+    lowest: np.ndarray = low.reshape(width, num_cells, height, num_cells).min(axis=(1, 3))
+    return lowest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.evaluation.common_extent import common_extent
+from pointup.evaluation.common_extent import common_extent, whole_extent
 from pointup.evaluation.vertical_offset import notes_on_heights, vertical_offset
 from pointup.io.length_unit import unit_of
 
@@ -32,9 +32,11 @@ def test_surveys_in_different_height_systems_are_noted(shift: float, feet: bool)
         assert ("above" if shift > 0 else "below") in notes[0].partition("reference")[0]
 
 
-def test_the_offset_is_the_median_over_cells_that_both_surveys_have() -> None:
+def test_the_offset_is_the_median_over_squares_that_both_surveys_have() -> None:
     lowest = {(0, 0): 3, (10, 0): 4, (20, 0): 9, (-10, 0): 0}
     source = [(x + 1, y + 1, low + up) for (x, y), low in lowest.items() for up in (0, 5)]
     reference = [(x + 2, y + 2, up) for x, y in list(lowest)[:3] for up in (0, 7, 8)]
-    assert vertical_offset(np.array(source, float), np.array(reference, float), 10.0) == 4.0
-    assert vertical_offset(np.array(source, float)[6:], np.array(reference, float), 10.0) == 0.0
+    one, other = np.array(source, float), np.array(reference, float)
+    extent = whole_extent(np.concatenate([one, other]), 1.0)
+    assert vertical_offset(one, other, extent, 10.0) == 4.0
+    assert vertical_offset(one[6:], other, extent, 10.0) == 0.0
