@@ -10,67 +10,11 @@ import laspy
 import numpy as np
 import pytest
 from forked import run_forked
-from scipy.spatial import cKDTree
+from survey_tiles import made_of, ordered, survey, write_tiles
 from typed import Result, digest, is_one_line, positions, write_scaled, write_two_tiles
 
 from pointup.io.files import PointCloud, read_points, write_points
 from pointup.model.upsampler import Upsampler
-
-SIDE = 40.0
-
-
-def survey(num_points: int = 2000) -> laspy.LasData:
-    """A survey of a square in random order; some of its points coincide."""
-    rng = np.random.default_rng(0)
-    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=7))
-    las.header.scales, las.header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
-    x, y = (SIDE - 0.1) * rng.random((2, num_points))
-    points = np.column_stack([x + 5e5, y + 4e6, 2 * np.sin(x / 3)])
-    points[:200] = points[200:400]
-    las.xyz = points
-    las.intensity = rng.permutation(num_points)
-    las.classification = rng.integers(1, 7, num_points)
-    las.gps_time = rng.random(num_points)
-    return las
-
-
-def write_tiles(las: laspy.LasData, folder: Path, side: int = 2, buffer: float = 0.0) -> None:
-    """Cut a survey into side x side files, those of a column in a folder of their own."""
-    x, y = np.asarray(las.x) - 5e5, np.asarray(las.y) - 4e6
-    size = SIDE / side
-    for column in range(side):
-        (folder / str(column)).mkdir(parents=True)
-        for row in range(side):
-            inside = np.ones(len(las.points), bool)
-            for values, number in ((x, column), (y, row)):
-                inside &= values >= number * size - buffer
-                inside &= values < (number + 1) * size + buffer
-            tile = laspy.LasData(las.header)
-            # Shuffled, too: the order of coincident points must not matter.
-            tile.points = las.points[np.flatnonzero(inside)[::-1]]
-            tile.write(folder / str(column) / f"{row}.laz")
-
-
-def made_of(upsampled: Path, original: Path) -> np.ndarray:
-    """The new points of a file as sorted rows of all their attributes.
-
-    Checks that the points of the original are unchanged in the file.
-    """
-    made, before = laspy.read(upsampled), laspy.read(original)
-    size = len(before.points)
-    for name in before.points.array.dtype.names:
-        assert np.array_equal(made.points.array[name][:size], before.points.array[name]), name
-    assert not np.asarray(made.synthetic)[:size].any() and np.asarray(made.synthetic)[size:].all()
-    parent = before.points.array[np.asarray(made.parent_index)[size:]]
-    columns = [made.points.array[name][size:] for name in before.points.array.dtype.names]
-    columns += [made.distance_to_measured[size:]]
-    columns += [parent[name] for name in before.points.array.dtype.names]
-    return np.column_stack([np.asarray(column, np.float64) for column in columns])
-
-
-def ordered(rows: list[np.ndarray]) -> np.ndarray:
-    joined = np.concatenate(rows)
-    return joined[np.lexsort(joined.T)]
 
 
 @pytest.mark.parametrize(
@@ -107,74 +51,6 @@ def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     expected = ordered([made_of(tmp_path / "out.laz", tmp_path / "whole.laz")])
     assert len(expected) == round(1500 * float(options[1])) - 1500
     assert np.array_equal(ordered(found), expected)
-
-
-def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    las = survey()
-    # A file also contains points that are equal in everything.
-    las.points.array[:100] = las.points.array[200:300]
-    las.write(tmp_path / "whole.laz")
-    write_tiles(las, tmp_path / "tiles", buffer=3.0)
-    assert command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz").status == 0
-    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
-    assert result.status == 0 and "more than once), 6,000 new" in result.out
-    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
-    found = [made_of(tmp_path / "out" / t.relative_to(tmp_path / "tiles"), t) for t in tiles]
-    expected = made_of(tmp_path / "out.laz", tmp_path / "whole.laz")
-    assert len(np.concatenate(found)) > 1.2 * len(expected)
-    assert np.array_equal(np.unique(np.concatenate(found), axis=0), np.unique(expected, axis=0))
-    # Each tile has all new points of its points, those in the buffer included.
-    for tile, rows in zip(tiles, found, strict=True):
-        before = laspy.read(tile)
-        names = before.points.array.dtype.names
-        own = np.column_stack([np.asarray(before.points.array[n], np.float64) for n in names])
-        parents = cKDTree(own).query(expected[:, -len(names) :], distance_upper_bound=1e-9)[0] == 0
-        assert parents.sum() == len(rows)
-
-
-def test_points_of_buffers_count_once_where_tiles_have_values_of_their_own(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    las = survey()
-    las.write(tmp_path / "whole.laz")
-    write_tiles(las, tmp_path / "tiles", buffer=3.0)
-    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
-    for number, path in enumerate(tiles):
-        tile = laspy.read(path)
-        tile.user_data = np.full(len(tile.points), number, np.uint8)
-        tile.write(path)
-    assert command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz").status == 0
-    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
-    assert result.status == 0 and "more than once), 6,000 new" in result.out
-    found = [laspy.read(tmp_path / "out" / path.relative_to(tmp_path / "tiles")) for path in tiles]
-    made = [file.xyz[np.asarray(file.synthetic) == 1] for file in found]
-    whole = laspy.read(tmp_path / "out.laz")
-    expected = whole.xyz[np.asarray(whole.synthetic) == 1]
-    assert len(np.concatenate(made)) > 1.2 * len(expected)
-    assert np.array_equal(np.unique(np.concatenate(made), axis=0), np.unique(expected, axis=0))
-    # New points beside a point of the first file have its values, in every file.
-    measured = whole.xyz[np.asarray(whole.synthetic) == 0]
-    in_first = cKDTree(laspy.read(tiles[0]).xyz).query(measured)[0] == 0
-    for file, points in zip(found, made, strict=True):
-        beside = in_first[cKDTree(measured).query(points)[1]]
-        given = np.asarray(file.user_data)[np.asarray(file.synthetic) == 1]
-        assert np.mean((given == 0) == beside) > 0.99  # Some points are as far from two others.
-
-
-def test_returns_of_two_pulses_in_one_place_stay_two_points_across_files(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    las = survey()
-    write_tiles(las, tmp_path / "tiles", buffer=3.0)
-    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
-    for number, path in enumerate(tiles):
-        tile = laspy.read(path)
-        tile.gps_time = np.asarray(tile.gps_time) + number
-        tile.write(path)
-    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
-    assert result.status == 0 and "more than once" not in result.out
 
 
 def test_processes_divide_the_files_of_a_survey(
