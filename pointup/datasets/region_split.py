@@ -25,8 +25,8 @@ class RegionSplit:
         block_width: side length of a block.
         size: side length of a region in blocks.
         extents: (F, 2, 2) float64 for each side, the lower and upper corners of its files.
-        num_blocks: blocks whose middle files of every side have in their extent; infinite for more
-            than are counted.
+        num_blocks: number of blocks whose middle lies in extents of files of every side; infinite
+            if there are too many to count.
         threshold, seed: for `is_held_out`.
     """
 

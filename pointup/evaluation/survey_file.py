@@ -102,8 +102,9 @@ def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[
 def near_reference(source: Survey, reference: np.ndarray) -> Survey:
     """The points of a source within `MARGIN` of the bounding rectangle of a reference (R, 3).
 
-    The rest of a larger source has no influence on new points there. The source itself, if it has
-    no points beyond.
+    The rest of a larger source is too far away for the distances of new points there. It only
+    decides which of several equal candidates are selected. The source itself, if it has no points
+    beyond.
     """
     xy = source.positions[:, :2]
     sides = np.ptp(xy, axis=0)
