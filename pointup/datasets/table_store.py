@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 from tqdm import tqdm
@@ -36,13 +37,26 @@ SECONDS_BETWEEN_LINES = 30.0
 logger = logging.getLogger(__name__)
 
 
-def open_samples(path_or_hub_id: str | Path, split: str) -> Samples:
+def open_together(paths_or_hub_ids: Sequence[str | Path], split: str) -> list[Samples]:
+    """Open one split of datasets that are joined or trained on together, as `open_samples` does.
+
+    A dataset without a validation split is for training only if another one has one: its split
+    `validation` is empty then.
+    """
+    draws = not any(map(has_validation, paths_or_hub_ids))
+    return [open_samples(name, split, draws_validation=draws) for name in paths_or_hub_ids]
+
+
+def open_samples(
+    path_or_hub_id: str | Path, split: str, *, draws_validation: bool = True
+) -> Samples:
     """Open one split of a pair dataset by its sample table; accepts what `open_pairs` accepts.
 
-    Makes the sample table if there is none for the data as they are now: one of all processes that
-    call this reads the points, the others wait. Raises DataError if the dataset can't be opened,
-    the split is unknown, a column is missing or of a wrong type, or a file of points is not as long
-    as it was.
+    Without a stored split `validation`, the split is drawn from `train` as in `open_pairs`; it is
+    empty if `draws_validation` is false. Makes the sample table if there is none for the data as
+    they are now: one of all processes that call this reads the points, the others wait. Raises
+    DataError if the dataset can't be opened, the split is unknown, a column is missing or of a
+    wrong type, or a file of points is not as long as it was.
     """
     label, folder = str(path_or_hub_id), Path(path_or_hub_id)
     tables = {}
@@ -57,9 +71,20 @@ def open_samples(path_or_hub_id: str | Path, split: str) -> Samples:
             paths = [_cached(state.fingerprint, name)]
             load = partial(dataset.select_columns, dataset.column_names)
             tables[name] = _table(paths, folder, state, load, f"{label}, {name}")
+    if not draws_validation and "validation" not in tables and "train" in tables:
+        if split == "train":
+            return Samples(folder, tables["train"])
+        if split == "validation":
+            return Samples(folder, tables["train"], np.empty(0, np.int64))
     lengths = {name: len(table) for name, table in tables.items()}
     source, rows = source_of_split(label, split, lengths)
     return Samples(folder, tables[source], rows)
+
+
+def has_validation(path_or_hub_id: str | Path) -> bool:
+    """Whether a dataset has a split `validation` of its own; raises DataError as `open_samples`."""
+    stored = _stored_splits(Path(path_or_hub_id)) or load_splits(str(path_or_hub_id))
+    return "validation" in stored
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,18 @@ def notes_on_heights(
 ) -> list[str]:
     """A note if the ground of two surveys (N, 3), (M, 3) seems to lie at different heights."""
     offset = vertical_offset(source, reference, extent, unit.of_metres(SQUARE))
+    return note_on_offset(offset, unit, "reference")
+
+
+def note_on_offset(offset: float, unit: LengthUnit, other: str) -> list[str]:
+    """A note if the lowest points of a source are this far above those of the `other` survey, or,
+    negative, below: by more than `LARGEST`."""
     if abs(offset) <= unit.of_metres(LARGEST):
         return []
     where = "above" if offset > 0 else "below"
     return [
         f"the lowest points of the source are {abs(offset):.3g} {unit.name} {where} those of the "
-        "reference: are the heights of both in the same system, above the geoid or the ellipsoid?"
+        f"{other}: are the heights of both in the same system, above the geoid or the ellipsoid?"
     ]
 
 

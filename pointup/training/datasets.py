@@ -22,7 +22,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.datasets.samples import Samples, usable_samples
 from pointup.datasets.sizes import checksum_of_sizes
-from pointup.datasets.table_store import open_samples
+from pointup.datasets.table_store import open_together
 from pointup.errors import DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import TrainConfig
@@ -130,11 +130,13 @@ def open_split(
 ) -> tuple[Samples | JoinedSamples, list[str]]:
     """The usable samples of a split of all datasets, and a line for each of the others.
 
-    Raises what `usable_samples` raises.
+    Which datasets have validation samples is up to `open_together`. Raises its errors and those of
+    `usable_samples`.
     """
     parts, left_out = [], []
-    for source in sources:
-        samples, bad = usable_samples(open_samples(source.name, split), min_points, split)
+    opened = open_together([source.name for source in sources], split)
+    for source, all_samples in zip(sources, opened, strict=True):
+        samples, bad = usable_samples(all_samples, min_points, split)
         parts.append(samples)
         label = f"{source.label}/" if len(sources) > 1 else ""
         left_out += [f"{split} sample {label}{sample.name}: {sample.reason}" for sample in bad]

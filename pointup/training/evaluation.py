@@ -145,6 +145,7 @@ class Evaluation:
             by_dataset={
                 label: summary_of(gathered[bounds[number] : bounds[number + 1]])
                 for number, label in enumerate(self.data.labels)
+                if bounds[number] < bounds[number + 1]
             },
         )
 

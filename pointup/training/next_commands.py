@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate.commands.config.config_args import default_config_file
 
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, DataError
 from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file
 from pointup.training.data_sources import data_sources
@@ -41,8 +41,8 @@ def training_command(data: Path) -> str:
 def commands_after_training(config: TrainConfig) -> list[str]:
     """The commands that upsample the sparse survey with the model of a run and evaluate the model.
 
-    Each dataset is evaluated. A command is left out if its input is unknown: for a dataset that
-    `pointup prepare` did not write, or a survey that no longer exists.
+    Each dataset with held-out pairs is evaluated. A command is left out if its input is unknown:
+    for a dataset that `pointup prepare` did not write, or a survey that no longer exists.
     """
     model = config.output_dir / "model"
     names = [source.name for source in data_sources(config.data)]
@@ -51,7 +51,9 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     surveys = _surveys_of(Path(names[0])) if len(names) == 1 else []
     upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
     commands = [[*upsampling, "--model", str(model)]] if surveys else []
-    commands += [_evaluation(name, model, config.ratio, config.max_ratio) for name in names]
+    commands += [
+        _evaluation(name, model, config.ratio, config.max_ratio) for name in _with_held_out(names)
+    ]
     return [shlex.join(command) for command in commands]
 
 
@@ -60,11 +62,24 @@ def command_after_upsampling(model: str | Path) -> str | None:
     path = Path(model).parent / "config.json"
     try:
         options = with_current_options(json.loads(path.read_text()))
-        name = data_sources(options["data"])[0].name
+        name = _with_held_out([source.name for source in data_sources(options["data"])])[0]
         ratios = options.get("ratio"), options.get("max_ratio", MAX_RATIO)
         return shlex.join(_evaluation(name, model, *ratios))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
+
+
+def _with_held_out(names: list[str]) -> list[str]:
+    """The datasets of a run that have validation pairs: see `open_together`."""
+    if len(names) == 1:
+        return names
+    from pointup.datasets.table_store import has_validation
+
+    try:
+        return [name for name in names if has_validation(name)] or names
+    except DataError:
+        # One was moved or deleted: the printed command will name it.
+        return names
 
 
 def _evaluation(name: str, model: str | Path, ratio: float | None, max_ratio: float) -> list[str]:

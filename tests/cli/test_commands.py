@@ -18,6 +18,8 @@ import tyro
 from conftest import ROOT
 
 from pointup.cli.evaluate.pairs import Pairs
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_writer import write_pairs
 from pointup.training import next_commands as commands
 from pointup.training.config import TrainConfig, as_dict
 from pointup.training.next_commands import (
@@ -124,6 +126,21 @@ def test_a_model_is_evaluated_at_the_ratio_of_its_training(
     config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), ratio=2.5, max_ratio=8.0)
     (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
     command = "pointup evaluate pairs pairs --model a/model --ratio 2.5 --max-ratio 8"
+    assert commands_after_training(config) == [command]
+    assert command_after_upsampling("a/model") == command
+
+
+def test_only_datasets_with_held_out_pairs_are_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cloud = np.random.default_rng(0).random((20, 3)).astype(np.float32)
+    pairs = [Pair(str(i), cloud, cloud) for i in range(4)]
+    write_pairs(pairs, [], Path("whole"), {})
+    write_pairs(pairs, pairs, Path("split"), {})
+    config = replace(run_of(Path("a"), Path("p"), made_by="x"), data=("whole", "split"))
+    (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
+    command = "pointup evaluate pairs split --model a/model"
     assert commands_after_training(config) == [command]
     assert command_after_upsampling("a/model") == command
 

@@ -285,6 +285,10 @@ def test_workers_change_nothing(
             lambda: (ground(999, 0, width=4), ground(999, 1, width=4)),
             "no pair is held out for validation",
         ),
+        (
+            lambda: (ground(4_000, 0) - [0, 0, 32], ground(12_000, 1)),
+            "note: the lowest points of the source are 32 unit below those of the target",
+        ),
     ],
 )
 def test_notes_name_what_looks_wrong(

@@ -73,6 +73,28 @@ def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(
     assert found["validation"] == {"0-most/other", "tetra"}
 
 
+def test_a_dataset_without_validation_pairs_is_joined_for_training_only(
+    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split, whole = tmp_path / "split", tmp_path / "whole"
+    options = ("--num-workers", 1, "--validation-meshes", meshes / "a" / "tetra.off")
+    assert (
+        run("meshes", meshes / "a", meshes / "b" / "other.off", *SMALL, *options, "-o", split) == 0
+    )
+    assert run("meshes", meshes / "b", *SMALL, "--validation", 0, "-o", whole) == 0
+    assert run("join", split, whole, "-o", tmp_path / "joined") == 0
+    assert "left out" not in capsys.readouterr().err
+    for name in ("train", "validation"):
+        found = {pair.split("/", 1)[1] for pair in read(tmp_path / "joined", name)}
+        expected = set(read(split, name))
+        if name == "train":
+            expected |= set(read(whole, "train")) | set(read(whole, "validation"))
+        assert found == expected
+    # Of datasets that all have none, a tenth of each is drawn.
+    assert run("join", whole, "-o", tmp_path / "drawn") == 0
+    assert len(read(tmp_path / "drawn", "validation")) == len(read(whole, "validation")) > 0
+
+
 def test_a_directory_that_is_not_a_dataset_is_not_joined(
     surveys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,37 @@ def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> Non
     )
 
 
+def test_a_dataset_without_validation_samples_is_for_training_only(
+    two: list[Path], tmp_path: Path, accelerator: Accelerator
+) -> None:
+    rng = np.random.default_rng(2)
+    for name in ("third", "fourth"):
+        pairs = [wavy_pair(f"{name}_{i}", 30, 3.0, rng) for i in range(20)]
+        write_pairs(pairs, [], tmp_path / name, info={})
+    third, fourth = tmp_path / "third", tmp_path / "fourth"
+    data = open_training_data(TrainConfig(data=(str(two[0]), str(third))), accelerator)
+    assert data.bounds == {"train": (0, 16, 36), "validation": (0, 4, 4)}
+    drawn = open_training_data(TrainConfig(data=(str(third), str(fourth))), accelerator)
+    assert drawn.bounds == {"train": (0, 18, 36), "validation": (0, 2, 4)}
+
+
+@pytest.mark.slow
+def test_figures_of_an_evaluation_are_those_of_datasets_with_validation_samples(
+    two: list[Path], tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(3)
+    write_pairs([wavy_pair(f"w_{i}", 30, 3.0, rng) for i in range(8)], [], tmp_path / "w", info={})
+    run = tmp_path / "run"
+    words = ["--data", tmp_path / "w", "--data", two[0], "--output-dir", run, *SMALL]
+    words += ["--num-workers", 0, "--steps", 4, "--eval-every", 4]
+    assert main(["train", *map(str, words)]) == 0
+    records = steps_of(run)
+    assert set(records[-1]["datasets"]) == {"w", "city"}
+    evaluations = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    evaluated = [record["datasets"] for record in evaluations if "validation" in record]
+    assert [set(figures) for figures in evaluated] == [{"city"}]
+
+
 def test_training_samples_on_validation_ground_of_another_dataset_are_left_out(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:

@@ -18,13 +18,19 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
 NUM_BINS = 24
 FEWEST_FOR_BARS = 8
+NOT_SHOWN = frozenset({"contents"})
+"""Entries of pointup.json for programs only: digests of the splits."""
 
 
 def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
     """The text that `pointup inspect` prints."""
     lines = [_headline(label, splits)]
     description = read_info(label)
-    info = {key: value for key, value in description.items() if value not in ([], "", False)}
+    info = {
+        key: value
+        for key, value in description.items()
+        if key not in NOT_SHOWN and value not in ([], "", False)
+    }
     if SURVEYS in info:
         num_files = sum(len(survey["files"]) for survey in info[SURVEYS].values())
         info[SURVEYS] = _count(num_files, "file")

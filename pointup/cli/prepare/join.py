@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 class Join:
     """Join pair datasets into one. Pairs keep their split: training or validation.
 
+    A dataset without a validation split is for training only, unless no dataset has one: then a
+    tenth of each is drawn for validation.
+
     All parts of a survey that `--shard` made are linked, not copied: the result is the dataset that
     a command without `--shard` makes. If other datasets were made from the same survey, meshes or
     HDF5 file, training pairs of one that touch validation pairs of another or share a shape with
@@ -67,14 +70,14 @@ class Join:
             return making.write(splits[0], splits[1], info, surfaces, shapes)
 
     def _pairs(self, split: str, surfaces: dict[str, Surface]) -> Iterator[Pair]:
-        from pointup.datasets.pair_dataset import open_samples
+        from pointup.datasets.table_store import open_together
         from pointup.geometry.surfaces import Surface
 
-        for number, folder in enumerate(self.inputs):
+        for number, samples in enumerate(open_together(self.inputs, split)):
+            folder = self.inputs[number]
             # A dataset given twice is validated on once.
             if split == "validation" and folder in self.inputs[:number]:
                 continue
-            samples = open_samples(folder, split)
             left_out = self._held_out_elsewhere(folder) if split == "train" else set()
             for row in range(len(samples)):
                 if row in left_out:
@@ -93,14 +96,15 @@ class Join:
     def _held_out_elsewhere(self, folder: Path) -> set[int]:
         """Training rows of `folder` that show what other inputs hold out, each with a note."""
         from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
-        from pointup.datasets.pair_dataset import open_samples
+        from pointup.datasets.table_store import open_together
 
         rows: set[int] = set()
-        for other in dict.fromkeys(self.inputs):
+        train = open_together(self.inputs, "train")[self.inputs.index(folder)]
+        held_out = dict(zip(self.inputs, open_together(self.inputs, "validation"), strict=True))
+        for other, validation in held_out.items():
             if other == folder:
                 continue
-            splits = open_samples(folder, "train"), open_samples(other, "validation")
-            for how, found in rows_held_out_elsewhere(*splits).items():
+            for how, found in rows_held_out_elsewhere(train, validation).items():
                 if new := set(found.tolist()) - rows:
                     note(
                         f"{folder}: left out {len(new):,} training pairs {how} validation pairs of "

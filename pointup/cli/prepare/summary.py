@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     """
     import numpy as np
 
+    from pointup.cli.prepare.height_systems import notes_on_heights
     from pointup.datasets.sample_table import SampleTable
     from pointup.training.next_commands import training_command
 
@@ -49,6 +51,9 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         note(f"the median pair has only {source:.0f} source points")
     if ratio < 1:
         note("the target is sparser than the source in half of the pairs; are they swapped?")
+    if "source" in json.loads((output / "pointup.json").read_text(encoding="utf-8")):
+        for text in notes_on_heights(output, tables):
+            note(text)
     if validation and "validation" not in tables:
         note(
             "no pair is held out for validation: give another --seed, or make more pairs, from "
