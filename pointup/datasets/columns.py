@@ -170,7 +170,7 @@ def _convert(dataset: Dataset, points: list[str], label: str) -> Dataset:
             except ValueError as error:
                 raise DataError(f"{label}: column {name!r}: {error}; expected {POINTS}") from error
             clouds[name] = [values[a:b].astype(np.float64) for a, b in itertools.pairwise(ptr)]
-        centres = [_rounded_mean(cloud) for cloud in clouds["source"]]
+        centres = [rounded_mean(cloud) for cloud in clouds["source"]]
         origins = np.stack(centres)
         if "origin" in columns:
             origins = origins + np.array(columns["origin"].to_pylist(), dtype=np.float64)
@@ -194,7 +194,8 @@ def _convert(dataset: Dataset, points: list[str], label: str) -> Dataset:
     return converted.with_format(None)
 
 
-def _rounded_mean(points: np.ndarray) -> np.ndarray:
+def rounded_mean(points: np.ndarray) -> np.ndarray:
+    """The mean (3,) of the finite points of a cloud (N, 3), in whole units; zeros without any."""
     finite = points[np.isfinite(points).all(axis=1)]
     return np.round(finite.mean(axis=0)) if len(finite) else np.zeros(3)
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points
+from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points, rounded_mean
 from pointup.datasets.indexing import index_parts, parts_of
 from pointup.datasets.pair import Pair
 from pointup.datasets.sample_table import write_sample_table
@@ -26,6 +27,8 @@ BYTES_PER_BATCH = 1 << 25
 BYTES_PER_FILE = 1 << 29
 FOLDER = "samples"
 """Folder of the sample tables in a dataset."""
+MAX_ROUNDING = 1e-3
+"""Largest part of the point spacing by which the conversion to float32 may move a point."""
 
 
 def write_pairs(
@@ -41,11 +44,20 @@ def write_pairs(
     how the pairs were made. It is written to `pointup.json`, together with `contents`, a digest of
     each split, by which a resumed run recognizes its data. What training must know of each sample
     is written to `samples/SPLIT.arrow` (`pointup.datasets.sample_table`). `surfaces` are written to
-    `surfaces/NAME`. Without validation pairs there is no validation split. Everything is written to
-    DIRECTORY.tmp, which is renamed at the end. Raises FileError if the directory exists and is not
-    empty, DataError for a pair of a wrong shape or if there are no training pairs.
+    `surfaces/NAME`; their vertices are relative to the origin of the pair, as its points. Without
+    validation pairs there is no validation split. Everything is written to DIRECTORY.tmp, which is
+    renamed at the end.
+
+    Points are stored as float32. Where that would move float64 points by more than a thousandth of
+    their spacing, such as map coordinates, the points of the pair are stored relative to the
+    rounded mean of its source, which is added to its origin.
+
+    Raises FileError if the directory exists and is not empty. Raises DataError for a pair of a
+    wrong shape, for a pair with a surface whose points float32 would move, for values of `info`
+    that are not JSON, and if there are no training pairs.
     """
     directory = Path(directory)
+    _check_info(info)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileError(f"{directory}: exists already; delete it or write to another directory")
     staging = directory.with_name(directory.name + ".tmp")
@@ -65,6 +77,18 @@ def write_pairs(
         staging.rename(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _check_info(info: dict[str, Any]) -> None:
+    """Raise DataError for values that JSON does not have, before any pair is made."""
+    for key, value in info.items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError) as error:
+            raise DataError(
+                f"info: the value of {key!r} can't be written as JSON ({error}): convert it with "
+                "str(), int(), float() or .tolist()"
+            ) from error
 
 
 def write_description(directory: Path, contents: dict[str, str], info: dict[str, Any]) -> None:
@@ -91,11 +115,11 @@ def write_files(
 ) -> list[Path]:
     """Write pairs to Arrow stream files of about `BYTES_PER_FILE`, and add them to the digest.
 
-    The names of the files begin with `prefix`.
+    The names of the files begin with `prefix`. `write_pairs` says how points are stored.
     """
     schema = FEATURES.arrow_schema
     files: list[Path] = []
-    groups = _groups(pairs)
+    groups = _groups(map(_with_float32_digits, pairs))
     group = next(groups, None)
     while group is not None:
         files.append(folder / f"{prefix}{len(files):05}.arrow")
@@ -148,6 +172,48 @@ def _digest_pair(pair: Pair, digest: hashlib.blake2b) -> None:
     digest.update(np.asarray(pair.origin, np.float64).tobytes())
     for column in POINT_COLUMNS:
         digest.update(np.asarray(clouds[column], np.float32).tobytes())
+
+
+def _with_float32_digits(pair: Pair) -> Pair:
+    """The pair, or the same pair relative to the mean of its source if float32 moved its points.
+
+    Raises DataError if the pair has a surface, which can be that of other pairs too.
+    """
+    clouds = pair.clouds()
+    places = {name: clouds[name] for name in POINT_COLUMNS if name != "target_normals"}
+    moved = max(map(_rounding, places.values()))
+    if moved == 0 or moved <= MAX_ROUNDING * _spacing(clouds["target"]):
+        return pair
+    centre = rounded_mean(np.asarray(clouds["source"], np.float64))
+    if pair.surface and centre.any():
+        raise DataError(
+            f"{pair.name}: as float32, its points would move by up to {moved:.2g}: subtract "
+            f"{centre.tolist()} from its points and its surface, and add it to its origin"
+        )
+    centred: dict[str, Any] = {
+        name: points - centre for name, points in places.items() if len(points)
+    }
+    return replace(pair, origin=np.asarray(pair.origin, np.float64) + centre, **centred)
+
+
+def _rounding(points: np.ndarray) -> float:
+    """The largest distance on an axis by which float32 moves a finite point of a cloud (N, 3)."""
+    if points.dtype == np.float32:
+        return 0.0
+    points = _finite(points)
+    with np.errstate(over="ignore"):
+        return float(np.abs(points - points.astype(np.float32)).max(initial=0.0))
+
+
+def _spacing(points: np.ndarray) -> float:
+    """About the point spacing of a cloud (N, 3) on a surface; 0 without points."""
+    points = _finite(points)
+    return float(np.ptp(points, axis=0).max() / np.sqrt(len(points))) if len(points) else 0.0
+
+
+def _finite(points: np.ndarray) -> np.ndarray:
+    points = np.asarray(points, np.float64)
+    return points[np.isfinite(points).all(axis=1)]
 
 
 def _groups(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:

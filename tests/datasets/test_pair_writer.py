@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from pointup.datasets.pair_dataset import (
     PairDataset,
     open_pairs,
     open_samples,
+    read_pair,
     write_pairs,
 )
 from pointup.errors import DataError, FileError
@@ -97,3 +99,61 @@ def test_a_pair_of_a_wrong_shape_is_named(tmp_path, pair, message):
 def test_no_training_pairs_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no training pairs"):
         write_pairs([], pairs(1), tmp_path / "pairs", {})
+
+
+def test_map_coordinates_are_stored_relative_to_the_mean_of_the_source(tmp_path):
+    far = Pair(
+        "far",
+        cloud(500) + UTM,
+        cloud(900, 1) + UTM,
+        origin=np.array([1e6, 0.0, 0.5]),
+        target_normals=cloud(900, 2).astype(float),
+        resample=cloud(900, 3) + UTM,
+    )
+    before = copy.deepcopy(far)
+    write_pairs([far], [], tmp_path / "pairs", {})
+    read = read_pair(open_pairs(tmp_path / "pairs", "train"), 0)
+    for column in ("source", "target", "resample"):
+        given, stored = getattr(far, column), getattr(read, column)
+        assert np.abs(stored + read.origin - (given + far.origin)).max() < 1e-6, column
+        assert np.array_equal(given, getattr(before, column)), "the pair of the caller was changed"
+    assert np.array_equal(read.origin, far.origin + np.round(far.source.mean(axis=0)))
+    assert np.array_equal(read.target_normals, far.target_normals.astype(np.float32))
+
+
+def test_float64_points_near_the_origin_keep_it_and_points_that_are_not_finite_stay(tmp_path):
+    near = Pair("near", cloud(500) + 3.0, (cloud(900, 1) + 3.0).astype(float), surface="s.npz")
+    hole = cloud(500) + UTM
+    hole[3, 1] = np.nan
+    write_pairs([near, Pair("hole", hole, hole)], pairs(1), tmp_path / "pairs", {})
+    dataset = open_pairs(tmp_path / "pairs", "train")
+    first, second = read_pair(dataset, 0), read_pair(dataset, 1)
+    assert np.array_equal(first.target, near.target.astype(np.float32))
+    assert not first.origin.any()
+    assert np.isnan(second.source[3, 1])
+    assert np.nanmax(np.abs(second.source + second.origin - hole)) < 1e-6
+
+
+def test_float64_points_whose_surface_would_stay_behind_are_refused(tmp_path):
+    far = Pair("far", cloud(500) + UTM, cloud(900, 1) + UTM, surface="far.npz")
+    message = r"far: as float32, its points would move by up to 0.25: subtract \[5000"
+    with pytest.raises(DataError, match=message):
+        write_pairs([far], [], tmp_path / "pairs", {})
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"made_by": "test", "from": Path("a.las")}, "info: the value of 'from' can't be written"),
+        ({"settings": {"number": np.int64(3)}}, "'settings' .*int64 is not JSON serializable"),
+        ({("a", 1): 2}, r"\('a', 1\)"),
+    ],
+)
+def test_info_that_is_not_json_is_refused_before_pairs_are_made(tmp_path, info, message):
+    def unwanted() -> Iterator[Pair]:
+        raise AssertionError("a pair was made")
+        yield
+
+    with pytest.raises(DataError, match=message):
+        write_pairs(unwanted(), [], tmp_path / "pairs", info)
+    assert list(tmp_path.iterdir()) == []
