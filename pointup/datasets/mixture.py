@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pointup.datasets.sizes import checked_integer
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -25,8 +27,12 @@ class Mixture:
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.lengths) != len(self.weights) or not self.lengths:
+        if len(self.lengths) != len(self.weights) or not len(self.lengths):
             raise ValueError(f"{len(self.weights)} weights for {len(self.lengths)} datasets")
+        # A checkpoint and the process that plans ahead take them as JSON, which has no NumPy types.
+        lengths = tuple(checked_integer("a length", length, 0) for length in self.lengths)
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
         if not all(0 < weight < math.inf for weight in self.weights):
             raise ValueError(f"weights {self.weights}: each must be greater than 0, and finite")
         if not any(n * w >= 1 for n, w in zip(self.lengths, self.weights, strict=True)):

@@ -23,6 +23,7 @@ from pointup.datasets.bins import (
     idle_share,
     topped_up,
 )
+from pointup.datasets.sizes import cropped_sizes
 
 VERSION = 3
 """Increased with each change of the plans. A checkpoint says by which version its epoch began."""
@@ -85,7 +86,7 @@ class Plan:
 
     def statistics(self, sizes: np.ndarray, token_budget: int) -> PlanStatistics:
         """How full and balanced the batches are; sizes above the budget count as the budget."""
-        loads = self.loads(np.minimum(sizes, token_budget))
+        loads = self.loads(cropped_sizes(sizes, token_budget))
         return PlanStatistics(
             fill=float(loads.sum() / max(1, loads.size * token_budget)),
             idle=idle_share(loads),
@@ -107,8 +108,10 @@ def plan_epoch(
     len(sizes)` is repetition k of a sample. No batch exceeds the budget or `max_clouds`. A batch is
     empty only if there are fewer samples than batches. Without `rng` the plan is deterministic.
     """
-    limit = max_clouds or len(samples) + 1
     sizes = sizes[samples % len(sizes)]
+    # Limits that nothing reaches may be too large for NumPy's integers.
+    limit = min(max_clouds or len(samples) + 1, len(samples) + 1)
+    token_budget = min(token_budget, max(1, int(sizes.sum(dtype=np.int64))))
     packed, ptr = _pack_windows(sizes, token_budget, limit, rng)
     loads = np.add.reduceat(sizes[packed], ptr[:-1], dtype=np.int64) if len(packed) else ptr[:0]
     order = np.argsort(-loads, kind="stable")

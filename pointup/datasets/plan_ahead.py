@@ -21,6 +21,7 @@ import numpy as np
 
 from pointup.datasets.mixture import Mixture
 from pointup.datasets.packing import Plan, plan_epoch
+from pointup.datasets.sizes import cropped_sizes
 
 logger = logging.getLogger("pointup")
 
@@ -44,7 +45,7 @@ class Request:
         """Plan the epoch; `sizes` (n,) are those of all samples."""
         mixture = Mixture(self.lengths or (len(sizes),), self.weights or (1.0,))
         return plan_epoch(
-            np.minimum(sizes, self.token_budget),
+            cropped_sizes(sizes, self.token_budget),
             mixture.samples(self.seed, self.epoch),
             self.token_budget,
             self.slots,

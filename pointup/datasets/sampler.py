@@ -15,7 +15,13 @@ import numpy as np
 from pointup.datasets.mixture import Mixture
 from pointup.datasets.packing import VERSION, Plan, PlanStatistics, plan_epoch
 from pointup.datasets.plan_ahead import PlanAhead, Request
-from pointup.datasets.sizes import check_budget, checked_sizes, checksum_of_sizes
+from pointup.datasets.sizes import (
+    check_budget,
+    checked_integer,
+    checked_sizes,
+    checksum_of_sizes,
+    cropped_sizes,
+)
 from pointup.errors import ConfigError
 
 logger = logging.getLogger("pointup")
@@ -30,10 +36,11 @@ class TokenBudgetBatchSampler:
     `index` is an index into `sizes`. Repetition k of a sample in an epoch is (epoch, index, k) for
     k of 1 or more. An optimizer step has num_processes * accumulation_steps slots; micro-batch a of
     process p is slot a * num_processes + p. The plan of an epoch depends only on (seed, epoch,
-    sizes, token_budget, max_clouds) and the number of slots, so that a step has the same clouds as
-    1x8, 2x4 or 8x1. Each sample occurs once per epoch, or as often as the weights of `mixture` say,
-    and each process gets `len(self)` batches. With fewer samples than slots some batches are empty
-    lists. Without `shuffle` all epochs have the same batches.
+    sizes, token_budget, max_clouds, mixture) and the number of slots, so that a step has the same
+    clouds as 1x8, 2x4 or 8x1. Each sample occurs once per epoch, or as often as the weights of
+    `mixture` say, and each process gets `len(self)` batches. With fewer samples than slots some
+    batches are empty lists. Without `shuffle` epochs of the same samples have the same batches; a
+    weight that is not a whole number gives epochs other samples.
 
     Iteration does not change the position, because a loader reads ahead of the training: call
     `advance` after each optimizer step. Iteration and `len` start at the position. `state_dict`
@@ -69,17 +76,15 @@ class TokenBudgetBatchSampler:
         crop: bool = False,
         mixture: Mixture | None = None,
     ) -> None:
-        for name, value, least in (
-            ("token_budget", token_budget, 1),
-            ("num_processes", num_processes, 1),
-            ("accumulation_steps", accumulation_steps, 1),
-            ("max_clouds", 1 if max_clouds is None else max_clouds, 1),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        self.token_budget = checked_integer("token_budget", token_budget, 1)
+        self.num_processes = checked_integer("num_processes", num_processes, 1)
+        self.accumulation_steps = checked_integer("accumulation_steps", accumulation_steps, 1)
+        self.seed = checked_integer("seed", seed, 0)
+        limit = None if max_clouds is None else checked_integer("max_clouds", max_clouds, 1)
+        self.max_clouds = limit
         if not 0 <= process_index < num_processes:
             raise ValueError(f"process_index is {process_index} of {num_processes} processes")
+        self.process_index = checked_integer("process_index", process_index, 0)
         self.sizes = checked_sizes(sizes)
         if names is not None and len(names) != len(self.sizes):
             raise ValueError(f"{len(names)} names for {len(self.sizes)} sizes")
@@ -88,12 +93,6 @@ class TokenBudgetBatchSampler:
             raise ValueError(f"a mixture of {len(self.mixture)} samples, {len(self.sizes)} sizes")
         if not crop:
             check_budget(self.sizes, token_budget, names)
-        self.token_budget = token_budget
-        self.num_processes = num_processes
-        self.process_index = process_index
-        self.accumulation_steps = accumulation_steps
-        self.seed = seed
-        self.max_clouds = max_clouds
         self.shuffle = shuffle
         self.crop = crop
         self.epoch = 0
@@ -161,7 +160,8 @@ class TokenBudgetBatchSampler:
 
     def advance(self, num_steps: int = 1) -> None:
         """Advance the position by optimizer steps; ValueError beyond the end of the epoch."""
-        if not 0 <= num_steps <= self.plan.num_steps - self._step:
+        num_steps = checked_integer("num_steps", num_steps, 0)
+        if num_steps > self.plan.num_steps - self._step:
             raise ValueError(
                 f"can't advance by {num_steps} from step {self.steps_done} of {self.num_steps}"
             )
@@ -169,8 +169,7 @@ class TokenBudgetBatchSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of another epoch; does nothing for the current epoch."""
-        if epoch < 0:
-            raise ValueError(f"epoch is {epoch}; it must be at least 0")
+        epoch = checked_integer("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch = epoch
             self._step = 0
@@ -181,8 +180,9 @@ class TokenBudgetBatchSampler:
     def change_budget(self, token_budget: int) -> None:
         """Change the budget; the remaining samples of the epoch are planned again.
 
-        Raises ConfigError if a sample exceeds the new budget.
+        Raises ConfigError if a sample exceeds the new budget, ValueError below 1.
         """
+        token_budget = checked_integer("token_budget", token_budget, 1)
         if not self.crop:
             check_budget(self.sizes, token_budget, None)
         state = self.state_dict()
@@ -211,6 +211,7 @@ class TokenBudgetBatchSampler:
         the remaining samples are planned again. Raises ConfigError if the sizes or the weights
         differ, ValueError for an invalid state.
         """
+        _check_position(state)
         if state["checksum"] != checksum_of_sizes(self.sizes):
             raise ConfigError(
                 "the dataset has changed since the checkpoint (other samples or sizes): "
@@ -222,7 +223,6 @@ class TokenBudgetBatchSampler:
                 f"the checkpoint is of datasets with (samples, weight) {state.get('mixture')}, not "
                 f"{weights}: give the same --data in the same order, or start a new run"
             )
-        _check_position(state)
         self.seed = state["seed"]
         self.epoch = state["epoch"]
         self._past = [list(segment) for segment in state["segments"]]
@@ -265,7 +265,7 @@ class TokenBudgetBatchSampler:
             assert slots and budget and num_steps is not None
             key = [self.seed, self.epoch, number]
             plan = plan_epoch(
-                np.minimum(self.sizes, budget),
+                cropped_sizes(self.sizes, budget),
                 samples,
                 budget,
                 slots,
@@ -285,6 +285,9 @@ class TokenBudgetBatchSampler:
 
 
 def _check_position(state: dict[str, Any]) -> None:
+    missing = {"seed", "epoch", "segments", "checksum"} - state.keys()
+    if missing:
+        raise ValueError(f"sampler state: has no {' and no '.join(sorted(missing))}")
     for name in ("seed", "epoch"):
         if type(state[name]) is not int or state[name] < 0:
             raise ValueError(f"sampler state: {name} is {state[name]!r}")

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import operator
 import zlib
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy as np
 
 from pointup.errors import ConfigError
 
 SIZES_PER_CHUNK = 1 << 20
+
+
+def checked_integer(name: str, value: SupportsIndex, least: int) -> int:
+    """An integer of any type, also NumPy's, as an int; ValueError below `least` and for others."""
+    try:
+        number = int(operator.index(value))
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be an integer") from None
+    if number < least:
+        raise ValueError(f"{name} is {number}; it must be at least {least}")
+    return number
+
+
+def cropped_sizes(sizes: np.ndarray, limit: int) -> np.ndarray:
+    """The sizes (n,), with `limit` for those above it; `limit` may be too large for their type."""
+    return np.minimum(sizes, min(limit, np.iinfo(sizes.dtype).max))
 
 
 def checked_sizes(sizes: Sequence[int] | np.ndarray) -> np.ndarray:

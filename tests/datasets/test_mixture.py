@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable
 
@@ -115,3 +116,22 @@ def test_a_checkpoint_of_other_weights_is_refused():
 def test_impossible_weights_are_refused(lengths, weights, message):
     with pytest.raises(ValueError, match=message):
         Mixture(lengths, weights)
+
+
+def test_numpy_lengths_and_weights_give_a_state_of_json_values():
+    given = Mixture(np.array([40, 20]), np.array([1, 3], np.float32))
+    assert given == THREE_TO_ONE == Mixture([40, 20], [1, 3])
+    assert json.dumps(given.as_state()) == "[[40, 1.0], [20, 3.0]]"
+    for length, message in ((-1, "at least 0"), (2.5, "must be an integer")):
+        with pytest.raises(ValueError, match=message):
+            Mixture((length, 20), (1.0, 1.0))
+
+
+def test_without_shuffling_only_fractional_weights_change_the_batches_of_an_epoch():
+    for weights, is_same in (((1.0, 3.0), True), ((1.0, 0.5), False)):
+        one = TokenBudgetBatchSampler(
+            SIZES, 1000, mixture=Mixture((40, 20), weights), shuffle=False
+        )
+        batches = [[key[1:] for key in batch] for batch in one]
+        one.set_epoch(1)
+        assert ([[key[1:] for key in batch] for batch in one] == batches) == is_same

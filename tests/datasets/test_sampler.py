@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -187,12 +188,20 @@ def test_a_sample_over_the_budget_is_named_with_the_remedy():
         ({"sizes": []}, "integers"),
         ({"sizes": [1.5]}, "integers"),
         ({"sizes": [3, -2]}, "size of sample 1 is -2"),
+        ({"seed": 0.5}, "seed is 0.5; it must be an integer"),
         ({"names": ["a"]}, "1 names for 2 sizes"),
     ],
 )
 def test_impossible_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         TokenBudgetBatchSampler(**{"sizes": [1, 2], "token_budget": 10, **options})
+
+
+def test_limits_that_nothing_reaches_may_be_larger_than_any_array_holds():
+    for budget, crop in itertools.product((2**31, sys.maxsize, 10**30), (False, True)):
+        sampler = TokenBudgetBatchSampler([3, 4, 5], budget, max_clouds=sys.maxsize, crop=crop)
+        assert [sorted(batch) for batch in sampler] == [[(0, 0), (0, 1), (0, 2)]]
+        assert sampler.statistics().fill < 1e-8
 
 
 class Keys(Dataset):

@@ -152,6 +152,40 @@ def test_only_advance_changes_the_position():
         sampler.advance(11)
 
 
+def test_numpy_integers_give_a_state_of_json_values_that_can_be_loaded():
+    one, two, many = np.int64(1), np.uint8(2), np.int32(BUDGET)
+    sampler = TokenBudgetBatchSampler([400] * 20, many, two, one, two, two, two)
+    sampler.set_epoch(two)
+    sampler.advance(one)
+    plain = TokenBudgetBatchSampler([400] * 20, BUDGET, 2, 1, 2, 2, 2)
+    plain.set_epoch(2)
+    plain.advance()
+    assert json.dumps(sampler.state_dict()) == json.dumps(plain.state_dict())
+    sampler.change_budget(np.int64(800))
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert state["segments"] == [[4, BUDGET, 2, 1]]
+    plain.load_state_dict(state)
+    plain.change_budget(800)
+    assert list(plain) == list(sampler)
+    for call, name in (
+        (sampler.set_epoch, "epoch"),
+        (sampler.advance, "num_steps"),
+        (sampler.change_budget, "token_budget"),
+    ):
+        for value in (-1, 1.5):
+            with pytest.raises(ValueError, match=f"^{name} is {value}"):
+                call(value)
+
+
+def test_a_state_without_an_entry_is_refused_by_its_name():
+    sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
+    for name in ("seed", "epoch", "segments", "checksum"):
+        state = sampler.state_dict()
+        del state[name]
+        with pytest.raises(ValueError, match=f"sampler state: has no {name}"):
+            sampler.load_state_dict(state)
+
+
 def test_cropped_sizes_count_as_the_budget_and_resume_with_another_one():
     sizes = [10, 1500, 1200] * 10
     first = TokenBudgetBatchSampler(sizes, BUDGET, crop=True)
