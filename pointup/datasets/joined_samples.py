@@ -59,10 +59,12 @@ class JoinedSamples:
         return samples.points(own)
 
     def select(self, indices: np.ndarray) -> JoinedSamples:
-        """These samples only, in this order, which must be ascending."""
+        """These samples only; ValueError if they are not ascending."""
+        if np.any(indices[1:] < indices[:-1]):
+            raise ValueError("samples of several datasets can be selected in ascending order only")
         parts = tuple(
             part.select(indices[(indices >= low) & (indices < high)] - low)
-            for part, low, high in zip(self.parts, self.bounds, self.bounds[1:], strict=True)
+            for part, low, high in zip(self.parts, self.bounds[:-1], self.bounds[1:], strict=True)
         )
         return JoinedSamples(self.labels, parts)
 

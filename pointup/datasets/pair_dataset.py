@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from pointup.datasets.pair import Pair, surface_path
 from pointup.datasets.pair_writer import write_pairs
 from pointup.datasets.sample_table import UnreadableSample
 from pointup.datasets.samples import Samples
+from pointup.datasets.sizes import checked_integer, cropped_sizes
 from pointup.datasets.table_store import open_samples
 
 __all__ = [
@@ -39,12 +41,13 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     """The samples of a pair dataset, by key (epoch, index), or by index for epoch 0.
 
     The key of repetition k of a sample in an epoch is (epoch, index, k): each repetition gets its
-    own augmentation. `keep` lists the samples that are used; indices refer to this list. A sample
-    is a PyG `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
+    own augmentation. Negative indices count from the end. `keep` lists the samples that are used,
+    or is a mask (n,) bool of them; indices refer to the samples that are left. A sample is a PyG
+    `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
     `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
     large clouds are in spatial order, which makes neighbour searches faster. `seconds` holds the
-    durations of reading, augmenting and ordering. A sample that can't be read has no points and
-    has `fault`, the reason; `collate` leaves it out.
+    durations of reading, augmenting and ordering. A sample that can't be read has no points and has
+    `fault`, the reason; `collate` leaves it out.
 
     With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
     point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
@@ -65,9 +68,9 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         keep: Sequence[int] | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
-        self.samples = samples if keep is None else samples.select(np.asarray(keep, np.int64))
+        if max_tokens is not None:
+            max_tokens = checked_integer("max_tokens", max_tokens, 1)
+        self.samples = samples if keep is None else samples.select(_kept(keep, len(samples)))
         self.seed = seed
         self.augment = augment
         self.noise = noise
@@ -82,7 +85,7 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         """Tokens (n,) of each sample after cropping: source and target points together."""
         if self.max_tokens is None:
             return self.full_sizes
-        return np.minimum(self.full_sizes, self.max_tokens)
+        return cropped_sizes(self.full_sizes, self.max_tokens)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -90,6 +93,10 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     def __getitem__(self, key: tuple[int, ...] | int) -> Data:
         began = time.perf_counter()
         epoch, index, *repetition = key if isinstance(key, tuple) else (0, key)
+        index = operator.index(index)
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        index %= len(self)
         name, vertical = self.names[index], self.samples.is_vertical(index)
         try:
             clouds = self.samples.points(index)
@@ -117,3 +124,21 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             },
             **tensors,
         )
+
+
+def _kept(keep: Sequence[int] | np.ndarray, number: int) -> np.ndarray:
+    """The indices (k,) int64 of the kept samples of `number`; ValueError if they can't be."""
+    kept = np.asarray(keep)
+    if kept.dtype == bool:
+        if kept.shape != (number,):
+            raise ValueError(f"keep is a mask of shape {kept.shape}; there are {number} samples")
+        return np.flatnonzero(kept)
+    # An empty list has the type float64.
+    if kept.ndim != 1 or (len(kept) and kept.dtype.kind not in "iu"):
+        raise ValueError(
+            f"keep must be a list of indices or a mask, not {kept.dtype} of shape {kept.shape}"
+        )
+    wrong = kept[(kept < 0) | (kept >= number)]
+    if len(wrong):
+        raise ValueError(f"keep has index {wrong[0]}; there are {number} samples")
+    return kept.astype(np.int64)

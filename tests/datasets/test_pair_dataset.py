@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from datasets import Array2D, Dataset, Features, LargeList, List, Value
 from pointup.datasets.columns import standardize
 from pointup.datasets.opening import load_splits
 from pointup.datasets.pair_dataset import (
+    JoinedSamples,
     Pair,
     PairDataset,
     find_bad_samples,
@@ -185,6 +187,59 @@ def test_indices_refer_to_the_kept_samples(pair_directory):
     sample = some[(0, 1)]
     assert (sample.name, sample.index) == (every.names[3], 1)
     assert np.array_equal(sample.pos, every[3].pos)
+
+
+def test_a_mask_keeps_the_samples_that_it_is_true_for(pair_directory):
+    dataset = open_samples(pair_directory, "train")
+    every, mask = PairDataset(dataset), np.zeros(len(dataset), bool)
+    mask[[3, 7]] = True
+    for keep in (mask, mask.tolist()):
+        some = PairDataset(dataset, keep=keep)
+        assert list(some.names) == [every.names[3], every.names[7]]
+    assert len(PairDataset(dataset, keep=[])) == 0
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (np.ones(39, bool), r"mask of shape \(39,\); there are 40 samples"),
+        ([0.0, 1.0], "must be a list of indices or a mask, not float64"),
+        ([[0, 1]], r"not int64 of shape \(1, 2\)"),
+        ([3, 40], "keep has index 40; there are 40 samples"),
+        ([3, -1], "keep has index -1"),
+    ],
+)
+def test_what_keeps_no_samples_is_refused(pair_directory, keep, message):
+    with pytest.raises(ValueError, match=message):
+        PairDataset(open_samples(pair_directory, "train"), keep=keep)
+
+
+def test_samples_of_several_datasets_are_kept_in_ascending_order_only(pair_directory):
+    samples = open_samples(pair_directory, "train")
+    joined = JoinedSamples(("a", "b"), (samples, samples))
+    assert list(PairDataset(joined, keep=[1, 41]).names) == ["a/train_1", "b/train_1"]
+    with pytest.raises(ValueError, match="ascending order only"):
+        PairDataset(joined, keep=[41, 1])
+
+
+def test_negative_indices_count_from_the_end_and_others_are_index_errors(pair_directory):
+    samples = PairDataset(open_samples(pair_directory, "train"), augment=True, max_tokens=100)
+    for key, same in ((-1, 39), (np.int64(-40), 0), ((2, -1), (2, 39))):
+        found, expected = samples[key], samples[same]
+        assert (found.name, found.index) == (expected.name, expected.index)
+        assert np.array_equal(found.pos, expected.pos)
+    for index in (40, -41):
+        with pytest.raises(IndexError, match=f"sample {index} of 40"):
+            samples[index]
+
+
+def test_a_limit_of_tokens_can_be_any_integer(pair_directory):
+    samples = open_samples(pair_directory, "train")
+    every = PairDataset(samples)
+    assert PairDataset(samples, max_tokens=sys.maxsize).sizes.tolist() == every.sizes.tolist()
+    for limit, message in ((0, "at least 1"), (1e4, "must be an integer")):
+        with pytest.raises(ValueError, match=f"max_tokens is {limit}; it .*{message}"):
+            PairDataset(samples, max_tokens=limit)
 
 
 def test_writing_to_a_sample_does_not_change_the_dataset(pair_directory):
