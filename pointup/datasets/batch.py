@@ -27,7 +27,7 @@ IGNORED_SIGNALS = tuple(
 )
 
 
-def collate(samples: Sequence[Data]) -> Batch:
+def collate(samples: Iterable[Data]) -> Batch:
     """Collate samples of a `PairDataset` into one packed batch.
 
     The batch has `pos` (N, 3), `batch` (N,), `ptr` (B + 1,), the same for the target as `target`
@@ -39,6 +39,7 @@ def collate(samples: Sequence[Data]) -> Batch:
     name, reason) of each.
     """
     began = time.perf_counter()
+    samples = list(samples)
     faults = [(s.index, s.name, s.fault) for s in samples if "fault" in s]
     samples = [sample for sample in samples if "fault" not in sample]
     pos, ptr = _pack([sample.pos for sample in samples])

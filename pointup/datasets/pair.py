@@ -25,7 +25,8 @@ class Pair:
         resample: (K, 3) a second, independent sampling of the true surface. Evaluations compare it
             with the target as the "resampled ground truth".
         vertical: True if z is up; augmentation then rotates the pair about z only.
-        surface: file name of the true surface in `surfaces/` of the dataset; "" without one.
+        surface: file name of the true surface in `surfaces/` of the dataset; "" without one. Its
+            vertices are relative to `origin`, too.
     """
 
     name: str

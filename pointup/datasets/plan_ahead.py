@@ -63,10 +63,21 @@ class PlanAhead:
         self._answer: IO[bytes] | None = None
 
     def start(self, request: Request, sizes: np.ndarray) -> None:
-        """Begin to plan; a request that is being answered is dropped, unless it is the same."""
+        """Begin to plan; a request that is being answered is dropped, unless it is the same.
+
+        If no process can be started, this is logged, and `result` gives no plan.
+        """
         if request == self.request:
             return
         self.end()
+        try:
+            self._start(request, sizes)
+        # No memory for a process, a full disk, or a Python inside of another program.
+        except OSError as error:
+            logger.warning("can't plan epoch %d ahead (%s)", request.epoch, error)
+            self.end()
+
+    def _start(self, request: Request, sizes: np.ndarray) -> None:
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         with tempfile.TemporaryFile() as question:
             question.write(json.dumps(asdict(request)).encode() + b"\n")

@@ -53,6 +53,10 @@ def test_a_sample_without_normals_or_resample_gets_zeros_and_no_points(samples):
     assert "resample_ptr" not in batch
 
 
+def test_the_samples_of_a_generator_are_collated_like_those_of_a_list(samples):
+    assert collate(samples[i] for i in (4, 0)).index.tolist() == [4, 0]
+
+
 def test_an_empty_list_of_samples_makes_an_empty_batch():
     batch = send_to_device(collate([]), torch.device("cpu"), non_blocking=True)
     assert batch.num_graphs == 0

@@ -51,6 +51,19 @@ def test_a_planner_that_fails_is_reported_and_the_epoch_is_planned_here(
     assert "planning ahead failed with status 1" in caplog.text
 
 
+def test_an_epoch_is_planned_here_if_no_planner_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sampler, "PLANNED_AHEAD_FROM", 1)
+    monkeypatch.setattr(plan_ahead.sys, "executable", "/nowhere/python")
+    ahead = TokenBudgetBatchSampler(SIZES, 2000)
+    with caplog.at_level(logging.WARNING, logger="pointup"):
+        assert sum(map(len, ahead)) == len(SIZES)
+    assert "can't plan epoch 1 ahead (" in caplog.text and "/nowhere/python" in caplog.text
+    ahead.set_epoch(1)
+    assert sum(map(len, ahead)) == len(SIZES)
+
+
 def test_only_the_requested_plan_is_given_and_an_unneeded_planner_ends() -> None:
     planner = PlanAhead()
     request = Request(seed=0, epoch=1, token_budget=2000, slots=1, max_clouds=None)
