@@ -91,6 +91,18 @@ def test_a_run_without_its_dataset_has_a_card_without_a_picture(
     assert not (folder / "validation.png").exists()
 
 
+@pytest.mark.parametrize("name", ["target", "source"])
+def test_a_repository_may_have_the_name_of_a_cloud(name: str, run: Path, tmp_path: Path) -> None:
+    pictures = []
+    for repo in (name, "wavy"):
+        folder = tmp_path / repo
+        words = ["push", str(run), f"me/{repo}", "--license", "mit", "--dry-run", str(folder)]
+        assert main(words) == 0
+        assert f"# {repo}\n" in (folder / "README.md").read_text()
+        pictures.append((folder / "validation.png").read_bytes())
+    assert pictures[0] == pictures[1], "the model's output is drawn"
+
+
 def test_a_model_keeps_a_card_that_was_written_by_hand(run: Path, tmp_path: Path) -> None:
     for number, (card, expected) in enumerate(
         ((None, "its figures are not stated"), ("# Mine\n\nOf my scans.\n", "Of my scans."))
