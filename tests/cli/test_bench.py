@@ -282,11 +282,8 @@ def test_a_device_that_torch_does_not_see_is_refused_in_a_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
-    with pytest.raises(
-        ConfigError, match=rf"^--device {name}: not among cpu, which .*: .+$"
-    ) as error:
+    with pytest.raises(ConfigError, match=r"^--device .*: give one that torch sees: cpu \(.+\)$"):
         Bench(device=name).run()
-    assert "\n" not in str(error.value)
 
 
 def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +296,10 @@ def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("seconds", [0.0, -3.0, float("nan")])
-def test_a_time_limit_that_leaves_no_time_is_refused(seconds: float) -> None:
+def test_a_time_limit_that_leaves_no_time_is_refused(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.benchmark.sections.ALL", ())
     with pytest.raises(ConfigError, match=rf"--seconds {seconds:g}: must be above 0"):
         Bench(seconds=seconds).run()
 

@@ -64,6 +64,17 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     assert "](validation.png)" in card.text and imread(folder / "validation.png").ndim == 3
 
 
+def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
+    run: Path, tmp_path: Path
+) -> None:
+    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}}}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    folder = tmp_path / "hub"
+    words = ["push", str(run), "me/wavy", "--license", "mit", "--max-pairs", "1"]
+    assert main([*words, "--dry-run", str(folder)]) == 0
+    assert "| steps | 45 |" in (folder / "README.md").read_text()
+
+
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:
     changed = TrainConfig(
         data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
