@@ -223,7 +223,7 @@ def train_step(run: Run, batches: Iterator[Batch]) -> bool:
     share_done = progress.advance(totals, config, sampler, run.schedule.eval_every)
     watchdog.step = progress.step
 
-    if progress.step % config.log_every == 0 or progress.finished:
+    if progress.step % config.log_every == 0 or progress.evaluation_due:  # It may end the run.
         run.monitor.train(
             progress.step,
             totals,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,31 @@ import psutil
 import torch
 
 import pointup
+from pointup.errors import ConfigError
+from pointup.training.distributed.devices import why_no_accelerator
 
 LIBRARIES = ("torch", "numpy", "scipy", "fpsample", "accelerate", "datasets", "torch-geometric")
+LOAD_DIFFERS = 1.0
+"""Difference of the loads of two measurements that is worth a note."""
+WARNINGS = {
+    "device": "figures of different devices are compared",
+    "quick": "sizes differ with --quick, so that figures of other work may be compared",
+}
+"""Entries of a machine that make figures incomparable where they differ, and why."""
+
+
+def device_named(name: str) -> torch.device:
+    """The device of `--device`. Raises ConfigError if torch knows or sees none of this name."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    number = torch.accelerator.device_count() if accelerator else 0
+    seen = ["cpu", *(f"{accelerator.type}:{i}" for i in range(number) if accelerator)]
+    device = None
+    with suppress(RuntimeError):  # A name that torch doesn't know.
+        device = torch.device(name)
+    if device and (device.type == "cpu" or f"{device.type}:{device.index or 0}" in seen):
+        return device
+    reason = "" if accelerator else f" ({why_no_accelerator()})"
+    raise ConfigError(f"--device {name}: give one that torch sees: {', '.join(seen)}{reason}")
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -46,6 +71,22 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def machine_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """A line for each entry of `describe_machine` in which two measurements differ; those that make
+    their figures incomparable come first, as warnings."""
+    warnings, notes = [], []
+    for name in dict.fromkeys([*before, *after]):
+        was, now = before.get(name), after.get(name)
+        if was == now or (name == "load" and abs((was or 0) - (now or 0)) < LOAD_DIFFERS):
+            continue
+        line = f"{name}: {was} -> {now}"
+        if name in WARNINGS:
+            warnings.append(f"warning: {line}: {WARNINGS[name]}")
+        else:
+            notes.append(line)
+    return warnings + notes
 
 
 def machine_lines(described: dict[str, Any]) -> list[str]:

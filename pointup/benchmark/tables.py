@@ -98,7 +98,9 @@ def read_results(path: Path) -> Mapping[str, Any]:
         results = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: can't be read ({error}); name a file of bench --json") from error
-    if not isinstance(results, dict) or not {"machine", "sections"} <= results.keys():
+    if not isinstance(results, dict) or not all(
+        isinstance(results.get(name), dict) for name in ("machine", "sections")
+    ):
         raise FileError(f"{path}: not written by pointup bench; name a file of bench --json")
     return results
 

@@ -55,25 +55,36 @@ class Bench:
             raise ConfigError(
                 f"--simulate {self.simulate}: give 1 or more processes, with the section scaling"
             )
+        if self.seconds is not None and not self.seconds > 0:
+            raise ConfigError(f"--seconds {self.seconds:g}: must be above 0")
         for path in (self.json,):
             if path is not None and not path.parent.is_dir():
                 raise FileError(f"{path}: there is no folder {path.parent}; make it")
 
-        import torch
-
-        from pointup.benchmark.machine import describe_machine, machine_lines
+        from pointup.benchmark.machine import (
+            describe_machine,
+            device_named,
+            machine_differences,
+            machine_lines,
+        )
         from pointup.benchmark.sections import ALL, SIMULATED
         from pointup.benchmark.tables import read_results, write_results
         from pointup.benchmark.timing import Effort
         from pointup.upsampling.in_memory import default_device
 
         before = read_results(self.compare) if self.compare else None
-        device = torch.device(self.device) if self.device else default_device()
-        seconds = self.seconds or (QUICK_SECONDS if self.quick else SECONDS)
+        device = default_device() if self.device is None else device_named(self.device)
+        seconds = QUICK_SECONDS if self.quick else SECONDS
+        if self.seconds is not None:
+            seconds = self.seconds
         effort = Effort(self.quick, device, seconds, self.simulate)
         sections = SIMULATED if self.simulate else ALL
         machine = {**describe_machine(device), "quick": self.quick}
         print("\n".join(machine_lines(machine)))
+        differences = machine_differences(before["machine"], machine) if before else []
+        if differences:
+            differences.insert(0, f"\n{self.compare} was not measured in the same way:")
+            print("\n".join(differences))
         measured: dict[str, Any] = {}
         for section in sections:
             if section.name not in names:
@@ -90,6 +101,8 @@ class Bench:
             if self.json:
                 write_results(self.json, machine, measured)
         if before:
+            # Again, because the sections lie between.
+            print("\n".join(differences))
             print(f"\nChanged by more than 5 % since {self.compare}:")
             print("\n".join(changes(sections, before["sections"], measured)) or "  nothing")
         return 0

@@ -112,7 +112,8 @@ class TrainConfig:
     """Share of the training samples that may turn out damaged when they are read; such samples are
     left out of their steps. More end the run."""
     log_every: int = 10
-    """Steps between lines in metrics.jsonl and points in TensorBoard."""
+    """Steps between lines in metrics.jsonl and points in TensorBoard. A step with an evaluation has
+    a line too."""
     eval_every: int | None = None
     """Steps between evaluations (by default a quarter of the run, half of it without --data, or 500
     if its length in steps is unknown)."""

@@ -17,6 +17,7 @@ from pointup.benchmark import reference_training as reference
 from pointup.benchmark import training_speed as steps
 from pointup.benchmark import upsampling as upsampled
 from pointup.benchmark.clouds import one_cloud, ragged, sheet, training_batch
+from pointup.benchmark.machine import WARNINGS, device_named, machine_differences
 from pointup.benchmark.peak_memory import PeakMemory
 from pointup.benchmark.reference_implementation import (
     reference_chamfer_distance,
@@ -251,9 +252,56 @@ def test_figures_are_printed_written_and_compared(
         "pointup.benchmark.sections.ALL", (table("reading", [{**rows[0], "rate": 500.0}]),)
     )
     Bench(compare=old).run()
-    assert "reading: 10: points/s 1,000 -> 500, 0.50x, worse" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "reading: 10: points/s 1,000 -> 500, 0.50x, worse" in printed
+    # Before the sections and with the figures.
+    assert printed.count("old.json was not measured in the same way:\nwarning: quick: True ->") == 2
+    Bench(compare=old, quick=True).run()
+    assert "quick" not in capsys.readouterr().out
     Bench(compare=old, only="sampler").run()
     assert "reading" not in capsys.readouterr().out
+
+
+def test_unlike_measurements_are_named_and_those_that_cannot_be_compared_first() -> None:
+    before = {"cores": 2, "load": 0.1, "device": "cpu", "quick": True, "old": 1}
+    alike = {**before, "load": 0.5}
+    assert machine_differences(before, alike) == []
+    after = {"cores": 64, "load": 9.5, "device": "cuda", "quick": False, "gpu": "H"}
+    assert machine_differences(before, after) == [
+        "warning: device: cpu -> cuda: figures of different devices are compared",
+        f"warning: quick: True -> False: {WARNINGS['quick']}",
+        "cores: 2 -> 64",
+        "load: 0.1 -> 9.5",
+        "old: 1 -> None",
+        "gpu: None -> H",
+    ]
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda", "cuda:1", "meta", ""])
+def test_a_device_that_torch_does_not_see_is_refused_in_a_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: None)
+    with pytest.raises(ConfigError, match=r"^--device .*: give one that torch sees: cpu \(.+\)$"):
+        Bench(device=name).run()
+
+
+def test_devices_are_those_that_torch_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    for name in ("cpu", "cuda", "cuda:1"):
+        assert device_named(name) == torch.device(name)
+    with pytest.raises(ConfigError, match=r"torch sees: cpu, cuda:0, cuda:1$"):
+        device_named("cuda:2")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -3.0, float("nan")])
+def test_a_time_limit_that_leaves_no_time_is_refused(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.benchmark.sections.ALL", ())
+    with pytest.raises(ConfigError, match=rf"--seconds {seconds:g}: must be above 0"):
+        Bench(seconds=seconds).run()
 
 
 def test_the_names_of_the_command_are_those_of_the_sections() -> None:
@@ -265,8 +313,9 @@ def test_invalid_sections_and_files_are_refused_by_name(tmp_path: Path) -> None:
         Bench(only="sampler,steps").run()
     with pytest.raises(FileError, match=r"none\.json"):
         Bench(compare=tmp_path / "none.json").run()
-    (tmp_path / "list.json").write_text("[1]")
-    with pytest.raises(FileError, match=r"list\.json: not written by pointup bench"):
-        Bench(compare=tmp_path / "list.json").run()
+    for content in ("[1]", '{"machine": [], "sections": {}}'):
+        (tmp_path / "list.json").write_text(content)
+        with pytest.raises(FileError, match=r"list\.json: not written by pointup bench"):
+            Bench(compare=tmp_path / "list.json").run()
     with pytest.raises(FileError, match="there is no folder"):
         Bench(json=tmp_path / "missing" / "new.json").run()

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -21,6 +22,7 @@ from pointup.cli.doctor.accelerators import (
 )
 from pointup.cli.doctor.finding import in_bytes, in_time, ok, warn
 from pointup.cli.doctor.machine import (
+    capacity_finding,
     disk_finding,
     is_met,
     open_files_finding,
@@ -54,6 +56,23 @@ def test_a_failed_check_is_followed_by_its_fix() -> None:
     assert str(ok("disk", "much\n room")) == "ok    disk               much room"
     text, remedy = str(warn("disk", "little room", "free some")).split("\n")
     assert text.startswith("warn  disk") and remedy.strip() == "-> free some"
+
+
+def test_cores_are_those_of_the_job_and_the_load_is_that_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(doctor_machine, "memory_limit", lambda *_: 10e9)
+    for own, load, expected in (
+        (2.0, 60.0, "ok    cores, memory      2 of 64 cores and 10 GB of "),
+        (1.5, 60.0, "ok    cores, memory      1.5 of 64 cores and "),
+        (64.0, 60.0, "ok    cores, memory      64 cores and "),
+        (2.0, 130.0, "warn  cores, memory      2 of 64 cores and "),
+    ):
+        monkeypatch.setattr(doctor_machine, "cores_of_process", lambda own=own: own)
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        found = str(capacity_finding())
+        assert found.startswith(expected) and f"load {load:.1f}" in found
 
 
 def test_sizes_and_durations_have_suitable_units() -> None:

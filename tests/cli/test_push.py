@@ -64,6 +64,17 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     assert "](validation.png)" in card.text and imread(folder / "validation.png").ndim == 3
 
 
+def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
+    run: Path, tmp_path: Path
+) -> None:
+    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}}}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    folder = tmp_path / "hub"
+    words = ["push", str(run), "me/wavy", "--license", "mit", "--max-pairs", "1"]
+    assert main([*words, "--dry-run", str(folder)]) == 0
+    assert "| steps | 45 |" in (folder / "README.md").read_text()
+
+
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:
     changed = TrainConfig(
         data=(), output_dir=Path("out"), steps=7, augment=False, crop=True, num_pictures=1,
@@ -89,6 +100,18 @@ def test_a_run_without_its_dataset_has_a_card_without_a_picture(
     text = (folder / "README.md").read_text()
     assert "validation.png" not in text and "Pairs of `gone`." in text
     assert not (folder / "validation.png").exists()
+
+
+@pytest.mark.parametrize("name", ["target", "source"])
+def test_a_repository_may_have_the_name_of_a_cloud(name: str, run: Path, tmp_path: Path) -> None:
+    pictures = []
+    for repo in (name, "wavy"):
+        folder = tmp_path / repo
+        words = ["push", str(run), f"me/{repo}", "--license", "mit", "--dry-run", str(folder)]
+        assert main(words) == 0
+        assert f"# {repo}\n" in (folder / "README.md").read_text()
+        pictures.append((folder / "validation.png").read_bytes())
+    assert pictures[0] == pictures[1], "the model's output is drawn"
 
 
 def test_a_model_keeps_a_card_that_was_written_by_hand(run: Path, tmp_path: Path) -> None:

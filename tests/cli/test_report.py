@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from sheets import SMALL
 
 from pointup import Upsampler
 from pointup.cli.main import main
+from pointup.cli.report.curves import curve_charts
+from pointup.cli.report.page import report_html
 from pointup.cli.report.runs import differing_options, read_run, read_runs
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_dataset import write_pairs
@@ -97,6 +100,76 @@ def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> No
     assert differing_options([run]) == {"data": [[str(data)], []], "learning_rate": [0.02, 0.003]}
     assert run.best and run.best["step"] == 10
     assert len(run.steps) == 40, "the incomplete last line is left out"
+
+
+def test_curves_are_named_by_their_runs_whatever_the_names(data: Path, tmp_path: Path) -> None:
+    names = ["_first", "cost $\\foo$", "$1e-3$ <&>"]
+    runs = read_runs([make_run(tmp_path / name, data, 0.003, [0.9]) for name in names])
+    charts = curve_charts(runs)
+    assert len(charts) == 5
+    for svg in charts.values():
+        texts = [unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
+        assert [text for text in texts if text in names] == names
+
+
+def test_the_length_of_a_run_is_its_last_known_step(data: Path, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", data, 0.02, [])
+    record = {"step": 45, "share_of_midpoints": 0.9, "validation": {"model": {"chamfer": 0.1}}}
+    lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]
+    (path / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(record)]) + "\n")
+    run = read_run(path, "run")
+    assert run.last_step == 45
+    assert ["run", "45", "45", "0.1", "90.0%", str(data)] in cells_of(
+        report_html([run], None, "", "")
+    )
+    (path / "metrics.jsonl").write_text("")
+    assert read_run(path, "run").last_step == 0
+
+
+def test_peak_memory_is_the_largest_of_the_run(data: Path, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", data, 0.02, [0.9])
+    lines = (path / "metrics.jsonl").read_text().splitlines()[:40]
+    records = [json.loads(line) for line in lines]
+    for number, record in enumerate(records, 1):
+        record["peak_memory_bytes"] = number * 2**30
+    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    html = report_html([read_run(path, "run")], None, "", "")
+    assert ["run", "1,000", "0.5", "10%", "40.00 GiB"] in cells_of(html)
+
+
+def rows_of_validation(runs: list[Path]) -> tuple[str, list[str]]:
+    """The sentence above the table of the validation, and the names of its rows."""
+    html = report_html(read_runs(runs), None, "", "")
+    section = html.partition("<h2>Validation</h2>")[2].partition("<section>")[0]
+    note = re.match(r"<p>(.*?)</p>", section)
+    return note[1] if note else "", [row[0] for row in cells_of(section)[1:]]
+
+
+def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, data, 0.003, [0.9]) for name in ("city", "forest", "hill")]
+    not_yet = make_run(tmp_path / "not yet", data, 0.003, [])
+    baseline = "midpoints (no network)"
+    assert rows_of_validation(runs) == ("", ["city", "forest", "hill", baseline])
+    other = (runs[1] / "metrics.jsonl").read_text().replace('{"chamfer": 0.5}', '{"chamfer": 0.7}')
+    (runs[1] / "metrics.jsonl").write_text(other)
+    note, rows = rows_of_validation([not_yet, *runs[:2]])
+    assert "validated on different data" in note
+    assert rows == ["city", "forest", f"{baseline}, city", f"{baseline}, forest"]
+    # The first run that has an evaluation gives the lines of the chart.
+    chart = curve_charts(read_runs([not_yet, *runs[:2]]))["Chamfer distance on validation pairs"]
+    assert ">midpoint baseline, city<" in chart
+    chart = curve_charts(read_runs([not_yet, runs[0]]))["Chamfer distance on validation pairs"]
+    assert ">midpoint baseline<" in chart
+
+
+def test_references_of_another_device_or_with_fewer_metrics_are_the_same(
+    data: Path, tmp_path: Path
+) -> None:
+    runs = [make_run(tmp_path / name, data, 0.003, [0.9]) for name in ("a", "b")]
+    lines = (runs[1] / "metrics.jsonl").read_text()
+    for figures in ('{"chamfer": 0.50001}', '{"hausdorff": 1.0, "chamfer": 0.5}', "{}"):
+        (runs[1] / "metrics.jsonl").write_text(lines.replace('{"chamfer": 0.5}', figures))
+        assert rows_of_validation(runs) == ("", ["a", "b", "midpoints (no network)"])
 
 
 @pytest.mark.usefixtures("small_panels")

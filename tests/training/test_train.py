@@ -187,6 +187,19 @@ def test_a_run_that_patience_ended_goes_on_with_more_patience(
     assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_4"
 
 
+def test_a_step_that_ends_the_run_by_its_evaluation_is_logged(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.9, 0.95, 0.96])
+    monkeypatch.setattr(EvaluationResult, "score", property(lambda _: next(scores)))
+    changes = {"steps": 9, "eval_every": 2, "save_every": 1, "log_every": 3}
+    for patience, expected in ((1, [2, 3, 4]), (2, [2, 3, 4, 6])):
+        config = options(pair_directory, tmp_path / "run", patience=patience, **changes)
+        training.train(config, accelerator)
+        lines = metrics_of(tmp_path / "run")
+        assert [line["step"] for line in lines if "loss" in line] == expected
+
+
 def test_a_changed_option_is_refused_by_name_and_a_harmless_one_is_not(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:

@@ -27,7 +27,7 @@ from pointup.visualization.viewer import (
     write_viewer,
 )
 from pointup.visualization.viewer.layers import density_channel
-from pointup.visualization.viewer.octree import build_octree
+from pointup.visualization.viewer.octree import BITS, build_octree
 
 
 class Page:
@@ -100,6 +100,32 @@ def test_an_octree_holds_each_point_once_in_nodes_of_limited_size(
     for start, stop in zip(octree.ptr[:-1], octree.ptr[1:], strict=True):
         inside = points[octree.order[start:stop]]
         assert len(inside) <= node_points or len(np.unique(inside, axis=0)) < len(inside)
+
+
+@given(st.integers(1, 2000), st.integers(20, 3000), st.integers(0, 2**31))
+def test_the_first_points_of_a_node_are_one_for_each_of_its_octants(
+    num_points: int, node_points: int, seed: int
+) -> None:
+    points = np.random.default_rng(seed).random((num_points, 3))
+    points[0], points[-1] = 0, 1  # The corners of the cube that is cut.
+    octree = build_octree(points, node_points, seed)
+    cells = (points * (2**BITS - 1)).astype(np.int64)[octree.order]
+    for start, stop in zip(octree.ptr[:-1], octree.ptr[1:], strict=True):
+        inside = cells[start:stop]
+        # Octants of the smallest cell that holds the node.
+        level = 0
+        while len(octants := np.unique(inside >> (BITS - level), axis=0)) == 1 and level < BITS:
+            level += 1
+        first = inside[: len(octants)] >> (BITS - level)
+        assert len(np.unique(first, axis=0)) == len(octants)
+
+
+def test_points_on_both_sides_of_a_corner_of_eight_octants_have_an_exact_level() -> None:
+    # The codes of the two in the middle differ in 60 ones, which float64 rounds up to 61 bits.
+    places = [0, 2 ** (BITS - 2) - 1, 2 ** (BITS - 2), 2**BITS - 1]
+    points = np.repeat(np.array(places, dtype=np.float64)[:, None], 3, axis=1)
+    for seed in range(8):
+        assert sorted(build_octree(points, seed=seed).order[:2].tolist()) == [0, 3]
 
 
 @pytest.mark.parametrize("number", [64, 256, 1024])

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 import pointup
 from pointup.cli.doctor.finding import Finding, fail, in_bytes, ok, warn
 from pointup.training.faults.available_memory import memory_limit, num_local_processes
+from pointup.training.faults.control_groups import cores_of_process
 
 NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
 ENOUGH_OPEN_FILES = 1024
@@ -77,14 +78,18 @@ def is_met(requirement: Requirement) -> bool:
 
 def capacity_finding() -> Finding:
     cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
-    # The limit of the machine, or of the container or batch job of this process.
+    # The limits of the machine, or of the container or batch job of this process.
+    own = cores_of_process()
+    of_all = f" of {cores}" if own < cores else ""
     free, total = memory_limit(torch.device("cpu"), 1), psutil.virtual_memory().total
     text = (
-        f"{cores} cores, load {load:.1f}; {in_bytes(free)} of {in_bytes(total)} memory for this job"
+        f"{own:.3g}{of_all} cores and {in_bytes(free)} of {in_bytes(total)} memory for this job; "
+        f"load {load:.1f}"
     )
     subject = "cores, memory"
     if free < LITTLE_MEMORY:
         return warn(subject, text, "end other programs, or use a smaller --token-budget")
+    # The load is that of all cores, also of those of other jobs.
     if load > 2 * cores:
         return warn(subject, text, "other programs use the cores: training will be slow")
     return ok(subject, text)

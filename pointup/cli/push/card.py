@@ -180,7 +180,7 @@ def _weight(source: DataSource) -> str:
 
 def _training(run: RunRecord, upsampler: Upsampler) -> str:
     seconds = float(run.curve("step_seconds")[1].sum())
-    recorded, last = len(run.steps), run.steps[-1]["step"] if run.steps else 0
+    recorded, last = len(run.steps), run.last_step
     # Not every step is recorded, but those that are stand for the others.
     minutes = seconds / max(recorded, 1) * last / 60
     plan = dict(line.split(None, 1) for line in run.plan.splitlines() if len(line.split()) > 1)

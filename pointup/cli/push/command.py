@@ -90,7 +90,8 @@ class Push:
         run: RunRecord | None = None
         source = self.model
         if (self.model / "metrics.jsonl").is_file():
-            run, source = read_run(self.model, self.repo.split("/")[1]), self.model / "model"
+            # Not the name of the repository, which may be that of another cloud of a sample.
+            run, source = read_run(self.model, "model"), self.model / "model"
         upsampler = Upsampler.from_pretrained(f"{source.resolve()}")
         folder.mkdir(parents=True, exist_ok=True)
         upsampler.save_pretrained(folder)

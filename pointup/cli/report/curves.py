@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from io import StringIO
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from pointup.cli.report.runs import RunRecord
+from pointup.cli.report.runs import RunRecord, differing_references
 from pointup.visualization.page import FAINT, INK
 
 RUN_COLORS = ("#1f6fb2", "#e08a3c", "#2f9e56", "#a64ca6", "#c0392b", "#5b6770")
@@ -36,60 +38,81 @@ def curve_charts(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _training(runs: Sequence[RunRecord], key: str, smooth: bool = False) -> str:
-    figure, axes = _chart()
+    chart = _Chart()
     for run, color in zip(runs, _colors(len(runs)), strict=True):
         steps, values = run.curve(key)
         if smooth and len(values) >= 2 * SMOOTHED:
-            axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
+            chart.axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
             half = SMOOTHED // 2
             kernel = np.ones(SMOOTHED) / SMOOTHED
             steps, values = steps[half:-half], np.convolve(values, kernel, "valid")
-        axes.plot(steps, values, color=color, label=run.name)
-    return _svg(figure, axes)
+        chart.curve(run.name, steps, values, color=color)
+    return chart.svg()
 
 
 def _chamfer(runs: Sequence[RunRecord]) -> str:
-    figure, axes = _chart()
+    chart = _Chart()
     for run, color in zip(runs, _colors(len(runs)), strict=True):
-        axes.plot(*run.validation_curve("chamfer"), color=color, marker="o", ms=3, label=run.name)
+        chart.curve(run.name, *run.validation_curve("chamfer"), color=color, marker="o", ms=3)
+    evaluated = next((run for run in runs if run.evaluations), runs[0])
+    differing = differing_references(runs)
     for row, (label, style) in REFERENCES.items():
-        values = runs[0].validation_curve("chamfer", row)[1]
+        values = evaluated.validation_curve("chamfer", row)[1]
         if len(values):
-            axes.axhline(values[-1], color=FAINT, linestyle=style, linewidth=1, label=label)
-    return _svg(figure, axes)
+            name = f"{label}, {evaluated.name}" if row in differing else label
+            chart.level(name, values[-1], style)
+    return chart.svg()
 
 
 def _share(runs: Sequence[RunRecord]) -> str:
-    figure, axes = _chart()
+    chart = _Chart()
     for run, color in zip(runs, _colors(len(runs)), strict=True):
         steps, values = run.validation_curve("share")
-        axes.plot(steps, 100 * values, color=color, marker="o", ms=3, label=run.name)
-    axes.axhline(100, color=FAINT, linestyle="--", linewidth=1, label="midpoint baseline")
-    axes.set_ylabel("%", color=FAINT)
-    return _svg(figure, axes)
+        chart.curve(run.name, steps, 100 * values, color=color, marker="o", ms=3)
+    chart.level("midpoint baseline", 100, "--")
+    chart.axes.set_ylabel("%", color=FAINT)
+    return chart.svg()
 
 
 def _colors(number: int) -> list[str]:
     return [RUN_COLORS[i % len(RUN_COLORS)] for i in range(number)]
 
 
-def _chart():  # type: ignore[no-untyped-def]  # the types of matplotlib's axes change by version
-    figure = Figure(figsize=(6.2, 3.3), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e6e8eb", linewidth=0.7)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.set_xlabel("step", color=FAINT)
-    return figure, axes
+class _Chart:
+    """Curves over steps, and their names, which may be any text."""
 
+    def __init__(self) -> None:
+        self.figure = Figure(figsize=(6.2, 3.3), layout="constrained")
+        # The types of matplotlib's axes change by version.
+        self.axes: Any = self.figure.add_subplot()
+        self.axes.spines[["top", "right"]].set_visible(False)
+        self.axes.grid(color="#e6e8eb", linewidth=0.7)
+        self.axes.tick_params(colors=INK, labelsize=9)
+        self.axes.set_xlabel("step", color=FAINT)
+        self.named: list[tuple[str, Artist]] = []
+        self.is_empty = True
 
-def _svg(figure: Figure, axes) -> str:  # type: ignore[no-untyped-def]
-    # Lines of references have two points and are no reason for a chart.
-    if not any(len(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"):
-        return ""
-    axes.legend(frameon=False, fontsize=9)
-    # Text stays text, and the same runs give the same file.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pointup"}):
-        stream = StringIO()
-        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None})
-    return stream.getvalue().split("?>", 1)[1].split(">", 1)[1]
+    def curve(self, name: str, steps: np.ndarray, values: np.ndarray, **style: Any) -> None:
+        self.named.append((name, self.axes.plot(steps, values, **style)[0]))
+        self.is_empty = self.is_empty and not len(steps)
+
+    def level(self, name: str, value: float, style: str) -> None:
+        """A horizontal line; alone it is no reason for a chart."""
+        line = self.axes.axhline(value, color=FAINT, linestyle=style, linewidth=1)
+        self.named.append((name, line))
+
+    def svg(self) -> str:
+        """The chart; empty without a curve."""
+        if self.is_empty:
+            return ""
+        # A legend leaves out labels that begin with _, and reads two dollar signs as a formula.
+        handles = [handle for _, handle in self.named]
+        legend = self.axes.legend(handles, map(str, range(len(handles))), frameon=False, fontsize=9)
+        for text, (name, _) in zip(legend.get_texts(), self.named, strict=True):
+            text.set_parse_math(False)
+            text.set_text(name)
+        # Text stays text, and the same runs give the same file.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pointup"}):
+            stream = StringIO()
+            FigureCanvasSVG(self.figure).print_svg(stream, metadata={"Date": None})
+        return stream.getvalue().split("?>", 1)[1].split(">", 1)[1]

@@ -14,13 +14,17 @@ from PIL import Image
 
 import pointup
 from pointup.cli.report.curves import curve_charts
-from pointup.cli.report.runs import RunRecord, differing_options
+from pointup.cli.report.runs import RunRecord, differing_options, differing_references
 from pointup.cli.report.samples import Samples
 from pointup.evaluation.cloud_metrics import METRICS
 from pointup.training.tracking.tables import ROW_LABELS
 from pointup.visualization.viewer.document import html_head, viewer_html
 
 Cells = Sequence[Sequence[object]]
+DIFFERENT_DATA = (
+    "The references of the runs differ: the runs were validated on different data, or at different "
+    "ratios. Compare each run with its own references, not with the other runs."
+)
 
 
 def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str, title: str) -> str:
@@ -62,7 +66,7 @@ def _runs(runs: Sequence[RunRecord]) -> Cells:
         rows.append(
             [
                 run.name,
-                run.steps[-1]["step"] if run.steps else 0,
+                run.last_step,
                 best.get("step", "-"),
                 _number(chamfer),
                 "-" if share is None else f"{share:.1%}",
@@ -87,28 +91,30 @@ def _charts(runs: Sequence[RunRecord]) -> str:
 
 
 def _metrics(runs: Sequence[RunRecord]) -> str:
-    """Metrics of the best evaluation of each run, and of the references of the first run."""
-    rows: dict[str, dict[str, float]] = {
-        run.name: run.best["validation"].get("model", {}) for run in runs if run.best
-    }
-    if not rows:
+    """Metrics of the best evaluation of each run, then those of the references; references that
+    differ between the runs have a row for each run."""
+    evaluated = [run for run in runs if run.best]
+    if not evaluated:
         return _text("No evaluation has been recorded.")
-    first = next(run.best for run in runs if run.best)
-    rows |= {
-        ROW_LABELS.get(row, row): figures
-        for row, figures in first["validation"].items()
-        if row != "model"
-    }
-    given = list(dict.fromkeys(name for figures in rows.values() for name in figures))
+    rows = [(run.name, run.best["validation"].get("model", {})) for run in evaluated if run.best]
+    differing = differing_references(evaluated)
+    for row in dict.fromkeys(row for run in evaluated for row in run.references):
+        label, known = ROW_LABELS.get(row, row), [run for run in evaluated if row in run.references]
+        if row in differing:
+            rows += [(f"{label}, {run.name}", run.references[row]) for run in known]
+        else:
+            rows.append((label, known[0].references[row]))
+    given = list(dict.fromkeys(name for _, figures in rows for name in figures))
     names = [name for name in METRICS if name in given]
     head = ["", *(f"{METRICS[name].title}, {METRICS[name].unit}".rstrip(", ") for name in names)]
-    body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows.items()]
+    body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows]
     conventions = "".join(
         f"<li>{escape(METRICS[name].title)}: {escape(METRICS[name].convention)}</li>"
         for name in names
         if METRICS[name].convention
     )
-    return _table([head, *body]) + _folded("Conventions", f"<ul>{conventions}</ul>")
+    note = DIFFERENT_DATA if differing else ""
+    return _table([head, *body], note) + _folded("Conventions", f"<ul>{conventions}</ul>")
 
 
 def _samples(samples: Samples, runs: Sequence[RunRecord], title: str) -> str:
@@ -143,10 +149,12 @@ def _machine(runs: Sequence[RunRecord]) -> str:
     rows: list[list[object]] = [head]
     for run in runs:
         medians = {}
-        for key in ("tokens_per_second", "step_seconds", "idle_fraction", "peak_memory_bytes"):
+        for key in ("tokens_per_second", "step_seconds", "idle_fraction"):
             values = run.curve(key)[1]
             medians[key] = float(np.median(values)) if len(values) else None
-        memory, idle = medians["peak_memory_bytes"], medians["idle_fraction"]
+        idle = medians["idle_fraction"]
+        # Each step has the peak of the process so far.
+        memory = max(run.curve("peak_memory_bytes")[1], default=None)
         rows.append(
             [
                 run.name,
@@ -161,7 +169,7 @@ def _machine(runs: Sequence[RunRecord]) -> str:
         for run in runs
         if run.plan
     )
-    return _table(rows, "Medians over the recorded steps.") + plans
+    return _table(rows, "Medians over the recorded steps, and the largest peak memory.") + plans
 
 
 def _section(title: str, content: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,8 @@ from pointup.training.config import TrainConfig, as_dict, flattened
 from pointup.training.renamed_options import with_current_options
 
 NOT_COMPARED = frozenset({"output_dir"})
-
+SAME = 1e-3
+"""Relative difference up to which references of two runs are the same."""
 
 FIXED_CLOUDS = frozenset({"source", "midpoint baseline", "target"})
 """Names of the clouds of a sample that no run has made."""
@@ -52,6 +53,17 @@ class RunRecord:
             and evaluation.get("is_complete", True)
         ]
         return min(known, key=lambda e: e["share_of_midpoints"]) if known else None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that is known of; 0 without one."""
+        return max((line["step"] for line in (*self.steps, *self.evaluations)), default=0)
+
+    @property
+    def references(self) -> dict[str, dict[str, float]]:
+        """Metrics of the clouds that no network made, at the best evaluation; empty without one."""
+        rows = self.best["validation"] if self.best else {}
+        return {row: figures for row, figures in rows.items() if row != "model"}
 
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a training curve; values that are not finite are left out."""
@@ -119,6 +131,22 @@ def differing_options(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
         for name, row in values.items()
         if name not in NOT_COMPARED and any(value != row[0] for value in row)
     }
+
+
+def differing_references(runs: Sequence[RunRecord]) -> set[str]:
+    """Reference rows whose metrics are not the same in all runs with an evaluation: these were
+    validated on different data, or at different ratios."""
+    rows = [(name, figures) for run in runs for name, figures in run.references.items()]
+    first: dict[str, dict[str, float]] = {}
+    for name, figures in rows:
+        first[name] = figures | first.get(name, {})
+    return {name for name, figures in rows if not _is_same(figures, first[name])}
+
+
+def _is_same(some: Mapping[str, float | None], others: Mapping[str, float | None]) -> bool:
+    """Whether the metrics of `some` are those of `others`, but for another device's rounding."""
+    table = np.array([(some[name], others[name]) for name in some], dtype=np.float64).reshape(-1, 2)
+    return np.allclose(table[:, 0], table[:, 1], rtol=SAME, atol=0, equal_nan=True)
 
 
 def _columns(points: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:

@@ -50,6 +50,7 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
     """Measure validation pairs with the model of the first run, and upsample three with all.
 
     `names_run` adds the name of the first run, whose figures they are, to the names of pictures.
+    A run must not have one of the names FIXED_CLOUDS of other clouds of a sample.
     Raises DataError if the dataset of the first run is gone, ModelError without a model.
     """
     first = runs[0]

@@ -13,6 +13,7 @@ import torch
 
 from pointup.errors import ConfigError
 from pointup.training.distributed.devices import device_module
+from pointup.training.faults.control_groups import MEMBERSHIP, ROOT, control_groups
 
 SECONDS_BETWEEN_SAMPLES = 0.004
 CGROUP_FILES = (
@@ -41,24 +42,10 @@ def memory_limit(device: torch.device, num_local_processes: int) -> int:
     return int(psutil.Process().memory_info().rss + left / num_local_processes)
 
 
-def room_in_control_groups(
-    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> list[int]:
+def room_in_control_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> list[int]:
     """Free bytes of each control group (v1 or v2) that limits this process."""
-    if not membership.exists():
-        return []
-    rooms = []
-    for line in membership.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / controllers
-        group = top / path.lstrip("/")
-        # In a container, the container's group is mounted at the top, whatever the path says.
-        for folder in [group, *group.parents]:
-            if folder.is_relative_to(top):
-                rooms += room_in(folder)
-    return rooms
+    groups = control_groups("memory", membership, root)
+    return [room for folder in groups for room in room_in(folder)]
 
 
 def room_in(folder: Path) -> list[int]:

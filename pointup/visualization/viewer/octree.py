@@ -43,7 +43,10 @@ def build_octree(points: np.ndarray, node_points: int = NODE_POINTS, seed: int =
     # shares with the point before it.
     shared = np.zeros(len(code), dtype=np.int64)
     different = code[1:] ^ code[:-1]
-    shared[1:] = BITS - np.frexp(different.astype(np.float64))[1].clip(0) // 3
+    # Only the highest of adjacent ones stays: float64 would round many ones up to the next bit.
+    different &= ~(different >> 1)
+    num_bits = np.frexp(different.astype(np.float64))[1]
+    shared[1:] = BITS - (num_bits + 2) // 3
     shared[ptr[:-1]] = 0
     node = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     random = np.random.default_rng(seed).random(len(code))
