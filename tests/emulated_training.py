@@ -295,7 +295,7 @@ def test_a_step_and_its_metrics_without_float64_wait_for_every_copy(tmp_path: Pa
         with torch.no_grad():
             rows = measure_pairs(there, ratio)
             shown, _ = clouds_to_show(
-                move(batch_of(tmp_path, [40]), DEVICE), ratio[:1], None, False, False
+                move(batch_of(tmp_path, [40]), DEVICE), ratio[:1], model, False, True
             )
     assert len(rows) == 2 and shown["source"].dtype == np.float64
 
