@@ -57,6 +57,24 @@ _libraries = _register()
 DEVICE = torch.device("gpu", 0)
 
 
+@contextlib.contextmanager
+def like_mps() -> Iterator[None]:
+    """In this context, within `emulated`, the device has no float64 and copies must be complete."""
+    from pointup import metrics
+    from pointup.geometry import packed
+    from pointup.training.distributed import reduction
+
+    def widest_float(device: torch.device) -> torch.dtype:
+        return torch.float64 if device.type == "cpu" else torch.float32
+
+    with contextlib.ExitStack() as stack:
+        for place in (packed, metrics, reduction):
+            stack.enter_context(mock.patch.object(place, "widest_float", widest_float))
+        stack.enter_context(mock.patch.object(packed, "COPIED_AHEAD", ()))
+        stack.enter_context(mock.patch.object(module, "has_float64", False))
+        yield
+
+
 def _from_host(save: Callable[..., Any]) -> Callable[..., Any]:
     """A writing function that unwraps tensors of the device first."""
 
@@ -99,7 +117,7 @@ def emulated() -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     from pointup.geometry import insertion_radii as insertion
-    from pointup.geometry import kernels, neighbors, thinning
+    from pointup.geometry import kernels, neighbors, packed, thinning
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.geometry.kernels import insertion as kernels_of_insertion
     from pointup.model import upsampler as model
@@ -140,6 +158,7 @@ def emulated() -> Iterator[None]:
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
         (optimizer, "FUSED", {"gpu"}),
+        (packed, "COPIED_AHEAD", ("gpu",)),
         (kernels, "take", take),
         (knn, "knn_search", _answered(knn.knn_search, search_own_first)),
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,7 +19,7 @@ import emulated_device
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, metrics_of
+from conftest import ROOT, metrics_of, wavy_pair
 from emulated_device import DEVICE
 from emulated_log import recorded
 from emulated_memory import memory, memory_limit
@@ -27,6 +29,7 @@ from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.benchmark.sections import ALL
 from pointup.benchmark.timing import Effort
 from pointup.datasets.batch import move
+from pointup.datasets.pair_dataset import write_pairs
 from pointup.model.config import ModelConfig
 from pointup.training.config import TrainConfig
 from pointup.training.distributed.accelerator import make_accelerator
@@ -102,6 +105,55 @@ def test_a_run_trains_evaluates_saves_and_goes_on_as_on_the_cpu(
     if precision == "no":
         expected = [line["loss"] for line in runs["cpu"] if "loss" in line]
         assert [line["loss"] for line in steps] == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_step_of_several_micro_batches_waits_a_stated_number_of_times(
+    tmp_path: Path, make: Callable[..., Any]
+) -> None:
+    import train
+
+    rng = np.random.default_rng(0)
+    data = []
+    for name in ("one", "other"):
+        pairs = [wavy_pair(f"cloud_{number}", 30, 2.0, rng) for number in range(4)]
+        data.append(str(tmp_path / name))
+        write_pairs(pairs, pairs[:1], tmp_path / name, info={})
+    config = options(tmp_path, tmp_path / "run", steps=1, save_every=9, token_budget=100)
+    config = replace(config, data=tuple(data), accumulation_steps=4)
+    waits, take = Counter[tuple[str, str]](), train.train_step
+
+    def step(run: Any, batches: Any) -> bool:
+        with recorded() as log:
+            is_stopped = take(run, batches)
+        waits.update((what, where.split(":")[1]) for what, where in log.waits)
+        assert not log.blocking_copies
+        return is_stopped
+
+    with mock.patch.object(train, "train_step", step):
+        train.train(config, make(), stop_after=1)
+    assert waits == {
+        ("synchronize", "finish"): 1,  # the step's work is timed
+        ("copy to the CPU", "finish"): 1,  # totals of the step
+        ("value", "train_step"): 1,  # norm of the gradient
+    }
+
+
+def test_a_batch_too_large_to_be_moved_is_cut_on_the_host(tmp_path: Path) -> None:
+    batch = batch_of(tmp_path, [60, 50, 70, 40])
+    whole = {name: batch[name] for name in batch.keys() if torch.is_tensor(batch[name])}  # noqa: SIM118
+    size = sum(values.nbytes for values in whole.values())
+
+    def work(piece: Any) -> torch.Tensor:
+        return move(piece, DEVICE).target.new_zeros(piece.num_graphs)
+
+    before = memory.allocated
+    with memory_limit(before + int(0.7 * size)), recorded() as log:
+        pieces = [piece for piece, _ in in_pieces(batch, work, lambda: None)]
+    assert [len(piece.name) for piece in pieces] == [2, 2]
+    assert not log.waits and not log.blocking_copies
+    assert all(batch[name] is values for name, values in whole.items())
+    # Nothing of a batch that was processed stays on the device.
+    assert memory.allocated == before
 
 
 @pytest.mark.slow

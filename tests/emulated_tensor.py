@@ -39,6 +39,8 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> DeviceTensor:
+        if host.dtype == torch.float64 and not module.has_float64:
+            raise TypeError("the device has no float64")
         wrapper = Tensor._make_wrapper_subclass(
             cls, host.shape, strides=host.stride(), storage_offset=host.storage_offset(),
             dtype=host.dtype, device=torch.device("gpu", 0), requires_grad=False,
@@ -162,6 +164,7 @@ class Module:
 
     def __init__(self) -> None:
         self.generator = torch.Generator().manual_seed(0).get_state()
+        self.has_float64 = True
 
     def is_initialized(self) -> bool:
         return True

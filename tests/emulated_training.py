@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import wavy_pair
-from emulated_device import DEVICE
+from emulated_device import DEVICE, like_mps
 from emulated_log import Log, recorded
 from forest_options import FOREST
 from torch import Tensor
@@ -23,6 +23,8 @@ from torch_geometric.data import Batch
 from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
+from pointup.evaluation.pair_scenes import clouds_to_show
+from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.packed import on_host, to_device
 from pointup.geometry.validity import assume_valid
 from pointup.model import upsampler
@@ -266,7 +268,7 @@ def test_a_model_in_training_sees_the_geometry_that_it_sees_in_use(
 def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     precision: str, mixed: bool, tmp_path: Path
 ) -> None:
-    batch = batch_of(tmp_path, [45, 50, 25, 30, 15, 35], mixed)
+    batch = move(batch_of(tmp_path, [45, 50, 25, 30, 15, 35], mixed), DEVICE)
     work = TrainingWork(SingleProcess(DEVICE), precision)
     work.step(batch)  # What is made once is made here.
     with recorded() as log:
@@ -277,6 +279,25 @@ def test_a_step_of_the_default_model_is_a_stated_number_of_operations(
     assert log.waits.count(log.waits[-2]) == 1 and not log.blocking_copies
     # Bounds of clouds and tables of their sizes, which do not grow with the number of points.
     assert log.copied_bytes < 20_000
+
+
+def test_a_step_and_its_metrics_without_float64_wait_for_every_copy(tmp_path: Path) -> None:
+    batch = batch_of(tmp_path, [40, 25])
+    loss = LossConfig(unit="cloud", error=0.2)
+    expected = step(as_if_trained(**OPTIONS), batch, torch.device("cpu"), None, loss)[0]
+    model = as_if_trained(**OPTIONS).to(DEVICE)
+    with like_mps(), recorded() as log:
+        found = step(model, batch, DEVICE, None, loss)[0]
+        assert sum(size for size, _ in log.blocking_copies) == log.copied_bytes
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        there = move(batch, DEVICE)
+        ratio = training_ratio(there, None, 16.0)
+        with torch.no_grad():
+            rows = measure_pairs(there, ratio)
+            shown, _ = clouds_to_show(
+                move(batch_of(tmp_path, [40]), DEVICE), ratio[:1], model, False, True
+            )
+    assert len(rows) == 2 and shown["source"].dtype == np.float64
 
 
 def test_what_the_host_knew_it_still_knows_on_the_device() -> None:

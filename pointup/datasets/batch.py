@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Batch, Data
 
 from pointup.datasets.pair_dataset import PairDataset
-from pointup.geometry.packed import batch_from_ptr, ptr_from_sizes, to_device
+from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
 
 CPU = torch.device("cpu")
 PINNED_FOR = ("cuda", "xpu")
@@ -77,12 +78,14 @@ def collate(samples: Iterable[Data]) -> Batch:
 
 
 def move(batch: Batch, device: torch.device) -> Batch:
-    """The batch on the device. The values of its `ptr` tensors stay known on the host."""
-    bounds = {name: batch[name] for name in ("ptr", "target_ptr", "resample_ptr") if name in batch}
-    batch = batch.to(device, non_blocking=True)
-    for name, ptr in bounds.items():
-        batch[name] = to_device(ptr, device)
-    return batch
+    """A copy of the batch on the device; the given one stays on the host, where its bounds and
+    `index` are read without waiting. The values of the copy's `ptr` tensors stay known there."""
+    # `Batch.to` changes the batch itself, and leaves it in parts on two devices where memory ends.
+    moved = copy.copy(batch).to(device, non_blocking=copied_ahead(device))
+    for name in ("ptr", "target_ptr", "resample_ptr"):
+        if name in batch:
+            moved[name] = to_device(batch[name], device)
+    return moved
 
 
 def _pack(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

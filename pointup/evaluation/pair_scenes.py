@@ -96,5 +96,5 @@ def clouds_to_show(
     clouds = clouds_of_pairs(batch, ratio, None if as_written else upsampler)
     if upsampler is not None and as_written:
         clouds["model"] = upsampled_pairs(batch, ratio, upsampler, [vertical])
-    shown = {row: clouds[row][0].detach().double().cpu().numpy() for row in TITLES if row in clouds}
-    return shown, batch.target.double().cpu().numpy()
+    shown = {row: clouds[row][0].detach().cpu().double().numpy() for row in TITLES if row in clouds}
+    return shown, batch.target.cpu().double().numpy()

@@ -182,7 +182,7 @@ def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
     """The clouds of a packed tensor, (N_i, 3) float64 each."""
-    points = pos.double().cpu().numpy()
+    points = pos.cpu().double().numpy()
     return np.split(points, ptr.tolist()[1:-1]) if len(ptr) > 1 else []
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pointup.geometry.neighbors import knn
-from pointup.geometry.packed import outside_autocast
+from pointup.geometry.packed import copied_ahead, outside_autocast
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 """Shares of the points of a column that lie below the heights of its profile."""
@@ -56,7 +56,8 @@ def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
     heights = pos[:, 2][nearest] - pos[: len(nearest), 2:]
     ordered = heights.masked_fill(not_found, torch.inf).sort(1).values
     last = (~not_found).sum(1, keepdim=True) - 1
-    shares = torch.tensor(QUANTILES, dtype=pos.dtype).to(pos.device, non_blocking=True)
+    shares = torch.tensor(QUANTILES, dtype=pos.dtype)
+    shares = shares.to(pos.device, non_blocking=copied_ahead(pos.device))
     profile = ordered.gather(1, (last * shares).round().long())
     index = nearest[:, ::stride]
     relative = pos[index] - pos[: len(nearest)].unsqueeze(1)

@@ -18,6 +18,9 @@ _host_copies = WeakTensorKeyDictionary()
 _batches = WeakTensorKeyDictionary()
 _kept_counts = WeakTensorKeyDictionary()
 
+COPIED_AHEAD = ("cuda", "xpu")
+"""Devices whose backend keeps the host's memory, or a copy of it, until a copy from it is done."""
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -52,6 +55,15 @@ def is_on(values: Tensor, device: torch.device) -> bool:
     return device.index is None and own.index == torch.accelerator.current_device_index()
 
 
+def copied_ahead(device: torch.device) -> bool:
+    """Whether copies from the host to the device may be `non_blocking`.
+
+    Elsewhere a released source may be overwritten before it is read: on MPS that gives wrong values
+    without an error.
+    """
+    return device.type in COPIED_AHEAD
+
+
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy bounds, sizes or ratios to the device; `on_host` then returns the host's copy at once.
 
@@ -61,7 +73,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if is_on(values, device):
         return values
     dtype = widest_float(device) if values.dtype == torch.float64 else values.dtype
-    moved = values.to(device, dtype, non_blocking=True)
+    moved = values.to(device, dtype, non_blocking=copied_ahead(device))
     _host_copies[moved] = values
     return moved
 

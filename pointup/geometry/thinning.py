@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pointup.geometry import kernels
 from pointup.geometry.neighbors import has_copies, in_threads
-from pointup.geometry.packed import at_least_float32, batch_from_ptr, on_host
+from pointup.geometry.packed import at_least_float32, batch_from_ptr, copied_ahead, on_host
 from pointup.geometry.validity import check_clouds
 
 # Above this number of picks a tree is faster than buckets, because each pick reads all buckets.
@@ -122,7 +122,8 @@ def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list
         torch.minimum(distance, squared, out=distance)
         distance[clouds, pick] = -1.0
     taken = torch.cat([cloud * num_steps + torch.arange(n) for cloud, n in enumerate(counts)])
-    return (picks + ptr[:-1, None]).flatten()[taken.to(pos.device, non_blocking=True)]
+    taken = taken.to(pos.device, non_blocking=copied_ahead(pos.device))
+    return (picks + ptr[:-1, None]).flatten()[taken]
 
 
 def poisson_disk_subset(

@@ -69,7 +69,9 @@ def in_blocks(
         indices,
         counts,
         random,
-        recompute,
+        # Without a backward pass nothing is kept. `apply` shows the function neither grad mode nor
+        # inference mode, and says of weights that they need a gradient there too.
+        recompute or not torch.is_grad_enabled(),
         *tables,
         *rows,
         *parameters,

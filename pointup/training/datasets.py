@@ -67,10 +67,15 @@ class TrainingData:
         lengths = tuple(np.diff(self.bounds["train"]).tolist())
         return Mixture(lengths, tuple(source.weight for source in self.sources))
 
-    def source_of(self, batch: Batch) -> Tensor:
-        """The number (B,) int64 of the dataset of each cloud of a training batch."""
+    def source_of(self, batch: Batch) -> Tensor | None:
+        """The number (B,) int64 of the dataset of each cloud of a training batch on the host.
+
+        None if there is one dataset only.
+        """
+        if len(self.sources) == 1:
+            return None
         bounds = torch.tensor(self.bounds["train"][1:])
-        return torch.bucketize(batch.index.cpu(), bounds, right=True)
+        return torch.bucketize(batch.index, bounds, right=True)
 
     @property
     def bounds(self) -> dict[str, tuple[int, ...]]:

@@ -160,7 +160,8 @@ def cloud_losses(
     `spacing` at the source points.
 
     `LossConfig.unit` says which terms are in units of the local spacing; all others are in those of
-    its mean. Distances to an empty target are 0, without gradient. The loss of an empty batch is
+    its mean. Distances to an empty target, or from one to an empty source, are 0, without gradient.
+    The loss of an empty batch is
     (0,), with a graph to the weights.
     """
     pos, ptr, target, target_ptr = output.pos, output.ptr, batch.target, batch.target_ptr
@@ -182,12 +183,15 @@ def cloud_losses(
         if any((sizes_from_ptr(on_host(p)) == 0).any() for p in (batch.ptr, target_ptr)):
             to_target, to_output = matched(to_target), matched(to_output)
         unit = spacing[output.parent]
+        # Where all sources are empty, no point has a unit, and all distances are 0.
+        unit_of_target = unit[index] if len(unit) else torch.ones_like(to_output)
         if config.chamfer == "unsquared":
             distance = safe_sqrt(torch.cat([to_target, to_output]))
             to_target, to_output = distance.split([len(pos), len(target)])
-            to_target, to_output = to_target / unit, to_output / unit[index]
+            to_target, to_output = to_target / unit, to_output / unit_of_target
         else:
-            to_target, to_output = to_target / unit.square(), to_output / unit[index].square()
+            to_target = to_target / unit.square()
+            to_output = to_output / unit_of_target.square()
         loss = segment_mean(to_target, ptr) + segment_mean(to_output, target_ptr)
     to_plane = (
         (weight_at(config.point_to_plane, share_done), output.candidates, output.candidates_ptr),
@@ -205,7 +209,7 @@ def cloud_losses(
     weight = weight_at(config.coverage, share_done)
     if weight > 0:
         gap, _ = nearest(target, target_ptr, output.candidates, output.candidates_ptr)
-        gap = gap / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
+        gap = matched(gap) / mean_spacing[batch_from_ptr(target_ptr, len(target))].square()
         covered = gap.clamp(max=LARGEST_GAP**2).square()
         loss = loss + weight * segment_mean(covered, target_ptr)
     weight = weight_at(config.density, share_done)

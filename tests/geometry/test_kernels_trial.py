@@ -186,6 +186,40 @@ def without_compiler(**environment: str) -> BaseException:
         build._find_compiler.cache_clear()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+        MemoryError(),
+    ],
+    ids=lambda error: str(error) or type(error).__name__,
+)
+def test_a_full_memory_is_no_fault_of_the_kernels_and_they_are_tried_again(
+    error: Exception,
+) -> None:
+    from pointup.geometry.kernels import trial
+
+    attempts = mock.Mock(side_effect=[error, True])
+    with mock.patch.dict(trial.TRIALS, {"nearest": attempts}, clear=True):
+        with pytest.raises(type(error)) as caught:
+            kernels.is_available(CPU)
+        assert caught.value is error
+        assert kernels.is_available(CPU)
+
+
+def test_a_full_memory_after_a_kernel_failed_does_not_make_the_device_unusable() -> None:
+    from pointup.geometry.kernels import trial
+
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+    with (
+        mock.patch.object(trial.torch, "zeros", side_effect=full),
+        pytest.raises(torch.OutOfMemoryError),
+    ):
+        trial.expect_usable(CPU, "nearest", ValueError("not compiled"))
+
+
 @pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
 @pytest.mark.usefixtures("as_on_cuda")
 def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(

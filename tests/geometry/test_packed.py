@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from pointup.geometry.packed import (
     batch_from_ptr,
+    copied_ahead,
     ptr_from_sizes,
     rows_of_clouds,
     segment_max,
@@ -109,3 +111,10 @@ def test_the_mean_of_many_float32_values_is_right_to_the_last_bit() -> None:
 def test_sums_of_integers_are_integers() -> None:
     flags = torch.tensor([1, 1, 1, 0], dtype=torch.int64)
     assert segment_sum(flags, torch.tensor([0, 3, 4])).tolist() == [3, 0]
+
+
+def test_copies_go_on_in_the_background_only_where_torch_keeps_their_source() -> None:
+    kinds = ("cuda", "xpu", "mps", "cpu")
+    assert [copied_ahead(torch.device(kind)) for kind in kinds] == [True, True, False, False]
+    for path in (Path(__file__).parents[2] / "pointup").rglob("*.py"):
+        assert "non_blocking=True" not in path.read_text(), path

@@ -148,3 +148,20 @@ def test_the_gradient_of_a_table_in_16_bits_is_summed_in_float32() -> None:
         joined.float().sum().backward()
     assert sums.dtypes == [torch.float32]
     assert table.grad is not None and table.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_nothing_is_recorded_where_no_backward_pass_can_follow(mode: Any) -> None:
+    weight, is_recorded = torch.ones(3, requires_grad=True), []
+
+    def work(block: Block, rows: Tensor) -> Tensor:
+        is_recorded.append(torch.is_grad_enabled())
+        return rows * weight
+
+    def run() -> None:
+        in_blocks(work, 4, 2, rows=[torch.ones(4, 3)], parameters=[weight], recompute=False)
+
+    with mode():
+        run()
+    run()
+    assert is_recorded == [False, False, True, True]

@@ -86,6 +86,16 @@ def test_a_cloud_without_a_target_has_a_finite_loss_and_leaves_the_others_as_the
     torch.testing.assert_close(losses(alone, config), values[:1].detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("config", EVERY_TERM)
+def test_without_any_source_point_the_losses_are_0_and_have_a_graph(config: LossConfig) -> None:
+    batch = batch_of((0, 12), (0, 0), (0, 30))
+    batch.pos.requires_grad_()
+    values = losses(batch, config)
+    assert values.tolist() == [0, 0, 0]
+    values.sum().backward()
+    assert batch.pos.grad.shape == (0, 3)
+
+
 def test_coverage_is_the_fourth_power_of_the_distance_to_the_nearest_candidate() -> None:
     batch = batch_of((25, 60))
     # Farther away than any candidate.

@@ -107,4 +107,4 @@ def clouds_of_sample(
     for name, model in models.items():
         tensors[name] = clouds_of_pairs(batch, ratio, model)["model"][0]
     tensors["target"] = batch.target
-    return {name: points.double().cpu().numpy() for name, points in tensors.items()}
+    return {name: points.cpu().double().numpy() for name, points in tensors.items()}

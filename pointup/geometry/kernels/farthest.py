@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pointup.geometry.kernels.nearest import squared_distance
 from pointup.geometry.kernels.order import along_curve, cloud_boxes
-from pointup.geometry.packed import at_least_float32, ptr_from_sizes
+from pointup.geometry.packed import at_least_float32, ptr_from_sizes, to_device
 
 # Points of the largest cloud held in registers, 16 per thread.
 MAX_IN_REGISTERS = 8192
@@ -182,7 +182,7 @@ def farthest_points(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[in
     if len(index) == 0:
         return index
     pos = at_least_float32(pos)
-    out_ptr = ptr_from_sizes(torch.tensor(counts)).to(pos.device, non_blocking=True)
+    out_ptr = to_device(ptr_from_sizes(torch.tensor(counts)), pos.device)
     sizes = [stop - start for start, stop in pairwise(bounds)]
     largest = max(sizes)
     if largest <= MAX_IN_REGISTERS:
@@ -198,7 +198,7 @@ def farthest_points(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[in
     while triton.cdiv(largest, tile) > MAX_TILES:
         tile *= 2
     num_tiles = [triton.cdiv(size, tile) for size in sizes]
-    tile_ptr = ptr_from_sizes(torch.tensor(num_tiles)).to(pos.device, non_blocking=True)
+    tile_ptr = to_device(ptr_from_sizes(torch.tensor(num_tiles)), pos.device)
     axes = pos.T.contiguous()
     curve = along_curve(axes, ptr, cloud_boxes(axes, ptr))
     distance = torch.full_like(pos[:, 0], torch.inf)

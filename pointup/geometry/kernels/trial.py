@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointup.errors import PointupError
+from pointup.errors import OUT_OF_MEMORY, PointupError
 
 # An empty cloud, clouds within a tile, and one of several tiles with duplicate points.
 SIZES = (130, 0, 1, 40)
@@ -41,7 +41,8 @@ class Problem(NamedTuple):
 def problem(device: torch.device) -> Problem | None:
     """The first problem with the kernels on a device; None where all give right results.
 
-    Waits for the device. Raises PointupError where a kernel has left the device unusable.
+    Waits for the device. Raises PointupError where a kernel has left the device unusable, and
+    out-of-memory errors as they are: they say nothing about the kernels.
     """
     if not importlib.util.find_spec("triton"):
         return Problem("triton is not installed", "pip install triton (Linux)")
@@ -50,24 +51,32 @@ def problem(device: torch.device) -> Problem | None:
             if not trial(device):
                 text = f"kernel {name} gives wrong results"
                 return Problem(text, "install the version of triton that torch requires")
-        except torch.OutOfMemoryError:
-            raise
         # Errors of Triton, its compilers and drivers have no common base class.
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             expect_usable(device, name, error)
             return Problem(f"kernel {name} fails ({first_line(error)})", remedy(error))
     return None
 
 
 def expect_usable(device: torch.device, name: str, cause: Exception) -> None:
-    """Raise PointupError where an error has left the device unusable."""
+    """Raise PointupError where an error has left the device unusable; out-of-memory errors pass."""
     try:
         torch.zeros(1, device=device).item()
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise PointupError(
             f"kernel {name} has left {device} unusable ({first_line(cause)}); start again with "
             "POINTUP_KERNELS=0"
         ) from error
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch's allocator, the driver, a library or the host ran out of memory."""
+    is_known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return is_known or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from pointup.errors import TrainingError
-from pointup.geometry.packed import widest_float
+from pointup.geometry.packed import copied_ahead, widest_float
 
 NOTABLE = 0.02
 """Share of the step time above which waiting is reported as the limit of the step."""
@@ -95,6 +95,7 @@ class StepReduction:
         num_datasets: int = 1,
     ) -> None:
         self.accelerator = accelerator
+        self.copied_ahead = copied_ahead(accelerator.device)
         self.parameters = [p for p in parameters if p.requires_grad]
         self.sizes = [p.numel() for p in self.parameters]
         self.num_weights = sum(self.sizes)
@@ -199,7 +200,7 @@ class StepReduction:
             is_of = datasets == torch.arange(self.num_datasets)[:, None]
             # Not `index_add_`, which adds in any order on a GPU; a loss that is not finite stays in
             # its dataset.
-            own = torch.where(is_of.to(losses.device, non_blocking=True), losses, 0.0)
+            own = torch.where(is_of.to(losses.device, non_blocking=self.copied_ahead), losses, 0.0)
             end = len(self.buffer) - self.num_datasets
             self.buffer[end - self.num_datasets : end] += own.sum(1, dtype=self.buffer.dtype)
             self.clouds_by_dataset += is_of.sum(1)
@@ -243,10 +244,12 @@ class StepReduction:
         tail[6 + num_processes + rank] = self.data_wait_seconds
         first, dtype = self.num_weights + 1, self.buffer.dtype
         self.buffer[first : first + len(tail)].copy_(
-            torch.tensor(tail, dtype=dtype), non_blocking=True
+            torch.tensor(tail, dtype=dtype), non_blocking=self.copied_ahead
         )
         if self.num_datasets:
-            self.buffer[-self.num_datasets :].copy_(self.clouds_by_dataset, non_blocking=True)
+            self.buffer[-self.num_datasets :].copy_(
+                self.clouds_by_dataset, non_blocking=self.copied_ahead
+            )
         reduced = self.accelerator.reduce(self.buffer, reduction="sum")
         loss, *totals = reduced[self.num_weights :].tolist()
         num_clouds = round(totals[0])
