@@ -73,9 +73,9 @@ def upsample(
         max_distance: largest distance of a new point to the nearest measured point. Where this
             leaves too little room, there are fewer points than `ratio` says.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
-            only new points on the ground get class 2. By default True for a cloud
-            read from a scanner format, for the models "lidar" and "forest", and for models with
-            `column_layers`, such as fine-tuned ones of "forest".
+            only new points on the ground get class 2. By default True for a cloud read from a
+            scanner format, and for models with heights: "lidar", "forest", models fine-tuned from
+            them, and others with the options `heights` or `column_layers`.
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
             fills more holes.
@@ -109,7 +109,7 @@ def upsample(
         model = shipped_for(path, denoise)
     loaded = load_model(model, target_device)
     if above_ground is None:
-        options = replace(options, above_ground=has_heights(path, model, loaded.config))
+        options = replace(options, above_ground=has_heights(path, loaded.config))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
