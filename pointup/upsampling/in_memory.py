@@ -63,8 +63,8 @@ def upsample(
         density: target density in points per unit of area on the ground, instead of a ratio. Places
             that are denser already get no new points.
         model: a model, its directory, its name on the Hub, or an included model: "lidar" (the
-            default for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN) or
-            "shapes" (the default for all others).
+            default for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN), "forest",
+            "noisy" or "shapes" (the default for all others). A `Path` always means a directory.
         originals: keep the measured points. If False, the model generates all `round(ratio * N)`
             points.
         denoise: replace noisy points: `originals=False`, by default with the included model
