@@ -81,6 +81,7 @@ class Upsampler(
         if config.descent and not config.column_layers:
             raise ModelError("model.descent needs columns: set model.column_layers to at least 1")
         super().__init__(config)
+        self.float()  # Whatever the default dtype of torch is, as coordinates are.
         self.recompute: bool | None = None
         calibrate(self, self.layers_to_calibrate())
 

@@ -1,0 +1,51 @@
+"""float64 as torch's default dtype, and as that of points: models compute in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from forest_options import FOREST
+from test_model import as_if_trained, packed
+from torch_geometric.data import Data
+
+from pointup import Upsampler, upsample
+from pointup.datasets.batch import collate
+from pointup.training.objective import LossConfig, losses_of_model
+
+
+@pytest.fixture
+def float64_by_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("options", [{}, FOREST])
+def test_models_are_made_loaded_and_applied_whatever_the_default_dtype(
+    options: dict[str, object], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model, points = as_if_trained(**options), packed(60)[0].numpy()
+    expected = upsample(points, 2.5, model=model)
+    model.save_pretrained(tmp_path)
+    request.getfixturevalue("float64_by_default")
+    assert {weight.dtype for weight in Upsampler(**options).parameters()} == {torch.float32}
+    assert np.array_equal(upsample(points, 2.5, model=tmp_path), expected)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+def test_batches_and_losses_are_float32_whatever_the_default_dtype() -> None:
+    pos = packed(40)[0].float()
+    samples = [
+        Data(pos=pos, target=pos, name=name, index=0, **more)
+        for name, more in (("a", {}), ("b", {"resample": pos}))
+    ]
+    batch = collate(samples)
+    for name in ("pos", "target", "resample"):
+        assert batch[name].dtype == torch.float32
+    loss = losses_of_model(as_if_trained().train(), batch, None, 4.0, LossConfig())
+    assert loss.dtype == torch.float32
+    loss.sum().backward()
