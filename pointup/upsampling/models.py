@@ -14,6 +14,7 @@ from pointup.model.upsampler import Upsampler
 SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 """Of files that laser scanners on the ground, on cars and in the air are read out to."""
 
+
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
     """Name of the included model for a file: "lidar" for formats of scanners, otherwise "shapes";
     to `denoise` "noisy"."""

@@ -47,3 +47,26 @@ def test_batches_are_float32_and_are_trained_on_whatever_the_default_dtype() -> 
     for name in ("pos", "target", "resample"):
         assert batch[name].dtype == torch.float32
     losses_of_model(as_if_trained().train(), batch, None, 4.0, LossConfig()).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_points_of_another_floating_dtype_are_cast_to_float32(
+    dtype: torch.dtype, autocast: bool
+) -> None:
+    model, (pos, ptr) = as_if_trained(), packed(60)
+    pos = pos.to(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        made, expected = (model(points, ptr, 2.0) for points in (pos, pos.float()))
+    assert made.pos.dtype == made.candidates.dtype == torch.float32
+    assert torch.equal(made.pos, expected.pos)
+
+
+@pytest.mark.parametrize(
+    "pos", [torch.zeros(9, 6), torch.zeros(9), torch.zeros(9, 3, dtype=torch.int64)]
+)
+def test_points_that_are_not_three_floats_each_are_refused(pos: torch.Tensor) -> None:
+    with pytest.raises(
+        ValueError, match=r"^points \(9,.*\) of torch\..*: must be \(N, 3\) float32"
+    ):
+        as_if_trained()(pos, torch.tensor([0, 9]), 2.0)

@@ -64,7 +64,10 @@ def test_a_cloud_without_classes_is_upsampled_whole() -> None:
     assert PointFilter()(PointCloud(points)).all()
     with pytest.raises(DataError, match="^points: has no attribute `classification`"):
         upsample(points, classes=[2], model=small_model())
-    with pytest.raises(DataError, match="^points: has 0 of 50 points without noise, withheld points and other classes"):
+    with pytest.raises(
+        DataError,
+        match="^points: has 0 of 50 points without noise, withheld points and other classes",
+    ):
         upsample(classified(50, 0), classes=[5], model=small_model())
     for bad in ((), (256,), (-1,), ("2",), 2, "2"):
         with pytest.raises(ConfigError, match=r"^class(es)?\b"):
