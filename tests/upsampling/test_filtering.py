@@ -62,11 +62,11 @@ def test_the_ratio_counts_the_points_that_are_upsampled(
 def test_a_cloud_without_classes_is_upsampled_whole() -> None:
     points = sheet(50)
     assert PointFilter()(PointCloud(points)).all()
-    with pytest.raises(DataError, match="^points: has no attribute `classification`"):
+    with pytest.raises(DataError, match=r"^points: has no attribute `classification`"):
         upsample(points, classes=[2], model=small_model())
     with pytest.raises(
         DataError,
-        match="^points: has 0 of 50 points without noise, withheld points and other classes",
+        match=r"^points: has 0 of 50 points without noise, withheld points and other classes",
     ):
         upsample(classified(50, 0), classes=[5], model=small_model())
     for bad in ((), (256,), (-1,), ("2",), 2, "2"):

@@ -100,8 +100,8 @@ class Upsample:
     this leaves too little room, there are fewer points than the ratio says."""
     above_ground: bool | None = None
     """The third coordinate is a height: no new point lies below the ground, and only new points on
-    the ground get class 2. By default True for scanner formats, for the models lidar and forest, and
-    for models fine-tuned from them; else False."""
+    the ground get class 2. By default True for scanner formats, for the models lidar and forest,
+    and for models fine-tuned from them; else False."""
     oversampling: Annotated[
         float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
     ] = None

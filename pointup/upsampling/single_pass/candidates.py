@@ -151,8 +151,8 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Autocast off. That of the caller holds in its own thread only, so that the points would depend
-    on the number of threads."""
+    """Autocast off. That of the caller holds in its own thread only: the points would depend on the
+    number of threads."""
     if not torch.amp.is_autocast_available(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
