@@ -1,7 +1,8 @@
 """Metrics of predicted clouds: one value per cloud, without gradients.
 
-Functions take packed clouds, as the losses do, and return (B,) float32; 0 where either cloud of a
-pair is empty. Values are not scaled: tables in papers list them times 1e3.
+Functions take packed clouds, as the losses do, and return (B,) float32, or float64 for float64
+points; 0 where either cloud of a pair is empty. Values are not scaled: tables in papers list them
+times 1e3.
 """
 
 from __future__ import annotations

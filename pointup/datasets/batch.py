@@ -67,7 +67,7 @@ def collate(samples: Iterable[Data]) -> Batch:
             ]
         )
     if any("resample" in sample for sample in samples):
-        empty = torch.empty((0, 3))
+        empty = torch.empty((0, 3), dtype=torch.float32)
         batch.resample, batch.resample_ptr = _pack(
             [sample.resample if "resample" in sample else empty for sample in samples]
         )
@@ -90,7 +90,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
 
 def _pack(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     ptr = ptr_from_sizes(torch.tensor([len(cloud) for cloud in clouds], dtype=torch.int64))
-    return torch.cat([torch.empty((0, 3)), *clouds]), ptr
+    return torch.cat([torch.empty((0, 3), dtype=torch.float32), *clouds]), ptr
 
 
 def make_loader(

@@ -123,8 +123,8 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
     num_points = len(ordered)
     if num_points < 2:
         return ordered.new_zeros(num_points)
-    last = torch.tensor(num_points - 1.0)
-    share = torch.linspace(0, 1, NUM_MEASURED // 3)
+    last = torch.tensor(num_points - 1.0, dtype=torch.float32)
+    share = torch.linspace(0, 1, NUM_MEASURED // 3, dtype=torch.float32)
     # More often where distances fall quickly: at the start, and at the end if there are duplicates.
     measured = torch.cat([last**share, 1 + (last - 1) * share, last + 1 - last**share])
     measured = measured.round().long().unique()
@@ -140,8 +140,9 @@ def _log_pick_distances_of_one(ordered: Tensor) -> Tensor:
     if len(measured) == 1:
         between = distance.expand(num_points - 1)
     else:
-        low, high = measured[right - 1].log(), measured[right].log()
-        between = torch.lerp(distance[right - 1], distance[right], (at.log() - low) / (high - low))
+        low, high = (measured[index].float().log() for index in (right - 1, right))
+        weight = ((at.float().log() - low) / (high - low)).to(distance.dtype)
+        between = torch.lerp(distance[right - 1], distance[right], weight)
     return torch.cat([between[:1], between])
 
 

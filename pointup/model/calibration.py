@@ -58,10 +58,10 @@ def reference_clouds() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(SEED)
 
     def random(*shape: int) -> Tensor:
-        return torch.rand(*shape, generator=generator) * 2 - 1
+        return torch.rand(*shape, generator=generator, dtype=torch.float32) * 2 - 1
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator, dtype=torch.float32)
 
     n = POINTS_PER_SURFACE
     flat, wave, ramp = random(n, 2), random(n, 2), random(n, 2)

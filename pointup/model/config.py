@@ -113,12 +113,21 @@ class ModelConfig:
     """Radius of the repulsion, in spacings of the output, where the neighbours of a new point fill
     a volume, as leaves do: relaxation pushes points apart in all directions there. 0: it moves
     points along surfaces only, and fits one everywhere. No weight depends on it."""
+    heights: bool = False
+    """The third coordinate is a height, as for `lidar` and models fine-tuned from it: `pointup
+    upsample` puts no new point below the ground. No weight depends on it: it can be changed in the
+    config.json of a trained model. Models with `column_layers` have heights, whatever it says."""
     concat: bool = True
     """Concatenate the heads; otherwise each head has all channels and heads are averaged."""
     beta: bool = True
     """Multiply the output of each attention by a learned gate."""
     dropout: float = 0.0
     """Share of attention weights dropped in training."""
+
+    @property
+    def has_heights(self) -> bool:
+        """Whether the third coordinate of all clouds of the model is a height."""
+        return self.heights or self.column_layers > 0
 
     @property
     def column_size(self) -> int:

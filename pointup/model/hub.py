@@ -77,17 +77,24 @@ class StoredModel(PyTorchModelHubMixin):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
         """Load a model in evaluation mode: an included one by name, one of a directory or the Hub.
 
-        A directory with the name of an included model is given as ./NAME. Only names of the form
-        OWNER/NAME are looked up on the Hub. An option that config.json lacks takes its default. An
-        unknown option is ignored with a warning: options that change the network change the format.
-        Weights are always loaded strictly, whatever `strict` says.
+        A `Path` always means a directory. As a string, a directory with the name of an included
+        model is given as ./NAME. Only names of the form OWNER/NAME are looked up on the Hub. An
+        option that config.json lacks takes its default. An unknown option is ignored with a
+        warning: options that change the network change the format. Options of `ModelConfig` in
+        `kwargs` replace stored ones. Weights are always loaded strictly, whatever `strict` says.
         Raises ModelError where there is no model, one of another format, or one with options out of
         range.
         """
         name = str(pretrained_model_name_or_path)
         if strange := sorted(kwargs.keys() - LOADER_ARGUMENTS - OPTIONS):
             raise ModelError(f"unknown model option: {', '.join(strange)}")
-        if name in SHIPPED:
+        if isinstance(pretrained_model_name_or_path, Path):
+            # str(Path("./shapes")) is the name of an included model.
+            if not pretrained_model_name_or_path.is_dir():
+                raise ModelError(
+                    f"{name}: no such directory; give the name of a model as a string, not a Path"
+                )
+        elif name in SHIPPED:
             name = str(WEIGHTS / name)
         kwargs.pop("strict", None)  # Always strict.
         stored = read_config(name, **{k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs})
@@ -101,6 +108,7 @@ class StoredModel(PyTorchModelHubMixin):
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
         check_options(name, stored)
+        check_given_options(name, stored, {k: v for k, v in kwargs.items() if k in OPTIONS})
         try:
             # The Hub's loader prints the source of the weights.
             with redirect_stdout(StringIO()):
@@ -129,6 +137,14 @@ def check_options(name: str, stored: dict[str, Any]) -> None:
         ModelConfig(**{key: value for key, value in stored.items() if key in OPTIONS})
     except ValueError as error:
         raise ModelError(f"{name}: config.json: {error}") from None
+
+
+def check_given_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ModelError if options that replace those of a valid config.json are invalid."""
+    try:
+        ModelConfig(**{k: v for k, v in {**stored, **given}.items() if k in OPTIONS})
+    except ValueError as error:
+        raise ModelError(f"{name}: with the given options, {error}") from None
 
 
 def read_config(name: str, **kwargs: Any) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Upsampler(
         if config.descent and not config.column_layers:
             raise ModelError("model.descent needs columns: set model.column_layers to at least 1")
         super().__init__(config)
+        self.float()  # Whatever the default dtype of torch is, as coordinates are.
         self.recompute: bool | None = None
         calibrate(self, self.layers_to_calibrate())
 
@@ -103,10 +104,18 @@ class Upsampler(
 
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
         The result is differentiable in the weights; the choice of children is not. Raises
-        ValueError for a ratio that is below 1 or not finite, and for non-finite points.
+        ValueError for a ratio that is below 1 or not finite, for non-finite points, and for points
+        that are not (N, 3) or no floats.
 
-        Under autocast features have its dtype; coordinates stay float32.
+        Under autocast features have its dtype; coordinates stay float32. Points of another floating
+        dtype are cast to float32.
         """
+        if pos.ndim != 2 or pos.shape[1] != 3 or not pos.is_floating_point():
+            raise ValueError(
+                f"points {tuple(pos.shape)} of {pos.dtype}: must be (N, 3) float32; leave out "
+                "columns that are no coordinates, and convert integers"
+            )
+        pos = pos.float()
         dtype = autocast_dtype(pos.device)
         if dtype is None:
             return self.upsample(pos, ptr, ratio)

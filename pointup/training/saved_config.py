@@ -25,6 +25,7 @@ MAY_CHANGE = frozenset(
         "save_minutes", "keep_checkpoints", "log_with", "num_pictures", "patience",
         "target_chamfer", "collective_timeout", "hang_timeout", "on_save_error",
         "accumulation_steps", "debug", "quick", "gradient_checkpointing", "found_token_budget",
+        "model.heights",
     }
 )  # fmt: skip
 """Fields that a continued run may change silently, because they don't alter what is learned.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -147,23 +148,43 @@ def host_threads(device: torch.device, num_threads: int) -> int:
     return max(1, min(_MAX_HOST_THREADS, cores // processes))
 
 
+class _TorchSettings:
+    """Number of threads and use of oneDNN before the first of several overlapping upsamplings."""
+
+    def __init__(self) -> None:
+        self.lock, self.depth = threading.Lock(), 0
+        self.num_threads, self.uses_onednn = 1, True
+
+
+_before = _TorchSettings()
+
+
 @contextmanager
 def single_threaded_operations() -> Iterator[int]:
     """Run every torch operation on one thread; yields the number of threads torch used before.
 
     Many small operations in parallel are faster than one after another on all cores, and their
-    results do not depend on the number of cores.
+    results do not depend on the number of cores. Upsamplings in several Python threads may overlap:
+    the settings before the first are those after the last.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # oneDNN caches compiled code for every shape, up to 100 MB for many tiles. On one thread it is
-    # no faster than torch without it.
-    uses_onednn, *_ = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
+    with _before.lock:
+        if not _before.depth:
+            _before.num_threads = torch.get_num_threads()
+            # oneDNN caches compiled code for every shape, up to 100 MB for many tiles. On one
+            # thread it is no faster than torch without it.
+            _before.uses_onednn, *_ = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
+        _before.depth += 1
+        num_threads = _before.num_threads
+        torch.set_num_threads(1)
     try:
         yield num_threads
     finally:
-        torch.backends.mkldnn.set_flags(uses_onednn, _fp32_precision=None)
-        torch.set_num_threads(num_threads)
+        with _before.lock:
+            _before.depth -= 1
+            # Each Python thread has a number of its own, so each sets it back.
+            torch.set_num_threads(num_threads)
+            if not _before.depth:
+                torch.backends.mkldnn.set_flags(_before.uses_onednn, _fp32_precision=None)
 
 
 def _in_threads(
@@ -175,7 +196,9 @@ def _in_threads(
             work(item)
             yield item
         return
-    pool = ThreadPoolExecutor(num_threads)
+    # A new thread has the number that was set last, in any thread: another upsampling may just have
+    # set it back.
+    pool = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
         futures = {pool.submit(work, item): item for item in items}
         for future in as_completed(futures):

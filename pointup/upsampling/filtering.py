@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class PointFilter:
         if self.classes is not None and not self.classes:
             raise ConfigError("classes: name at least one, or leave the option out")
         for number in self.classes or ():
-            if not 0 <= number <= 255:
+            if not (isinstance(number, Real) and 0 <= number <= 255):
                 raise ConfigError(f"class {number}: must be between 0 and 255")
 
     def __call__(self, cloud: PointCloud) -> np.ndarray:

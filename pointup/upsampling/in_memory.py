@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from pointup.errors import ConfigError, DataError
 from pointup.io.cloud import PointCloud, cast_values, check_positions
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
@@ -58,13 +59,13 @@ def upsample(
     neither parents nor neighbours of new points. They are copied to the result; the other n points
     become `round(ratio * n)`. `originals=False` leaves all measured points out.
 
-    The result is the same as what `pointup upsample` writes. Options:
+    The result is what `pointup upsample` writes, up to the resolution of the file. Options:
         ratio: output points for each input point, 1 or more.
         density: target density in points per unit of area on the ground, instead of a ratio. Places
             that are denser already get no new points.
         model: a model, its directory, its name on the Hub, or an included model: "lidar" (the
-            default for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN) or
-            "shapes" (the default for all others).
+            default for a cloud read from a scanner format: LAS, LAZ, E57, PTS, PCD, BIN), "forest",
+            "noisy" or "shapes" (the default for all others). A `Path` always means a directory.
         originals: keep the measured points. If False, the model generates all `round(ratio * N)`
             points.
         denoise: replace noisy points: `originals=False`, by default with the included model
@@ -73,9 +74,9 @@ def upsample(
         max_distance: largest distance of a new point to the nearest measured point. Where this
             leaves too little room, there are fewer points than `ratio` says.
         above_ground: the third coordinate is a height. No new point lies below the ground, and
-            only new points on the ground get class 2. By default True for a cloud
-            read from a scanner format, for the models "lidar" and "forest", and for models with
-            `column_layers`, such as fine-tuned ones of "forest".
+            only new points on the ground get class 2. By default True for a cloud read from a
+            scanner format, and for models with heights: "lidar", "forest", models fine-tuned from
+            them, and others with the options `heights` or `column_layers`.
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
             fills more holes.
@@ -84,9 +85,10 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for coordinates that are not finite or 1e12 and more; DataError for fewer than
-    two distinct points, and for `classes` if the cloud has no `classification`; ConfigError for
-    invalid options; ModelError if the model can't be loaded.
+    Raises FileError for coordinates that are not (N, 3), not finite, or 1e12 and more; DataError
+    for fewer than two distinct points to upsample, and for `classes` if the cloud has no
+    `classification`; ConfigError for invalid options, and for a device that can't be used;
+    ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
@@ -101,27 +103,34 @@ def upsample(
         oversampling=oversampling,
         seed=seed,
     )
+    if not (classes is None or isinstance(classes, Iterable)):
+        raise ConfigError(f"classes {classes!r:.40}: give a sequence of numbers, such as [2]")
     point_filter = PointFilter(
         classes=None if classes is None else tuple(classes), include_noise=include_noise
     )
-    target_device = torch.device(device) if device else default_device()
+    target_device = _usable(device) if device else default_device()
     if model is None:
         model = shipped_for(path, denoise)
     loaded = load_model(model, target_device)
     if above_ground is None:
-        options = replace(options, above_ground=has_heights(path, model, loaded.config))
+        options = replace(options, above_ground=has_heights(path, loaded.config))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
+    if cloud.positions.shape == (0, 3):
+        raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
     check_magnitudes(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
-        store = build_survey_store(
-            [[cloud]],
-            Path(directory),
-            takes_part=point_filter,
-            upright=options.is_upright(loaded.config),
-        )
+        try:
+            store = build_survey_store(
+                [[cloud]],
+                Path(directory),
+                takes_part=point_filter,
+                upright=options.is_upright(loaded.config),
+            )
+        except DataError as error:
+            raise DataError(f"points: {error}") from None
         new_points = run_passes(store, loaded, options, SingleProcess(), target_device)
         parts: list[PointCloud] = list(new_points.of_file())
     if (originals and not only_new) or not parts:
@@ -151,6 +160,19 @@ def _own_attributes(cloud: PointCloud) -> dict[str, np.ndarray]:
         else:
             own[name] = np.full(len(cloud), dimension.default, dtype)
     return own
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """A device that was asked for. Raises ConfigError if torch can't use it."""
+    try:
+        # torch looks for the device only when something is put on it.
+        return torch.empty(0, device=device).device
+    # AssertionError: of a torch that was built without this kind of device.
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")[:200]
+        raise ConfigError(
+            f"device {device}: can't be used ({reason}); leave it out, or choose device='cpu'"
+        ) from error
 
 
 def default_device() -> torch.device:

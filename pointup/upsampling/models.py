@@ -15,10 +15,6 @@ SCANNER_EXTENSIONS = (*LAS_EXTENSIONS, ".e57", ".pts", ".pcd", ".bin")
 """Of files that laser scanners on the ground, on cars and in the air are read out to."""
 
 
-FOR_SURVEYS = ("lidar", "forest")
-"""Included models for clouds whose third coordinate is a height."""
-
-
 def shipped_for(source: Path | None, denoise: bool = False) -> str:
     """Name of the included model for a file: "lidar" for formats of scanners, otherwise "shapes";
     to `denoise` "noisy"."""
@@ -32,13 +28,13 @@ def is_survey(source: Path | None) -> bool:
     return source is not None and source.suffix.lower() in SCANNER_EXTENSIONS
 
 
-def has_heights(source: Path | None, model: object, config: ModelConfig) -> bool:
+def has_heights(source: Path | None, config: ModelConfig) -> bool:
     """Whether the third coordinate of a cloud is a height: by its file, or by its model.
 
-    `model` is what the model was named by. A model with attention to columns, such as a fine-tuned
-    `forest`, takes heights, whatever its name. The configuration of other models does not show it.
+    The configuration of the model decides, not its name: a directory, a copy in memory and a
+    fine-tuned model are treated like the included model.
     """
-    return is_survey(source) or model in FOR_SURVEYS or config.column_layers > 0
+    return is_survey(source) or config.has_heights
 
 
 def load_model(model: Upsampler | str | Path, device: torch.device) -> Upsampler:

@@ -14,6 +14,7 @@ from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
+from pointup.upsampling.models import load_model
 
 BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
     "cut short": (b"{", r"not a valid config\.json"),
@@ -88,6 +89,30 @@ def test_an_option_of_a_newer_version_is_ignored_with_a_warning(
 def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:
     with pytest.raises(ModelError, match="unknown model option: colour"):
         Upsampler.from_pretrained(model_directory, colour=3)
+
+
+def test_a_given_option_out_of_range_is_named_and_not_blamed_on_the_weights(
+    model_directory: Path,
+) -> None:
+    assert Upsampler.from_pretrained(model_directory, dropout=0.5).config.dropout == 0.5
+    message = rf"{model_directory}: with the given options, model\.dropout is 2\.0; it must lie in"
+    with pytest.raises(ModelError, match=message):
+        Upsampler.from_pretrained(model_directory, dropout=2.0)
+
+
+def test_a_path_means_a_directory_even_if_an_included_model_has_its_name(
+    tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for missing in ("shapes", "owner/name"):
+        with pytest.raises(ModelError, match=rf"^{missing}: no such directory; give the name"):
+            Upsampler.from_pretrained(Path(missing))
+    shutil.copytree(model_directory, "shapes")
+    own = Upsampler.from_pretrained(model_directory).config
+    for given in (Path("shapes"), Path("./shapes"), "./shapes", "shapes/"):
+        assert Upsampler.from_pretrained(given).config == own
+        assert load_model(given, torch.device("cpu")).config == own
+    assert Upsampler.from_pretrained("shapes").config != own
 
 
 @pytest.mark.parametrize(

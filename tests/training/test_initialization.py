@@ -42,6 +42,19 @@ def test_layers_added_to_an_initial_model_change_nothing_before_training(stored:
     assert model.profile[-1].weight.grad is not None and model.profile[-1].weight.grad.any()
 
 
+def test_a_model_that_starts_from_lidar_has_heights_in_its_directory_too(tmp_path: Path) -> None:
+    config, model = initial_model(TrainConfig(initial_model="lidar", model=ModelConfig(k=16)))
+    assert config.model.heights
+    model.save_pretrained(tmp_path)
+    assert Upsampler.from_pretrained(tmp_path).config.heights
+
+
+def test_heights_can_be_given_with_an_initial_model(stored: str) -> None:
+    assert not initial_model(TrainConfig(initial_model=stored))[0].model.heights
+    given = TrainConfig(initial_model=stored, model=ModelConfig(heights=True))
+    assert initial_model(given)[0].model.heights
+
+
 def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) -> None:
     given = ModelConfig(num_layers=9, column_layers=1)
     refused = r"sets the model options; leave out --model\.num-layers$"

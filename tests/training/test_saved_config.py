@@ -10,6 +10,7 @@ import pytest
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
+from pointup.model.config import ModelConfig
 from pointup.training.config import TrainConfig, as_dict
 from pointup.training.saved_config import check_same_run, claim_output_dir
 
@@ -33,6 +34,13 @@ def test_the_same_datasets_written_differently_continue_a_run(
 def test_other_datasets_weights_or_orders_are_another_run(other: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match=r"has data \['a', 'b=2'\], not"):
         check(("a", "b=2"), other)
+
+
+def test_a_run_that_started_from_lidar_before_models_had_heights_goes_on() -> None:
+    now = as_dict(TrainConfig(initial_model="lidar", model=ModelConfig(heights=True)))
+    saved = as_dict(TrainConfig(initial_model="lidar"))
+    del saved["model"]["heights"]
+    check_same_run(saved, now, Path("config.json"))
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,9 @@ def test_points_on_a_line_stay_on_it() -> None:
 @pytest.mark.parametrize(
     ("points", "error", "message"),
     [
-        (np.empty((0, 3)), FileError, "no points"),
-        (np.zeros((1, 3)), DataError, "1 point"),
-        (np.full((9, 3), 7.0), DataError, "all 9 points are in one place"),
+        (np.empty((0, 3)), DataError, "^points: has 0 points"),
+        (np.zeros((1, 3)), DataError, "^points: has 1 point;"),
+        (np.full((9, 3), 7.0), DataError, "^points: all 9 points are in one place"),
         (np.array([[0, 0, 0], [1, np.nan, 0]]), FileError, "1 of 2 have NaN"),
         (np.zeros((4, 2)), FileError, r"expected \(N, 3\)"),
     ],
@@ -73,6 +73,13 @@ def test_an_invalid_cloud_is_an_error(
 def test_invalid_options_are_errors(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         UpsampleOptions(**options)
+
+
+@pytest.mark.parametrize("device", ["foo", "cpu:x", "cuda:99"])
+def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^device {device}: can't be used \(.*'cpu'$") as raised:
+        upsample(np.eye(3), model=small_model(), device=device)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("value", [1e12, -1e20, np.finfo(np.float32).min, 1e160, 1.7e308])

@@ -62,10 +62,19 @@ def test_the_ratio_counts_the_points_that_are_upsampled(
 def test_a_cloud_without_classes_is_upsampled_whole() -> None:
     points = sheet(50)
     assert PointFilter()(PointCloud(points)).all()
-    with pytest.raises(DataError, match="no attribute `classification`"):
+    with pytest.raises(DataError, match=r"^points: has no attribute `classification`"):
         upsample(points, classes=[2], model=small_model())
-    with pytest.raises(DataError, match="has 0 of 50 points in the classes to upsample"):
+    with pytest.raises(
+        DataError,
+        match=r"^points: has 0 of 50 points without noise, withheld points and other classes",
+    ):
         upsample(classified(50, 0), classes=[5], model=small_model())
-    for bad in ((), (256,), (-1,)):
-        with pytest.raises(ConfigError):
-            PointFilter(classes=bad)
+    for bad in ((), (256,), (-1,), ("2",), 2, "2"):
+        with pytest.raises(ConfigError, match=r"^class(es)?\b"):
+            upsample(points, classes=bad, model=small_model())
+
+
+def test_a_cloud_of_noise_alone_is_refused_for_its_noise() -> None:
+    cloud = PointCloud(sheet(50), {"classification": np.full(50, 7, np.uint8)})
+    with pytest.raises(DataError, match=r"^points: has 0 of 50 points without noise"):
+        upsample(cloud, model=small_model())

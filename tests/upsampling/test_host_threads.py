@@ -1,14 +1,19 @@
-"""Number of CPU threads beside an accelerator."""
+"""Threads of upsampling: their number beside an accelerator, and what they leave behind."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
+from sheets import sheet, small_model
 
+from pointup import upsample
 from pointup.upsampling import executor as running
-from pointup.upsampling.executor import host_threads
+from pointup.upsampling.executor import host_threads, single_threaded_operations
 
 GPU = torch.device("cuda", 0)
 
@@ -24,3 +29,55 @@ def test_beside_a_gpu_threads_follow_the_machine_and_its_processes(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
         assert host_threads(GPU, 1) == min(expected, running._MAX_HOST_THREADS)
     assert host_threads(torch.device("cpu"), 3) == 3
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("leaves_first", [0, 1])
+def test_upsamplings_that_overlap_leave_the_settings_of_torch_as_they_were(
+    leaves_first: int,
+) -> None:
+    used = torch.backends.mkldnn.enabled
+    assert used or not torch.backends.mkldnn.is_available()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        pools = [one, other]
+        contexts = [single_threaded_operations() for _ in pools]
+
+        def call(work: object) -> list[object]:
+            return [pool.submit(work).result() for pool in pools]  # type: ignore[arg-type]
+
+        for pool, context in zip(pools, contexts, strict=True):
+            assert pool.submit(context.__enter__).result() == 3
+        assert call(torch.get_num_threads) == [1, 1]
+        for number in (leaves_first, 1 - leaves_first):
+            assert not torch.backends.mkldnn.enabled
+            pools[number].submit(contexts[number].__exit__, None, None, None).result()
+        assert call(torch.get_num_threads) == [3, 3]
+    with ThreadPoolExecutor(1) as later:
+        assert later.submit(torch.get_num_threads).result() == 3
+    assert torch.get_num_threads() == 3
+    assert torch.backends.mkldnn.enabled == used
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_threads_of_an_upsampling_stay_at_one_while_another_ends() -> None:
+    numbers = []
+    with single_threaded_operations():
+        torch.set_num_threads(3)  # As an upsampling that ends does in its own thread.
+        for _ in running._in_threads(lambda _: numbers.append(torch.get_num_threads()), [0, 1], 2):
+            pass
+    assert numbers == [1, 1]
+
+
+def test_autocast_of_the_caller_changes_no_point() -> None:
+    points, model = sheet(200), small_model(noise=0.1)
+    expected = upsample(points, 3.0, model=model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert np.array_equal(upsample(points, 3.0, model=model), expected)

@@ -198,7 +198,7 @@ def test_classes_that_are_absent_are_reported(
     noisy(tmp_path / "in.las")
     write_points(tmp_path / "in.npy", PointCloud(positions(20)))
     for name, number, message in (
-        ("in.las", "9", "has 0 of 300 points in the classes to upsample"),
+        ("in.las", "9", "has 0 of 300 points without noise, withheld points and other classes"),
         ("in.npy", "2", "no attribute `classification`"),
         ("in.las", "256", "between 0 and 255"),
     ):

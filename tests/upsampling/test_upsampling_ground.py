@@ -10,8 +10,9 @@ import pytest
 from forest_options import FOREST
 from sheets import StoreMaker, small_model
 
-from pointup import upsample
+from pointup import Upsampler, upsample
 from pointup.io.cloud import PointCloud
+from pointup.model.hub import SHIPPED, WEIGHTS
 from pointup.upsampling.ground import _MOST_CELLS, Ground, cell_side
 from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
@@ -249,6 +250,21 @@ def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path: P
     )
     assert np.array_equal(by_model.positions, expected)
     assert not np.array_equal(by_model.positions, without)
+
+
+def test_lidar_has_heights_by_name_by_directory_and_in_memory() -> None:
+    cloud, directory = forest().select(slice(500)), WEIGHTS / "lidar"
+    expected, without = (
+        upsample(cloud, 2.0, model="lidar", above_ground=given).positions for given in (True, False)
+    )
+    assert not np.array_equal(expected, without)
+    for given in ("lidar", directory, str(directory), Upsampler.from_pretrained("lidar")):
+        assert np.array_equal(upsample(cloud, 2.0, model=given).positions, expected)
+
+
+def test_of_the_included_models_those_for_surveys_have_heights() -> None:
+    with_heights = {name for name in SHIPPED if Upsampler.from_pretrained(name).config.has_heights}
+    assert with_heights == {"lidar", "forest"}
 
 
 def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:

@@ -101,7 +101,7 @@ class Upsample:
     above_ground: bool | None = None
     """The third coordinate is a height: no new point lies below the ground, and only new points on
     the ground get class 2. By default True for scanner formats, for the models lidar and forest,
-    and for models with column_layers, such as a fine-tuned forest; else False."""
+    and for models fine-tuned from them; else False."""
     oversampling: Annotated[
         float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
     ] = None
@@ -272,7 +272,7 @@ class Upsample:
 
         if self.above_ground is not None:
             return self.above_ground
-        return has_heights(job.source, job.model, model.config)
+        return has_heights(job.source, model.config)
 
     def _options(self) -> UpsampleOptions:
         from pointup.upsampling.options import UpsampleOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,7 +120,7 @@ def make_candidates(
     if not is_first:
         slack = region.rows["attributes"][SLACK][near.places]
     try:
-        with device_lock:
+        with device_lock, _without_autocast(device):
             offset, distance, spread, *of_parents = _run(
                 model, near, num_slots[order], slack, device, children_per_call
             )
@@ -148,6 +148,14 @@ def _reach(region: Region, core: np.ndarray, config: ModelConfig) -> np.ndarray:
     geometry = local_geometry(pos, torch.tensor([0, len(pos)]), squared, index)
     reach: np.ndarray = (config.reach * geometry.local_spacing[: len(core), 0]).numpy()
     return reach
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Autocast off. That of the caller holds in its own thread only: the points would depend on the
+    number of threads."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 @torch.inference_mode()

@@ -59,7 +59,7 @@ def spool_points(
                 num_taken[-1] += len(table)
     num_points, what = sum(num_taken), "point"
     if num_points < sum(num_read):
-        what = f"of {sum(num_read):,} points in the classes to upsample"
+        what = f"of {sum(num_read):,} points without noise, withheld points and other classes"
     if num_points < 2:
         raise DataError(f"has {num_points} {what}; at least 2 are needed, leave it out")
     if not (high > low).any():
