@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
+    from pointup.datasets.samples import Samples
     from pointup.geometry.surfaces import Surface
 
 
@@ -73,12 +74,15 @@ class Join:
         from pointup.datasets.table_store import open_together
         from pointup.geometry.surfaces import Surface
 
+        held_out = dict(zip(self.inputs, open_together(self.inputs, "validation"), strict=True))
         for number, samples in enumerate(open_together(self.inputs, split)):
             folder = self.inputs[number]
             # A dataset given twice is validated on once.
             if split == "validation" and folder in self.inputs[:number]:
                 continue
-            left_out = self._held_out_elsewhere(folder) if split == "train" else set()
+            left_out = set()
+            if split == "train":
+                left_out = _held_out_elsewhere(folder, samples, held_out)
             for row in range(len(samples)):
                 if row in left_out:
                     continue
@@ -93,25 +97,26 @@ class Join:
                 pair.name = f"{label}/{pair.name}"
                 yield pair
 
-    def _held_out_elsewhere(self, folder: Path) -> set[int]:
-        """Training rows of `folder` that show what other inputs hold out, each with a note."""
-        from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
-        from pointup.datasets.table_store import open_together
 
-        rows: set[int] = set()
-        train = open_together(self.inputs, "train")[self.inputs.index(folder)]
-        held_out = dict(zip(self.inputs, open_together(self.inputs, "validation"), strict=True))
-        for other, validation in held_out.items():
-            if other == folder:
-                continue
-            for how, found in rows_held_out_elsewhere(train, validation).items():
-                if new := set(found.tolist()) - rows:
-                    note(
-                        f"{folder}: left out {len(new):,} training pairs {how} validation pairs of "
-                        f"{other}"
-                    )
-                    rows |= new
-        return rows
+def _held_out_elsewhere(folder: Path, train: Samples, held_out: Mapping[Path, Samples]) -> set[int]:
+    """Rows of `train`, of the dataset `folder`, that show what another input holds out, with notes.
+
+    `held_out` has the validation samples of each input.
+    """
+    from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
+
+    rows: set[int] = set()
+    for other, validation in held_out.items():
+        if other == folder:
+            continue
+        for how, found in rows_held_out_elsewhere(train, validation).items():
+            if new := set(found.tolist()) - rows:
+                note(
+                    f"{folder}: left out {len(new):,} training pairs {how} validation pairs of "
+                    f"{other}"
+                )
+                rows |= new
+    return rows
 
 
 def _label(number: int, folder: Path) -> str:
