@@ -302,3 +302,13 @@ def test_notes_name_what_looks_wrong(
     files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
     assert run("pairs", *files, "--tile", 25, "-o", tmp_path / "out") == 0
     assert note in capsys.readouterr().err
+
+
+def test_heights_are_compared_without_a_validation_split_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "s.npy", ground(4_000, 0) - [0, 0, -32])
+    np.save(tmp_path / "t.npy", ground(12_000, 1))
+    files = ["--source", tmp_path / "s.npy", "--target", tmp_path / "t.npy"]
+    assert run("pairs", *files, "--tile", 25, "--validation", 0, "-o", tmp_path / "out") == 0
+    assert "the source are 32 unit above those of the target" in capsys.readouterr().err

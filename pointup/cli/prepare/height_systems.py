@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
-from pointup.datasets.sample_table import SampleTable, UnreadableSample
+from pointup.datasets.sample_table import UnreadableSample
 from pointup.datasets.table_store import open_samples
 from pointup.evaluation.vertical_offset import note_on_offset
 from pointup.io.length_unit import dataset_unit
@@ -15,21 +16,20 @@ from pointup.io.length_unit import dataset_unit
 _MOST_PAIRS = 200
 
 
-def notes_on_heights(dataset: Path, tables: dict[str, SampleTable]) -> list[str]:
+def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
     """A note if the lowest points of sources and targets are at different heights in most pairs.
 
-    `tables` holds the sample table of each split of the dataset.
+    `splits` names the stored splits of the dataset.
     """
+    opened = [open_samples(dataset, split, draws_validation=False) for split in splits]
     offsets = []
-    for split, table in tables.items():
-        samples = open_samples(dataset, split)
-        share = max(1, _MOST_PAIRS * len(table) // sum(map(len, tables.values())))
-        for index in np.linspace(0, len(table) - 1, min(share, len(table))).astype(int):
+    for samples in opened:
+        share = max(1, _MOST_PAIRS * len(samples) // sum(map(len, opened)))
+        for index in np.linspace(0, len(samples) - 1, min(share, len(samples))).astype(int):
             try:
                 pair = samples.pair(int(index))
             except UnreadableSample:
                 continue
             offsets.append(float(pair.source[:, 2].min() - pair.target[:, 2].min()))
-    return note_on_offset(
-        float(np.median(offsets)) if offsets else 0.0, dataset_unit(dataset), "target"
-    )
+    offset = float(np.median(offsets)) if offsets else 0.0
+    return note_on_offset(offset, dataset_unit(dataset), "target")
