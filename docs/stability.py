@@ -1,4 +1,4 @@
-"""Measures how stable `shapes` is: beyond borders, and on moved, scaled, turned, shuffled input.
+"""Measures how stable `shapes` is: beyond borders, and on changed input.
 
     python docs/stability.py --meshes meshes/ [--model shapes] [--num-meshes 6]
 
@@ -56,6 +56,7 @@ def changes(rng: np.random.Generator) -> dict[str, Change]:
     turn = Rotation.random(random_state=rng.integers(2**31)).as_matrix()
     move, factor = np.array([12.5, -3.2, 0.7]), 3.7
     order = rng.permutation(NUM_SOURCE)
+    again = np.append(order, order[::3])
 
     def same(points: np.ndarray) -> np.ndarray:
         return points
@@ -65,6 +66,7 @@ def changes(rng: np.random.Generator) -> dict[str, Change]:
         "scaled": (lambda p: p * factor, lambda p: p / factor),
         "turned": (lambda p: p @ turn.T, lambda p: p @ turn),
         "shuffled": (lambda p: p[order], same),
+        "a third of the points repeated": (lambda p: p[again], same),
     }
 
 

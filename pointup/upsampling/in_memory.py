@@ -45,6 +45,8 @@ def upsample(
 ) -> Cloud:
     """Upsample a cloud to `round(ratio * N)` points: the N measured points, and new ones.
 
+    Points in the same place count once: new points are made for one of them, and all are kept.
+
     An array (N, 3), in any unit and any distance from the origin, gives an array (M, 3) float64:
     the input points unchanged, followed by the new ones. A `PointCloud` gives a `PointCloud` with
     the same attributes: new points have those of the nearest measured point (intensity and colours

@@ -52,6 +52,25 @@ def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(
     assert np.mean(gaps < 1e-3 * spacing) >= 0.99
 
 
+@settings(max_examples=6)
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 300),
+    st.sampled_from([{"ratio": 4.0}, {"ratio": 9.0}, {"ratio": 4.0, "above_ground": True}]),
+)
+def test_repeated_points_change_no_new_point(
+    seed: int, num_repeated: int, options: dict[str, float]
+) -> None:
+    points, model, rng = sheet(300, seed=seed), small_model(0.1), np.random.default_rng(seed)
+    again = np.concatenate([points, points[rng.integers(0, 300, num_repeated)]])
+    made = upsample(points, model=model, only_new=True, **options)
+    assert np.array_equal(upsample(again, model=model, only_new=True, **options), made)
+    shuffled = upsample(rng.permutation(again), model=model, only_new=True, **options)
+    assert len(shuffled) == len(made)
+    spacing = np.median(cKDTree(points).query(points, k=2)[0][:, 1])
+    assert np.mean(cKDTree(shuffled).query(made)[0] < 1e-3 * spacing) >= 0.99
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(3, 60), st.booleans())
 def test_tilted_planes_and_lines_have_a_frame(seed: int, num_points: int, is_line: bool) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sheets import StoreMaker, sheet
+from sheets import StoreMaker, in_chunks, sheet
 
+from pointup.io.cloud import PointCloud
 from pointup.upsampling.store import point_store
 from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
+from pointup.upsampling.store.point_store import build_survey_store
 from pointup.upsampling.store.tiling import cut_into_tiles
 
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
@@ -83,13 +86,15 @@ def test_one_point_far_away_does_not_make_a_part_of_most_of_the_cloud(
     assert np.array_equal(whole.block_ptr, cut.block_ptr)
 
 
-def test_coincident_points_are_counted_but_for_the_first_of_each_place(
-    make_store: StoreMaker,
-) -> None:
+def test_a_place_of_a_survey_has_one_row(tmp_path: Path) -> None:
     points = sheet(500)
-    assert make_store(points).num_coincident == 0
     again = np.concatenate([points, points[:120], points[:30]])
-    assert make_store(again, block_size=64).num_coincident == 150
+    for name, given, num_coincident in (("once", points, 0), ("again", again, 150)):
+        (tmp_path / name).mkdir()
+        chunks = in_chunks(PointCloud(given), 100)
+        store = build_survey_store([chunks], tmp_path / name, block_size=64)
+        assert store.num_coincident == num_coincident
+        assert sorted(store.read(0, len(store))["index"]) == list(range(500))
 
 
 def test_the_same_cloud_elsewhere_gives_the_same_store(make_store: StoreMaker) -> None:

@@ -113,7 +113,8 @@ def test_a_tile_without_points_is_copied_and_no_failure(
     assert result.out.count(f"{empty}: no points in it, copied: {copied}\n") == 1
     assert copied.read_bytes() == empty.read_bytes()
     others = [path for path in (tmp_path / "out").rglob("*.laz") if path != copied]
-    expected = 600 if options == ("--only-new",) else 1200
+    # 200 of the points lie where others do.
+    expected = 400 if options == ("--only-new",) else 1000
     assert sum(len(laspy.read(path).points) for path in others) == expected
     # Alone, there is nothing to do.
     result = command(empty, "-o", tmp_path / "alone.laz")

@@ -87,17 +87,16 @@ def test_damaged_and_empty_surveys_are_reported_in_one_line(
 
 
 def test_degenerate_clouds_are_upsampled(tmp_path: Path, command: Callable[..., Result]) -> None:
-    few = positions(3)
     clouds = {
-        "few": few,
-        "twice": np.repeat(positions(30), 2, axis=0),
-        "line": np.arange(50.0)[:, None] * (1, 2, 0.5) + 5e5,
+        "few": (positions(3), 12),
+        "twice": (np.repeat(positions(30), 2, axis=0), 60 + 90),
+        "line": (np.arange(50.0)[:, None] * (1, 2, 0.5) + 5e5, 200),
     }
-    for name, points in clouds.items():
+    for name, (points, expected) in clouds.items():
         write_points(tmp_path / f"{name}.npy", PointCloud(points))
         target = tmp_path / f"{name}.laz"
         assert command(tmp_path / f"{name}.npy", "-o", target) == (0, ANY, "")
-        assert len(laspy.read(target).points) == 4 * len(points)
+        assert len(laspy.read(target).points) == expected
 
 
 def test_a_directory_without_a_model_is_reported_in_one_line(

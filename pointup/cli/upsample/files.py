@@ -36,8 +36,6 @@ POINT_BYTES, CANDIDATE_BYTES = 100, 16
 _MOST_UNREACHED = 0.05
 # Share of vegetation from which on the model for forests is named.
 _MUCH_VEGETATION = 0.3
-# Share of coincident points from which on the summary names them.
-_MOST_COINCIDENT = 0.01
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,8 @@ def upsample_survey(
         else:
             num_read, num_taken = int(store.num_read[number]), int(store.num_taken[number])
             of_file = _count_text(inside[number], num_read, num_taken)
+            if len(jobs) == 1:
+                of_file += _coincident_text(store)
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
             job = jobs[number]
             files.append(Written(job, inside[number], num_written))
@@ -144,11 +144,10 @@ def upsample_survey(
     if len(jobs) > 1:
         num_taken = int(store.num_taken.sum())
         of_all = _count_text(sum(inside), int(store.num_read.sum()), num_taken)
-        repeated = num_taken - len(store)
-        in_several = f" ({repeated:,} more than once)" if repeated else ""
-        lines.append(f"{_name(jobs)}: {of_all}{in_several}, {summary.num_new:,} new, {seconds}")
+        of_all += _coincident_text(store)
+        lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, options, store)}"
+        lines[-1] += f"; {_summary_text(summary, options)}"
         share = found.num_vegetation / max(1, int(store.num_taken.sum()))
         if unreached > _MOST_UNREACHED:
             largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
@@ -187,17 +186,17 @@ def _copy_each(
     return lines, files, errors
 
 
-def _summary_text(summary: Summary, options: UpsampleOptions, store: Store) -> str:
-    num_points, num_coincident = len(store), store.num_coincident
+def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
     words = f"new points at most {summary.farthest:.3g} from a measured one"
     if options.above_ground:
         words += f", {summary.num_below:,} of them below all returns around them"
-    if num_coincident > _MOST_COINCIDENT * num_points:
-        words += (
-            f"; {num_coincident:,} points lie exactly where another one does, so that new points "
-            "may be repeated: remove them first"
-        )
     return words
+
+
+def _coincident_text(store: Store) -> str:
+    """How many points do not count, because they lie where others do; "" for none."""
+    number = store.num_coincident
+    return f" ({number:,} of them where another one is)" if number else ""
 
 
 def _synthetic_text(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Orders coincident points, and drops points that are in several files of a survey."""
+"""Keeps one of the points that lie in the same place, in one file of a survey or in several."""
 
 from __future__ import annotations
 
@@ -13,68 +13,54 @@ FILE_BITS = 40
 _PULSE = ("gpstime", "returnnumber")
 
 
-def order_by_key(rows: np.ndarray) -> np.ndarray:
-    """Rows of a store sorted by key; rows of equal keys keep their order."""
-    return rows[np.argsort(rows["key"], kind="stable")]
+_NOTHING = np.empty((0, 2), np.int64)
 
 
-def order_rows(rows: np.ndarray) -> np.ndarray:
-    """Rows of a store sorted by key, then position, attributes and `index`.
+def order_points(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a store, sorted by key; rows of equal keys keep their order."""
+    return rows[np.argsort(rows["key"], kind="stable")], _NOTHING
 
-    So the order depends neither on the files of a survey nor on the order of its points, except for
-    points that are equal in everything.
+
+def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One row for each place, sorted by key, then position; and the rows of other files there.
+
+    Of several points in the same place, the row of the first file is kept, there that of the first
+    pulse, and then the first by its attributes. So the result depends neither on the files of a
+    survey nor on the order of its points. Pulses are told apart by GPS time and return number,
+    because attributes such as a tree ID may differ from tile to tile.
+
+    The second result is (D, 2) int64, ascending: a row that was kept, and the `index` of a point in
+    the same place in another file, one for each such file.
     """
-    rows = order_by_key(rows)
+    rows, _ = order_points(rows)
     same = rows["key"][1:] == rows["key"][:-1]
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-    if len(tied):
-        among = rows[tied]
-        x, y, z = among["position"].T
-        order = np.lexsort((among["index"], _content(among), z, y, x, among["key"]))
-        rows[tied] = among[order]
-    return rows
-
-
-def drop_repeated(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted rows without the points that an earlier file has, too; and which points were dropped.
-
-    Points of two files are the same if their positions are, and, where they have these, their GPS
-    times and return numbers. Other attributes, such as a tree ID, may differ from tile to tile: the
-    row of the first file is kept. The second result is (D, 2) int64, ascending: the row that was
-    kept, and the `index` of the same point in another file. Duplicates within the first file are
-    kept, and each of them is matched with one duplicate in each other file.
-    """
-    file = rows["index"] >> FILE_BITS
-    nothing = np.empty((0, 2), np.int64)
-    if not len(file) or (file == file[0]).all():
-        return rows, nothing
-    same = (rows["key"][1:] == rows["key"][:-1]) & (
-        rows["position"][1:] == rows["position"][:-1]
-    ).all(axis=1)
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     if not len(tied):
-        return rows, nothing
-    position = np.append(0, np.cumsum(~same))[tied]
-    pulse = _content(rows[tied], _PULSE)
-    order = np.lexsort((file[tied], pulse, position))
-    tied, position, pulse = tied[order], position[order], pulse[order]
-    file = file[tied]
-    # Runs of the same point; in each run, the file numbers ascend.
-    is_first = (position[1:] != position[:-1]) | (pulse[1:] != pulse[:-1])
-    run_starts = np.append(True, is_first)
-    file_starts = run_starts | np.append(False, file[1:] != file[:-1])
-    place = np.arange(len(tied))
-    run = place[run_starts][np.cumsum(run_starts) - 1]
-    number_in_file = place - place[file_starts][np.cumsum(file_starts) - 1]
-    is_repeated = file != file[run]
-    counterpart = run + number_in_file
-    is_matched = is_repeated & (file[counterpart] == file[run])
-    is_kept = np.ones(len(rows), bool)
-    is_kept[tied[is_repeated]] = False
-    new_place = np.cumsum(is_kept) - 1
-    matched, kept = tied[is_matched], tied[counterpart[is_matched]]
-    repeated = np.column_stack([new_place[kept], rows["index"][matched]])
-    return rows[is_kept], repeated[np.lexsort((repeated[:, 1], repeated[:, 0]))]
+        return rows, _NOTHING
+    among = rows[tied]
+    x, y, z = among["position"].T
+    file, content, pulse = among["index"] >> FILE_BITS, _content(among), _content(among, _PULSE)
+    order = np.lexsort((among["index"], content, pulse, file, z, y, x, among["key"]))
+    rows[tied] = among[order]
+    is_new = np.ones(len(rows), bool)
+    is_new[1:] = ~same | (rows["position"][1:] != rows["position"][:-1]).any(axis=1)
+    if is_new.all():
+        return rows, _NOTHING
+    file = rows["index"] >> FILE_BITS
+    in_other_file = ~is_new & np.append(False, file[1:] != file[:-1])
+    place = np.cumsum(is_new) - 1
+    repeated = np.column_stack([place[in_other_file], rows["index"][in_other_file]])
+    return rows[is_new], repeated
+
+
+def first_of_places(points: np.ndarray) -> np.ndarray:
+    """Points (N, 3) without those at the position of an earlier one, in the same order."""
+    x = np.sort(points[:, 0])
+    if (x[1:] != x[:-1]).all():
+        return points
+    order = np.lexsort(points.T)
+    is_new = np.append(True, (points[order][1:] != points[order][:-1]).any(axis=1))
+    return points[np.sort(order[is_new])]
 
 
 def _content(rows: np.ndarray, only: tuple[str, ...] | None = None) -> np.ndarray:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pointup.upsampling.store.duplicates import first_of_places
+
 # Below these, directions are ambiguous: the difference of two variances as a share of the largest
 # one, and the skewness.
 _LEAST_DIFFERENCE, _LEAST_SKEWNESS = 1e-5, 1e-6
@@ -60,19 +62,24 @@ def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.nda
     `chunks` returns a new iterator over the positions (n, 3) of the cloud at each call. Principal
     axes are ordered by variance and point where the cloud has its longer tail. Where variances are
     equal, the axes are those of the file; where tails are equal, the direction is. The unit makes
-    the longest side of the cloud 0.75 long.
+    the longest side of the cloud 0.75 long. A place counts once, however many points of a chunk lie
+    in it.
     """
+
+    def places() -> Iterator[np.ndarray]:
+        return map(first_of_places, chunks())
+
     sums, number = np.zeros(3), 0
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for points in chunks():
+    for points in places():
         low, high = np.minimum(low, points.min(axis=0)), np.maximum(high, points.max(axis=0))
     size = float((high - low).max())
-    for points in chunks():
+    for points in places():
         sums += ((points - low) / size).sum(axis=0)
         number += len(points)
     mean = low + size * sums / number
     second, third = np.zeros((3, 3)), np.zeros((9, 3))
-    for points in chunks():
+    for points in places():
         away = (points - mean) / size
         second += away.T @ away
         third += (away[:, :, None] * away[:, None, :]).reshape(-1, 9).T @ away
@@ -87,7 +94,7 @@ def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.nda
         is_clear = abs(skewness) > _LEAST_SKEWNESS * size_of_cubes
         axis *= np.sign(skewness if is_clear else axis[np.abs(axis).argmax()])
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for points in chunks():
+    for points in places():
         turned = (points - mean) @ axes
         low, high = np.minimum(low, turned.min(axis=0)), np.maximum(high, turned.max(axis=0))
     unit = float((high - low).max()) / _EXTENT

@@ -15,7 +15,7 @@ import numpy as np
 
 from pointup.io.cloud import PointCloud, os_errors
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
-from pointup.upsampling.store.duplicates import FILE_BITS, drop_repeated, order_by_key, order_rows
+from pointup.upsampling.store.duplicates import FILE_BITS, order_places, order_points
 from pointup.upsampling.store.frame import Frame, own_frame
 from pointup.upsampling.store.resolution import grid_resolution
 from pointup.upsampling.store.spooling import spool_points
@@ -38,9 +38,7 @@ class Store:
         block_keys: (B,) int64, the key of the first point of each block.
         low, high: (B, 3) float64, the bounding boxes of the points of each block.
         num_read: (F,) int64, number of points in each input file.
-        num_taken: (F,) int64, how many of them are selected for upsampling; a point in several
-            files counts in each.
-        num_coincident: how many points lie exactly where another one does, first ones not counted.
+        num_taken: (F,) int64, how many of them are selected for upsampling, each counted.
         dtype: of a row: `position` (3,) float64; `index`, the index of the point in its file, with
             the number of the file from bit `FILE_BITS` on; `key`; and the `attributes`.
     """
@@ -55,11 +53,15 @@ class Store:
             self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
             self._repeated_ptr = tables["repeated_ptr"]
             self._files, self._files_ptr = tables["files"], tables["files_ptr"]
-            self.num_coincident = int(tables["num_coincident"])
         self.dtype = np.load(directory / "dtype.npy").dtype
 
     def __len__(self) -> int:
         return int(self.block_ptr[-1])
+
+    @property
+    def num_coincident(self) -> int:
+        """How many selected points lie where another one does, the first of each place left out."""
+        return int(self.num_taken.sum()) - len(self)
 
     @property
     def num_blocks(self) -> int:
@@ -123,9 +125,9 @@ def build_store(
 ) -> Store:
     """Build the store of a cloud, given in chunks with the same attributes.
 
-    As `build_survey_store`, but coincident points keep their order in the cloud.
+    As `build_survey_store`, but every point gets a row: coincident points keep their order.
     """
-    return _build([chunks], directory, block_size, None, order_by_key, upright=True)
+    return _build([chunks], directory, block_size, None, order_points, upright=True)
 
 
 def build_survey_store(
@@ -138,14 +140,14 @@ def build_survey_store(
     """Build the store of a survey, given file by file in chunks with the same attributes.
 
     The directory exists and is empty. Blocks have at most `block_size` points. Points are sorted by
-    key, position and attributes. A point that is in several files gets one row. Only points that
-    `takes_part` selects, (n,) bool for a chunk, are stored; None selects all. Positions are in the
-    axes and the unit of the files, or, if not `upright`, in the cloud's own (`own_frame`).
+    key and position. Points in the same place, in one file or in several, get one row. Only points
+    that `takes_part` selects, (n,) bool for a chunk, are stored; None selects all. Positions are in
+    the axes and the unit of the files, or, if not `upright`, in the cloud's own (`own_frame`).
 
     Raises DataError for fewer than two distinct points, and FileError if the directory can't be
     written.
     """
-    return _build(files, directory, block_size, takes_part, order_rows, upright)
+    return _build(files, directory, block_size, takes_part, order_places, upright)
 
 
 def _build(
@@ -153,7 +155,7 @@ def _build(
     directory: Path,
     block_size: int,
     takes_part: Callable[[PointCloud], np.ndarray] | None,
-    ordered: Callable[[np.ndarray], np.ndarray],
+    ordered: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
     upright: bool,
 ) -> Store:
     with os_errors(directory, "written"):
@@ -247,17 +249,17 @@ def _sort_parts(
     dtype: np.dtype,
     part_ptr: np.ndarray,
     block_size: int,
-    ordered: Callable[[np.ndarray], np.ndarray],
+    ordered: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Sort each part, drop points repeated in other files, and cut it into blocks."""
+    """Sort each part, and cut it into blocks."""
     keys, starts, low, high, files = [], [], [], [], []
     repeated_ptr = [np.zeros(1, np.int64)]
-    end = num_coincident = 0
+    end = 0
     with repeated_path.open("wb") as repeated_stream:
         for start, stop in zip(part_ptr[:-1].tolist(), part_ptr[1:].tolist(), strict=True):
             stream.seek(start * dtype.itemsize)
             rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
-            rows, repeated = drop_repeated(ordered(rows))
+            rows, repeated = ordered(rows)
             stream.seek(end * dtype.itemsize)
             stream.write(rows.data)
             first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)
@@ -281,8 +283,6 @@ def _sort_parts(
             repeated_ptr.append(repeated_ptr[-1][-1] + np.append(cuts, len(repeated)))
             repeated_stream.write((repeated + np.array([end, 0])).data)
             end += len(rows)
-            same = rows["position"][1:] == rows["position"][:-1]
-            num_coincident += int(same.all(axis=1).sum())
     stream.truncate(end * dtype.itemsize)
     return {
         "block_ptr": np.append(np.concatenate(starts), end),
@@ -290,7 +290,6 @@ def _sort_parts(
         "low": np.concatenate(low),
         "high": np.concatenate(high),
         "repeated_ptr": np.concatenate(repeated_ptr),
-        "num_coincident": np.array(num_coincident),
         "files": np.concatenate(files),
         "files_ptr": np.append(0, np.cumsum([len(numbers) for numbers in files])),
     }
