@@ -26,8 +26,8 @@ def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Of several points in the same place, the row of the first file is kept, there that of the first
     pulse, and then the first by its attributes. So the result depends neither on the files of a
-    survey nor on the order of its points. Pulses are told apart by GPS time and return number,
-    because attributes such as a tree ID may differ from tile to tile.
+    survey nor on the order of its points. Pulses differ in GPS time or return number: attributes
+    such as a tree ID may differ from tile to tile.
 
     The second result is (D, 2) int64, ascending: a row that was kept, and the `index` of a point in
     the same place in another file, one for each such file.
