@@ -43,8 +43,8 @@ def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) 
     spacing = geometry_of(points - points.mean(0), config.k).local_spacing[:, 0]
     reach = config.reach * spacing.numpy()
     gaps = np.linalg.norm(new[:, None] - points, axis=2)
-    # Both ends of a midpoint are nearest, up to the rounding of positions to 2**-14 of the spacing.
-    is_nearest = gaps <= (1 + 1e-3) * gaps.min(axis=1, keepdims=True)
+    # Both ends of a midpoint are nearest.
+    is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
     return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
 
 

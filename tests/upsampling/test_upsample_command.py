@@ -84,7 +84,7 @@ def test_the_format_follows_the_name(tmp_path: Path, command: Callable[..., Resu
 def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    cloud = PointCloud(np.concatenate([1e-1 * positions(30), 1e3 * positions(30, seed=1)]))
+    cloud = PointCloud(np.concatenate([1e-3 * positions(30), 1e3 * positions(30, seed=1)]))
     write_points(tmp_path / "in.npy", cloud)
     assert command(tmp_path / "in.npy", "-o", tmp_path / "out.laz").status == 0
     extent = np.ptp(cloud.positions)

@@ -24,10 +24,11 @@ def order_points(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """One row for each place, sorted by key, then position; and the rows of other files there.
 
-    Of several points in the same place, the row of the first file is kept, there that of the first
-    pulse, and then the first by its attributes. So the result depends neither on the files of a
-    survey nor on the order of its points. Pulses differ in GPS time or return number: attributes
-    such as a tree ID may differ from tile to tile.
+    Points of one file are in the same place if their positions are equal in the file, and points of
+    several files, if they are equal on the grid of the store. Of several, the row of the first file
+    is kept, there that of the first pulse, and then the first by its attributes. So the result
+    depends neither on the files of a survey nor on the order of its points. Pulses differ in GPS
+    time or return number: attributes such as a tree ID may differ from tile to tile.
 
     The second result is (D, 2) int64, ascending: a row that was kept, and the `index` of a point in
     the same place in another file, one for each such file.
@@ -40,17 +41,36 @@ def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     among = rows[tied]
     x, y, z = among["position"].T
     file, content, pulse = among["index"] >> FILE_BITS, _content(among), _content(among, _PULSE)
-    order = np.lexsort((among["index"], content, pulse, file, z, y, x, among["key"]))
-    rows[tied] = among[order]
-    is_new = np.ones(len(rows), bool)
-    is_new[1:] = ~same | (rows["position"][1:] != rows["position"][:-1]).any(axis=1)
-    if is_new.all():
-        return rows, _NOTHING
+    order = (among["index"], content, pulse, among["exact"], file, z, y, x, among["key"])
+    rows[tied] = among[np.lexsort(order)]
     file = rows["index"] >> FILE_BITS
-    in_other_file = ~is_new & np.append(False, file[1:] != file[:-1])
-    place = np.cumsum(is_new) - 1
-    repeated = np.column_stack([place[in_other_file], rows["index"][in_other_file]])
-    return rows[is_new], repeated
+    is_cell = np.ones(len(rows), bool)
+    is_cell[1:] = ~same | (rows["position"][1:] != rows["position"][:-1]).any(axis=1)
+    is_file = is_cell | np.append(True, file[1:] != file[:-1])
+    is_point = is_file | np.append(True, rows["exact"][1:] != rows["exact"][:-1])
+    if is_point.all() and is_cell.sum() == is_file.sum():
+        return rows, _NOTHING
+    # Points of a file that only the grid puts in one cell are several places.
+    start = np.flatnonzero(is_cell)[np.cumsum(is_cell) - 1]
+    is_kept = is_point & (file == file[start])
+    points = np.cumsum(is_point)
+    rank = points - points[np.flatnonzero(is_file)[np.cumsum(is_file) - 1]]
+    number = np.cumsum(is_kept) - 1
+    num_kept = np.add.reduceat(is_kept, np.flatnonzero(is_cell))[np.cumsum(is_cell) - 1]
+    in_other_file = is_point & ~is_kept & (rank < num_kept)
+    kept = (number[start] + rank)[in_other_file]
+    repeated = np.column_stack([kept, rows["index"][in_other_file]])
+    return rows[is_kept], repeated[np.lexsort(repeated.T[::-1])]
+
+
+def exact_positions(points: np.ndarray) -> np.ndarray:
+    """Hashes (N,) uint64 of positions (N, 3) float64 as they are, before they are rounded."""
+    key = np.zeros(len(points), np.uint64)
+    # Adding 0 makes -0 and 0 the same.
+    for column in (points + 0.0).T:
+        key = (key ^ np.ascontiguousarray(column).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
 
 
 def first_of_places(points: np.ndarray) -> np.ndarray:

@@ -39,8 +39,8 @@ class Store:
         low, high: (B, 3) float64, the bounding boxes of the points of each block.
         num_read: (F,) int64, number of points in each input file.
         num_taken: (F,) int64, how many of them are selected for upsampling, each counted.
-        dtype: of a row: `position` (3,) float64; `index`, the index of the point in its file, with
-            the number of the file from bit `FILE_BITS` on; `key`; and the `attributes`.
+        dtype: of a row: `position` (3,) float64; `index`, that of the point in its file, with the
+            number of the file from bit `FILE_BITS` on; `key`; `exact`, 0 once sorted; `attributes`.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -260,6 +260,7 @@ def _sort_parts(
             stream.seek(start * dtype.itemsize)
             rows = np.frombuffer(stream.read((stop - start) * dtype.itemsize), dtype)
             rows, repeated = ordered(rows)
+            rows["exact"] = 0
             stream.seek(end * dtype.itemsize)
             stream.write(rows.data)
             first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= block_size)

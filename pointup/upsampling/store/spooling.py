@@ -10,7 +10,7 @@ import numpy as np
 
 from pointup.errors import DataError
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.store.duplicates import FILE_BITS
+from pointup.upsampling.store.duplicates import FILE_BITS, exact_positions
 
 
 class Spooled(NamedTuple):
@@ -52,6 +52,7 @@ def spool_points(
                 high = np.maximum(high, chunk.positions.max(axis=0))
                 table = np.zeros(len(chunk), dtype)
                 table["position"] = chunk.positions
+                table["exact"] = exact_positions(table["position"])
                 table["index"] = index + (number << FILE_BITS)
                 for name in dtype["attributes"].names or ():
                     table["attributes"][name] = chunk.attributes[name]
@@ -72,5 +73,11 @@ def _row_dtype(cloud: PointCloud) -> np.dtype:
         [(name, values.dtype, values.shape[1:]) for name, values in cloud.attributes.items()]
     )
     return np.dtype(
-        [("position", "<f8", 3), ("index", "<i8"), ("key", "<i8"), ("attributes", attributes)]
+        [
+            ("position", "<f8", 3),
+            ("index", "<i8"),
+            ("key", "<i8"),
+            ("exact", "<u8"),
+            ("attributes", attributes),
+        ]
     )
