@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +23,7 @@ from pointup.geometry.neighbors import knn
 from pointup.io.cloud import PointCloud
 from pointup.model.config import MAX_REACH, ModelConfig
 from pointup.upsampling.single_pass.reach import Reach
+from pointup.upsampling.store.point_store import build_survey_store
 
 
 def geometry_of(points: np.ndarray, k: int = 12) -> LocalGeometry:
@@ -38,13 +42,21 @@ def wild_model(strength: float, seed: int, **options: object) -> Upsampler:
     return model
 
 
+def as_stored(points: np.ndarray) -> np.ndarray:
+    """The points (N, 3) of a shape, rounded as the store rounds them."""
+    with TemporaryDirectory() as directory:
+        store = build_survey_store([[PointCloud(points)]], Path(directory), upright=False)
+        return store.frame.to_file(store.read(0, len(store))["position"])
+
+
 def farthest_in_reach(points: np.ndarray, new: np.ndarray, config: ModelConfig) -> float:
     """Largest distance of new points to their nearest measured point, relative to its reach."""
+    points = as_stored(points)
     spacing = geometry_of(points - points.mean(0), config.k).local_spacing[:, 0]
     reach = config.reach * spacing.numpy()
     gaps = np.linalg.norm(new[:, None] - points, axis=2)
     # Both ends of a midpoint are nearest.
-    is_nearest = gaps <= (1 + 1e-4) * gaps.min(axis=1, keepdims=True)
+    is_nearest = gaps <= (1 + 1e-6) * gaps.min(axis=1, keepdims=True)
     return float(np.where(is_nearest, gaps / reach, np.inf).min(axis=1).max())
 
 
