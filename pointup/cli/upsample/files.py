@@ -25,6 +25,7 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
+from pointup.upsampling.scatter import MUCH_SCATTER, scatter
 from pointup.upsampling.single_pass.density import UnreachedArea
 from pointup.upsampling.store.point_store import Store
 
@@ -68,7 +69,7 @@ def upsample_survey(
 
     Files that can't be read or written are left out. If the call has other files, too
     (`is_among_others`), files with too few points to upsample are copied. With `suggests_model` a
-    line names the model for vegetation where that of the jobs is another one. All processes of
+    line names a model that may suit the points better than that of the jobs. All processes of
     `workers` must call this. A PointupError that concerns the survey as a whole is raised in all
     processes, and then nothing is written.
     """
@@ -108,13 +109,15 @@ def upsample_survey(
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
-        summary, unreached = Summary(), 0.0
+        summary, unreached, of_scatter = Summary(), 0.0, ""
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
                 summary = new_points.summary()
                 if options.density is not None:
                     unreached = UnreachedArea(store).share()
+                if suggests_model and jobs[0].model == "shapes":
+                    of_scatter = _scatter_text(scatter(store))
         with workers.barrier():
             window = Window(store) if picture and workers.is_main else None
             keep = options.originals and not only_new
@@ -159,6 +162,8 @@ def upsample_survey(
             lines.append(of_synthetic)
         if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
             lines.append(f"note: {share:.0%} of the points are vegetation: try --model forest")
+        if of_scatter:
+            lines.append(of_scatter)
     return [*nothing_in, *lines], files, errors
 
 
@@ -208,6 +213,16 @@ def _synthetic_text(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> st
         f"note: {jobs[min(num_synthetic)].source}{others}: {sum(num_synthetic.values()):,} points "
         "have the synthetic flag: they are not measured, but upsampled as if they were; remove "
         "them first"
+    )
+
+
+def _scatter_text(noise: float) -> str:
+    """A note on points with noise of so many spacings; "" for a little."""
+    if noise < MUCH_SCATTER:
+        return ""
+    return (
+        f"note: the points look noisy, by about {noise:.2g} spacings: if they are, --denoise "
+        "replaces them; if these are plants, try --model forest"
     )
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.geometry.fitted_surfaces import principal_axes, surface_height
+
 NUM_NEIGHBORS = 12
 """Number of neighbours that repel a point and that its surface is fitted to."""
 NUM_ON_SURFACE = 48
@@ -21,12 +23,6 @@ NUM_ON_SURFACE = 48
 _STEP = 0.4
 # Number of neighbours whose mean distance is the spacing of a point.
 _NUM_SPACING = 6
-# The weights of a fit decrease to exp(-value) at the last neighbour.
-_PLANE_FALL, _QUADRIC_FALL = 4.0, 5.0
-# Ridge terms against underdetermined fits, with the distance of the furthest neighbour as unit. The
-# term of the height is small, since it would keep a point where it is. The others are invariant
-# under rotation of x and y.
-_RIDGE = (1e-9, 1e-3, 1e-3, 1e-3, 5e-4, 1e-3)
 # Largest moves of a point within its plane, in a volume, and off its plane, in spacings. Neighbours
 # in trees lie on no surface.
 _MAX_MOVE, _MAX_MOVE_IN_VOLUME, _MAX_HEIGHT = 0.5, 1.0, 0.5
@@ -89,7 +85,7 @@ def relax(
     in_volume = np.zeros(len(free))
     for rows in _parts(movable):
         around = start[index[rows]]
-        frame[rows], variance = _frames(around, distance[rows])
+        frame[rows], variance = principal_axes(around, distance[rows])
         if volume_radius > 0:
             in_volume[rows] = _in_volume(variance)
         mobility[rows] = _mobility(variance, in_volume[rows])
@@ -107,7 +103,7 @@ def relax(
             now[rows] = start[rows] + _limit_length(moved, most_move[rows] * spacing[rows])
     for rows in _parts(movable):
         around = (start[index[rows]] - now[rows, None]) @ frame[rows]
-        height, residual = _height(around, 1.05 * distance[rows, -1])
+        height, residual = surface_height(around, 1.05 * distance[rows, -1])
         residual /= spacing[rows]
         if keeps_sheets:
             height *= _falling(residual, _GOOD_FIT, _NO_FIT)
@@ -136,8 +132,10 @@ def onto_surface(points: np.ndarray, free: np.ndarray, fixed: np.ndarray) -> np.
     now = points.copy()
     for rows in _parts(distance[:, -1] > 0):
         near, reach = around[index[rows]], distance[rows, -1]
-        frame, _ = _frames(near, distance[rows])
-        height, _ = _height((near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]])
+        frame, _ = principal_axes(near, distance[rows])
+        height, _ = surface_height(
+            (near - points[rows, None]) @ frame, 1.05 * reach, weight[index[rows]]
+        )
         most = _MAX_LIFT * reach
         now[rows] += height.clip(-most, most)[:, None] * frame[:, :, 0]
     return now
@@ -152,19 +150,6 @@ def _falling(values: np.ndarray, start: float, stop: float) -> np.ndarray:
     """1 up to `start`, 0 from `stop` on, linear in between."""
     falling: np.ndarray = (stop - values.clip(start, stop)) / (stop - start)
     return falling
-
-
-def _frames(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Principal axes (Q, 3, 3) of points (Q, K, 3) at `distance` (Q, K): normal, narrow, long.
-
-    And the variances (Q, 3) along them, up to a common factor.
-    """
-    weight = np.exp(-_PLANE_FALL * np.square(distance / distance[:, -1:]))
-    mean = np.einsum("qk,qki->qi", weight, around) / weight.sum(axis=1, keepdims=True)
-    away = around - mean[:, None]
-    covariance = (away * weight[..., None]).transpose(0, 2, 1) @ away
-    variance, frame = np.linalg.eigh(covariance)
-    return frame, variance
 
 
 def _in_volume(variance: np.ndarray) -> np.ndarray:
@@ -224,23 +209,3 @@ def _limit_length(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Vectors (Q, 3), shortened to at most `most` (Q,)."""
     length = np.linalg.norm(moved, axis=1)
     return moved * (most / np.maximum(length, most))[:, None]
-
-
-def _height(
-    around: np.ndarray, scale: np.ndarray, factor: np.ndarray | float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Height (Q,) at the origin of the surface through the points `around` (Q, K, 3), and the
-    weighted root mean square (Q,) of their distances to it along the normal.
-
-    The surface is z = a + bx + cy + dxx + exy + fyy, fitted by weighted least squares. The first
-    coordinate of the points is the height. scale: (Q,), about the distance of the furthest point.
-    factor: (Q, K), additional weight of each point.
-    """
-    z, y, x = np.moveaxis(around / scale[:, None, None], 2, 0)
-    weight = factor * np.exp(-_QUADRIC_FALL * (x * x + y * y + z * z))
-    terms = np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=2)
-    weighted = (terms * weight[..., None]).transpose(0, 2, 1)
-    fitted = np.linalg.solve(weighted @ terms + np.diag(_RIDGE), weighted @ z[..., None])
-    off = z - (terms @ fitted)[..., 0]
-    residual = np.sqrt((weight * off * off).sum(axis=1) / weight.sum(axis=1))
-    return scale * fitted[:, 0, 0], scale * residual

@@ -1,0 +1,54 @@
+"""Scatter: how far the points of a cloud lie off smooth surfaces, a sign of noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pointup.geometry.fitted_surfaces import principal_axes, surface_height
+from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
+
+MUCH_SCATTER = 0.2
+"""Scatter from which on a shape is probably noisy. Of 62 meshes, sampled evenly with 2,048 points,
+4 with thin plates or holes have more. With noise of 1 % of the radius 56 have more, with 2 % all.
+"""
+_NUM_NEIGHBORS = 20
+_NUM_SPACING = 6
+_NUM_AROUND = 16
+_MOST_BLOCKS = 8
+_SMOOTHEST = 0.1
+# What is measured on a sphere, as a share of the standard deviation of its noise: 0.40 to 0.46 for
+# noise of 0.05 to 0.4 spacings.
+_SHARE = 0.4
+
+
+def scatter(store: Store) -> float:
+    """Estimated standard deviation of the noise of the points along normals, in spacings.
+
+    It is estimated at the smoothest tenth of the places, so that edges and thin parts of a shape do
+    not count: noise is everywhere. A place is a point with its nearest points; what counts is their
+    median distance, each to a quadric fitted to the other points around it. Up to eight blocks,
+    spread over the cloud, stand for all. 0 for fewer than 21 points, which are too few to fit.
+    """
+    if len(store) <= _NUM_NEIGHBORS:
+        return 0.0
+    number = min(_MOST_BLOCKS, store.num_blocks)
+    blocks = np.linspace(0, store.num_blocks - 1, number).astype(np.int64).tolist()
+    of_places = np.concatenate([_off_surface(store, block) for block in blocks])
+    return float(np.quantile(of_places, _SMOOTHEST)) / _SHARE
+
+
+def _off_surface(store: Store, block: int) -> np.ndarray:
+    """The median distance of the points around each point of a block to their surfaces, in
+    spacings."""
+    region = Region(store, block, block + 1)
+    own = region.places(block)
+    _, around = region.neighbors_of(own, _NUM_AROUND)
+    places, index = np.unique(around, return_inverse=True)
+    distance, near = region.neighbors_of(places, _NUM_NEIGHBORS + 1)
+    distance, near = distance[:, 1:], region.rows["position"][near]
+    spacing, reach = distance[:, :_NUM_SPACING].mean(axis=1), distance[:, -1]
+    frame, _ = principal_axes(near[:, 1:], distance)
+    height, _ = surface_height((near[:, 1:] - near[:, :1]) @ frame, 1.05 * reach)
+    of_points: np.ndarray = np.abs(height) / spacing
+    return np.median(of_points[index.reshape(around.shape)], axis=1)

@@ -1,0 +1,88 @@
+"""Scatter: noise is everywhere, edges and thin parts are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+from sheets import StoreMaker
+
+from pointup.cli import main as cli
+from pointup.upsampling.scatter import MUCH_SCATTER, scatter
+
+
+def sphere(num_points: int, noise: float = 0.0, seed: int = 0) -> np.ndarray:
+    """Evenly spaced points of a sphere of radius 1, with noise in spacings of the points."""
+    number = np.arange(num_points) + 0.5
+    height, angle = 1 - 2 * number / num_points, np.pi * (1 + np.sqrt(5)) * number
+    radius = np.sqrt(1 - height**2)
+    points = np.column_stack([radius * np.cos(angle), radius * np.sin(angle), height])
+    spacing = np.sqrt(4 * np.pi / num_points)
+    moved = np.random.default_rng(seed).standard_normal(points.shape)
+    return points + noise * spacing * moved
+
+
+def cube(num_points: int, seed: int = 0) -> np.ndarray:
+    """Random points of the surface of a cube."""
+    rng = np.random.default_rng(seed)
+    points = rng.random((num_points, 3))
+    points[np.arange(num_points), rng.integers(3, size=num_points)] = rng.integers(
+        2, size=num_points
+    )
+    return points
+
+
+def test_points_of_smooth_surfaces_and_of_edges_hardly_scatter(make_store: StoreMaker) -> None:
+    assert scatter(make_store(sphere(2000))) < 0.01
+    assert scatter(make_store(cube(2000))) < 1e-6
+
+
+@pytest.mark.parametrize("num_points", [500, 2000])
+@pytest.mark.parametrize("noise", [0.1, 0.2, 0.4])
+def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(
+    noise: float, num_points: int, make_store: StoreMaker
+) -> None:
+    points = sphere(num_points, noise)
+    turned = Rotation.random(rng=np.random.default_rng(1)).apply(points)
+    for same in (points, turned, 1000 * points):
+        assert scatter(make_store(same)) == pytest.approx(noise, rel=0.15)
+
+
+def test_noise_on_a_part_of_a_shape_is_no_scatter(make_store: StoreMaker) -> None:
+    """Plants and edges are such a part."""
+    points, noisy = sphere(2000), sphere(2000, 0.3)
+    upper = points[:, 2] > 0.2
+    points[upper] = noisy[upper]
+    assert scatter(make_store(points)) < MUCH_SCATTER
+
+
+def test_too_few_points_have_no_scatter(make_store: StoreMaker) -> None:
+    points = np.random.default_rng(0).random((21, 3))
+    assert scatter(make_store(points[:20])) == 0
+    assert scatter(make_store(points)) > 0
+
+
+@pytest.mark.parametrize(
+    ("noise", "options", "has_note"),
+    [
+        (0.0, (), False),
+        (0.25, (), True),
+        (0.25, ("--denoise",), False),
+        (0.25, ("--model", "shapes"), False),
+    ],
+)
+def test_a_note_names_denoise_where_a_shape_is_noisy(
+    noise: float,
+    options: tuple[str, ...],
+    has_note: bool,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
+    paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
+    assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
+    notes = [line for line in capfd.readouterr().out.splitlines() if "--denoise" in line]
+    assert len(notes) == has_note
+    assert all(line.startswith("note: the points look noisy, by about 0.2") for line in notes)
