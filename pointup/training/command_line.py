@@ -37,7 +37,8 @@ def parse_command_line(
 
     `prog` is the name of the program in the usage. Exits with status 0 after `--help` and 2 for
     wrong usage. Raises ConfigError for a file that can't be read or that has an unknown option or a
-    value of a wrong kind, and for a flag that was renamed.
+    value of a wrong kind or out of range, and for a flag that was renamed; ConfigError or
+    ValueError for a flag out of range.
     """
     flags, file = without_config(sys.argv[1:] if args is None else args)
     names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
@@ -50,12 +51,17 @@ def parse_command_line(
     from_file = [
         flag for name, flags in options.items() if name not in overridden for flag in flags
     ]
-    return tyro.cli(
-        TrainConfig,
-        prog=prog,
-        description=description + OPTIONS_FILE,
-        args=from_file + flags,
-    )
+    try:
+        return tyro.cli(
+            TrainConfig,
+            prog=prog,
+            description=description + OPTIONS_FILE,
+            args=from_file + flags,
+        )
+    except (PointupError, ValueError) as error:
+        if file and are_valid(flags):
+            raise ConfigError(f"--config {file}: {error}") from None
+        raise
 
 
 def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
@@ -110,12 +116,20 @@ def flags_of_file(path: Path) -> dict[str, list[str]]:
 def are_parsed(flags: Iterable[str]) -> bool:
     """Whether all values are of the kind that their option takes; ranges are not checked."""
     try:
-        with redirect_stderr(StringIO()):  # For what `console_outputs` leaves.
-            tyro.cli(TrainConfig, args=list(flags), console_outputs=False)
+        are_valid(flags)
     except SystemExit:
         return False
+    return True  # Or out of range, perhaps only without the other flags.
+
+
+def are_valid(flags: Iterable[str]) -> bool:
+    """Whether no value is out of range. Exits for a value of a kind that its option does not
+    take."""
+    try:
+        with redirect_stderr(StringIO()):  # For what `console_outputs` leaves.
+            tyro.cli(TrainConfig, args=list(flags), console_outputs=False)
     except (PointupError, ValueError):
-        pass  # Out of range, perhaps only without the flags of the command line.
+        return False
     return True
 
 

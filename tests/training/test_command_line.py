@@ -100,6 +100,7 @@ def test_former_names_are_read_from_files_and_refused_as_flags_with_the_new_name
         ("model: {1: 2}\n", "model.1 is no option"),
         ("steps: [5, 6]\n", "`--steps 5 6` is no valid option"),
         ("seed: 1\nmodel: {k: many}\n", "`--model.k many` is no valid option"),
+        ("seed: 1\nlearning_rate: -1\n", "--learning-rate is -1.0; it must be greater than 0"),
         ("steps: [\n", "can't be read as YAML"),
     ],
 )
@@ -141,8 +142,14 @@ def test_a_run_started_with_former_names_is_continued(tmp_path: Path) -> None:
 def test_a_value_of_a_file_out_of_range_can_be_replaced_by_a_flag(tmp_path: Path) -> None:
     file = written(tmp_path / "run.yaml", "noise: 0.5\naugment: false\n")
     assert parse("--config", file, "--augment").noise == 0.5
-    with pytest.raises(ConfigError, match="--noise needs --augment"):
+    with pytest.raises(ConfigError, match=f"--config {file}: --noise needs --augment"):
         parse("--config", file)
+
+
+def test_a_flag_out_of_range_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path / "run.yaml", "steps: 50\n")
+    with pytest.raises(ConfigError, match=r"^--learning-rate is -1\.0; it must be greater than 0$"):
+        parse("--config", file, "--learning-rate", -1)
 
 
 def test_the_help_tells_users_nothing_about_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
