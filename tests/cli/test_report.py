@@ -180,6 +180,12 @@ def test_runs_may_have_the_names_of_clouds(data: Path, tmp_path: Path) -> None:
     assert [run.name for run in read_runs(runs)] == [f"run {path}" for path in runs]
 
 
+def test_a_run_that_is_named_twice_counts_once(data: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", data, 0.003, [0.9])
+    (tmp_path / "link").symlink_to(run)
+    assert [r.name for r in read_runs([run, tmp_path / "link", run])] == ["run"]
+
+
 def test_the_best_evaluation_is_that_of_the_saved_model(data: Path, tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", data, 0.02, [0.9, 0.8])
     lines = (path / "metrics.jsonl").read_text().splitlines()[:-1]

@@ -82,7 +82,8 @@ class RunRecord:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """Read run directories. Raises FileError for a path that is none."""
+    """Read run directories, each once. Raises FileError for a path that is none."""
+    paths = list({path.resolve(): path for path in paths}.values())
     names = [path.resolve().name for path in paths]
     # Beside the runs, samples have clouds of these names.
     if len(set(names)) < len(names) or FIXED_CLOUDS & set(names):
