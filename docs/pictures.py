@@ -53,10 +53,11 @@ ROOMS = (
         (750, 230, "metrics.py", ("one value for each cloud,", "no gradient")),
     )),
     ("ground", "#eceff1", 490, 84, (
-        (150, 560, "geometry/", ("packed clouds, neighbours, thinning, midpoints, surfaces;",
-                                 "kernels/ for CUDA")),
-        (725, 255, "errors.py, terminal.py", ("PointupError and its subclasses;",
-                                              "writing to a closed terminal")),
+        (150, 460, "geometry/", ("packed clouds, neighbours, thinning, midpoints,",
+                                 "surfaces; kernels/ for CUDA")),
+        (625, 355, "errors.py, terminal.py, option_help.py", (
+            "PointupError and its subclasses; writing",
+            "to a closed terminal; texts of --help")),
     )),
 )  # fmt: skip
 SIZE = (1000, 640)

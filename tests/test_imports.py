@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
     "terminal",
+    "option_help",
     "shipped",
     "geometry",
     "io",

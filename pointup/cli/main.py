@@ -17,6 +17,7 @@ import tyro
 
 import pointup
 from pointup.errors import PointupError
+from pointup.option_help import with_option_help
 from pointup.terminal import open_closed_streams, status_with_output
 
 COMMANDS = {
@@ -59,7 +60,7 @@ def parse(args: Sequence[str]) -> Any:
 
 def command_class(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
-    return getattr(import_module(module), attribute)
+    return with_option_help(getattr(import_module(module), attribute))
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ import tyro
 import yaml
 
 from pointup.errors import ConfigError, PointupError
+from pointup.option_help import with_option_help
 from pointup.training.config import (
     NOT_OPTIONS,
     TrainConfig,
@@ -53,7 +54,7 @@ def parse_command_line(
     ]
     try:
         return tyro.cli(
-            TrainConfig,
+            with_option_help(TrainConfig),
             prog=prog,
             description=description + OPTIONS_FILE,
             args=from_file + flags,
