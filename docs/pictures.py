@@ -110,7 +110,7 @@ def draw_survey(survey: Path, picture: Path) -> None:
 
     with TemporaryDirectory() as folder:
         output = Path(folder) / "dense.laz"
-        options = ["--ratio", str(RATIO), "--picture", str(picture)]
+        options = ["--ratio", str(RATIO), "--model", "forest", "--picture", str(picture)]
         if pointup(["upsample", str(survey), "-o", str(output), *options]):
             raise SystemExit(f"pictures.py: {survey} was not upsampled")
 
