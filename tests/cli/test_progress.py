@@ -1,0 +1,61 @@
+"""Progress of `pointup upsample`: a bar on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from pointup.cli.progress import ProgressBar
+
+
+def work(hidden: bool = False) -> None:
+    with ProgressBar("survey.laz", hidden) as progress:
+        progress.begin("reading")
+        for _ in range(40):
+            progress.add(1000)
+        progress.begin("upsampling", 80_000)
+        for _ in range(80):
+            progress.add(1000)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock by which each point takes a few milliseconds."""
+    times = iter(np.arange(0, 10_000, 1.0))
+    monkeypatch.setattr("pointup.cli.progress.time.monotonic", lambda: next(times))
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_log_has_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    work()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "survey.laz: reading: 29,000 points"
+    assert len(lines) == 4
+    assert lines[-1] == "survey.laz: upsampling: 78,000 of 80,000 points, 00:02 left"
+
+
+def test_quick_and_hidden_work_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    work()
+    work(hidden=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("clock")
+def test_hidden_work_writes_nothing_however_long_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work(hidden=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    work()
+    assert "survey.laz: upsampling" in terminal.getvalue()
+    assert "left\n" not in terminal.getvalue()
