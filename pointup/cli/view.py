@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Literal
 
 import tyro
@@ -39,6 +41,7 @@ class View:
     """Title of the page. By default the names of the clouds."""
 
     def run(self) -> int:
+        from pointup.cli.coordinate_systems import notes_on_systems
         from pointup.cli.input_files import find_inputs, name_inputs
         from pointup.io.files import point_extensions
         from pointup.visualization.viewer import check_viewer_path, scene_of_files, write_viewer
@@ -67,5 +70,7 @@ class View:
             shown = len(layer.positions)
             part = "" if shown == layer.num_points else f", {shown:,} of them shown"
             print(f"{layer.name}: {layer.num_points:,} points{part}")
+        for note in notes_on_systems(list(chain.from_iterable(groups.values()))):
+            print(f"note: {note}", file=sys.stderr)
         print(describe_page(self.output, size))
         return 0

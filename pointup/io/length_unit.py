@@ -70,7 +70,7 @@ def length_unit(path: str | Path) -> LengthUnit:
     from pointup.io.las import read_header
 
     header = read_header(path)
-    own = _own_projection(header)
+    own = own_projection(header)
     if own is not None:
         return own
     try:
@@ -160,7 +160,7 @@ def _geo_keys(header: Any) -> dict[int, int]:
     return {key.id: key.value_offset for key in directory[0].geo_keys} if directory else {}
 
 
-def _own_projection(header: Any) -> LengthUnit | None:
+def own_projection(header: Any) -> LengthUnit | None:
     """The unit of a header whose GeoTIFF keys describe a user-defined projection, without a code.
 
     None for any other header. laspy takes its geographic base system for the system of these files.

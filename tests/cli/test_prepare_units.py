@@ -1,4 +1,4 @@
-"""`pointup prepare` on surveys in degrees, in feet, and in two units."""
+"""`pointup prepare` on surveys in degrees, in feet, in two units, in two coordinate systems."""
 
 from __future__ import annotations
 
@@ -103,3 +103,42 @@ def test_datasets_in_feet_and_metres_are_joined_with_a_note_and_not_evaluated_as
     assert main(["evaluate", "pairs", str(joined)]) == 1
     expected = f"{joined}: joined of {folders[0]} in US ft, {folders[1]} in m; evaluate these one"
     assert expected in capsys.readouterr().err
+
+
+def test_surveys_whose_headers_name_different_systems_are_paired_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, system in (("a", 25832), ("b", 25833), ("also_a", "EPSG:25832+7837")):
+        for number in range(2):
+            write_las(tmp_path / f"{name}{number}.las", system, 900 + number)
+
+    def side(name: str) -> list[Path]:
+        return [tmp_path / f"{name}{number}.las" for number in range(2)]
+
+    note = (
+        f"note: {tmp_path}/b0.las: is in ETRS89 / UTM zone 33N by its header, "
+        f"and {tmp_path}/a0.las in ETRS89 / UTM zone 32N"
+    )
+    for number, words in enumerate([(), ("--separate",)]):
+        for name in ("b", "also_a"):
+            out = tmp_path / f"{name}_{number}"
+            sides = ("--source", *side("a"), "--target", *side(name))
+            assert prepare("pairs", *sides, "-o", out, *words) == 0
+            assert capsys.readouterr().err.count(note) == (name == "b")
+    # Separate surveys may each have their own system.
+    assert prepare("thin", *side("a"), *side("b"), "-o", tmp_path / "thin", "--separate") == 0
+    assert "UTM zone" not in capsys.readouterr().err
+
+
+def test_surveys_in_different_systems_are_measured_and_shown_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    west, east = (str(write_las(tmp_path / f"{code}.las", code, 300)) for code in (25832, 25833))
+    note = f"note: {east}: is in ETRS89 / UTM zone 33N by its header, and {west} in ETRS89 / UTM"
+    assert main(["evaluate", "lidar", "--reference", west, "--prediction", east]) == 0
+    assert note in capsys.readouterr().out
+    page = ["-o", str(tmp_path / "page.html")]
+    assert main(["view", west, east, *page]) == 0
+    assert note in capsys.readouterr().err
+    assert main(["view", west, west, *page, "--names", "one", "two"]) == 0
+    assert "UTM" not in capsys.readouterr().err

@@ -87,6 +87,7 @@ class Lidar:
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
+        from pointup.cli.coordinate_systems import notes_on_systems
         from pointup.cli.evaluate.lidar_shown import (
             ShownSurveys,
             write_lidar_picture,
@@ -136,7 +137,8 @@ class Lidar:
             sides = {"source": source.positions, "reference": reference.positions}
         extent = common_extent(sides, unit.of_metres(self.cell))
         beside = {**surveys, **({} if second is None else {"second survey": second.positions})}
-        notes = notes_on_partial(extent, beside)
+        notes = [f"note: {text}" for text in notes_on_systems([survey.path for survey in read])]
+        notes += notes_on_partial(extent, beside)
         ratio = None
         if source is not None:
             like = surveys.get("prediction", reference.positions)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs, printable
-from pointup.cli.mixed_units import note_mixed
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
+from pointup.cli.prepare.systems import check_systems
 from pointup.cli.prepare.tiling import Tiling, note_overlapping
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
@@ -150,13 +150,8 @@ def _cut_surveys(
     from pointup.datasets.region_pairs import blocks_of
     from pointup.datasets.regions import LARGE_BYTES, is_large
     from pointup.datasets.surveys import HeldOutTiles, hold_out
-    from pointup.io.length_unit import agreed_unit, units_of_readable
 
-    # A damaged file is left out and reported when it is read.
-    lengths, notes = note_mixed(units_of_readable([path for side in sides for path in side]))
-    agreed_unit(lengths)
-    for mixed in notes:
-        note(mixed)
+    check_systems(sides, tiling.separate)
     info |= {**asdict(tiling), "strip": tiling.strip_width, **_surveys(sides, tiling)}
     if not tiling.separate and is_large([path for side in sides for path in side]):
         return _cut_regions(sides, tiling, dataset, fewest_points, copies, make, info, shard)
