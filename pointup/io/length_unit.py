@@ -13,7 +13,8 @@ from typing import Any
 from pointup.errors import DataError, FileError
 from pointup.io.files import LAS_EXTENSIONS
 
-_PROJECTION, _VERTICAL, _USER_DEFINED = 3072, 4096, 32767
+_MODEL_TYPE, _PROJECTION, _VERTICAL, _USER_DEFINED = 1024, 3072, 4096, 32767
+_GEOGRAPHIC, _GEOCENTRIC = 2, 3  # values of _MODEL_TYPE
 _UNIT_KEYS = (3076, 4099)  # of x and y, of heights
 _LENGTHS = {9001: 1.0, 9002: 0.3048, 9003: 1200 / 3937}
 _NAMES = {0.3048: "ft", 1200 / 3937: "US ft", 1.0: "m"}
@@ -70,6 +71,8 @@ def length_unit(path: str | Path) -> LengthUnit:
     from pointup.io.las import read_header
 
     header = read_header(path)
+    if _model_type(header) == _GEOGRAPHIC:
+        return ANGLES
     own = own_projection(header)
     if own is not None:
         return own
@@ -125,7 +128,10 @@ def names_geocentric(path: Path) -> bool:
     from pointup.io.las import read_header
 
     with suppress(ProjError, FileError):
-        system = read_header(path).parse_crs()
+        header = read_header(path)
+        if _model_type(header) == _GEOCENTRIC:
+            return True
+        system = header.parse_crs()
         return system is not None and bool(system.is_geocentric)
     return False
 
@@ -158,6 +164,16 @@ def _geo_keys(header: Any) -> dict[int, int]:
         return {}
     directory = header.vlrs.get("GeoKeyDirectoryVlr")
     return {key.id: key.value_offset for key in directory[0].geo_keys} if directory else {}
+
+
+def _model_type(header: Any) -> int | None:
+    """What GeoTIFF keys say that coordinates are, also where they have no code of a system.
+
+    None if they say nothing, or name a projection or its unit, which may contradict it.
+    """
+    keys = _geo_keys(header)
+    has_projection = keys.get(_PROJECTION, 0) not in (0, _USER_DEFINED)
+    return None if has_projection or _UNIT_KEYS[0] in keys else keys.get(_MODEL_TYPE)
 
 
 def own_projection(header: Any) -> LengthUnit | None:

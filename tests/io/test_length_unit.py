@@ -20,6 +20,7 @@ from pointup.io.length_unit import (
     common_unit,
     dataset_unit,
     length_unit,
+    names_geocentric,
     unit_of,
     units_of_readable,
 )
@@ -166,3 +167,30 @@ def test_units_beside_the_code_of_a_projection_count(
     header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
     laspy.LasData(header).write(tmp_path / "a.las")
     assert length_unit(tmp_path / "a.las") == unit
+
+
+@pytest.mark.parametrize(
+    ("keys", "unit", "is_geocentric"),
+    [
+        ({1024: 2, 2048: 32767, 2054: 9102}, ANGLES, False),
+        ({1024: 2, 2054: 9102}, ANGLES, False),
+        ({1024: 2, 2048: 32767, 3072: 0}, ANGLES, False),
+        ({1024: 2, 2048: 4326}, ANGLES, False),
+        ({1024: 3, 2048: 32767}, UNKNOWN, True),
+        ({1024: 3, 2048: 4978}, METRE, True),
+        ({1024: 2, 3072: 25832}, METRE, False),
+        ({1024: 3, 3072: 25832}, METRE, False),
+        ({1024: 2, 3072: 32767, 3076: 9001}, METRE, False),
+        ({1024: 1, 2054: 9102}, UNKNOWN, False),
+    ],
+)
+def test_keys_say_that_coordinates_are_geographic_or_geocentric_also_without_a_code(
+    keys: dict[int, int], unit: LengthUnit, is_geocentric: bool, tmp_path: Path
+) -> None:
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
+    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
+    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
+    laspy.LasData(header).write(tmp_path / "a.las")
+    assert length_unit(tmp_path / "a.las") == unit
+    assert names_geocentric(tmp_path / "a.las") == is_geocentric
