@@ -26,7 +26,11 @@ _FLAT, _STEEP = 0.2, 0.5
 INTERPOLATED = frozenset(
     {"intensity", "red", "green", "blue", "nir", "r", "g", "b", "rgb", "rgba", "color", "colors"}
 )
-"""Attributes that are interpolated; all others are copied from the nearest point."""
+"""Attributes that are interpolated."""
+
+OF_MEASUREMENTS = frozenset({"keypoint", "edgeofflightline"})
+"""Attributes, without underscores, that are 0 for all new points: flags of chosen measured points,
+which filters keep, as terrain models from key points do."""
 
 _OF_SEVERAL_CHANNELS = frozenset({"rgb", "rgba", "color", "colors"})
 
@@ -36,6 +40,7 @@ def attributes_between(
 ) -> np.ndarray:
     """Attributes of Q points, interpolated from their neighbours: a structured array (Q,).
 
+    Those of `INTERPOLATED` are, those of `OF_MEASUREMENTS` are 0, others those of the nearest.
     Weights are proportional to the inverse distance; values that are not numbers have none, as long
     as another neighbour has a value. A colour that is packed into one number is
     copied from the nearest. distance: (Q, k) ascending, to the rows `nearest` (Q, k) of the
@@ -48,6 +53,8 @@ def attributes_between(
     for name in interpolated.dtype.names or ():
         # A colour in a single number is packed: the mean of two of them is a colour of neither.
         known = plain_name(name)
+        if known.replace("_", "") in OF_MEASUREMENTS:
+            interpolated[name] = 0
         is_packed = known in _OF_SEVERAL_CHANNELS and not interpolated.dtype[name].shape
         if known in INTERPOLATED and not is_packed:
             values = attributes[name][nearest].astype(np.float64)

@@ -30,6 +30,23 @@ def test_values_that_are_not_numbers_don_t_spread() -> None:
     np.testing.assert_allclose(found["rgb"][1], [1, 2, 3])
 
 
+def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    flags = {"key_point": np.ones(40, np.uint8), "edge_of_flight_line": np.ones(40, np.uint8)}
+    overlap = {"overlap": np.ones(40, np.uint8)}
+    write_points(tmp_path / "a.las", PointCloud(positions(40), flags | overlap))
+    assert command(tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2").status == 0
+    las = laspy.read(tmp_path / "b.las")
+    is_new = np.arange(80) >= 40
+    for name in flags:
+        assert np.array_equal(las[name] == 1, ~is_new)
+    assert np.array_equal(las["overlap"], np.ones(80))
+    # PDAL and text files have other names.
+    cloud = PointCloud(positions(40), {"KeyPoint": flags["key_point"]})
+    assert not upsample(cloud, 2.0, model=small_model(), only_new=True).attributes["KeyPoint"].any()
+
+
 @pytest.mark.parametrize("options", [{"only_new": True}, {"originals": False}])
 def test_an_empty_result_has_the_attributes_of_any_other(options: dict[str, bool]) -> None:
     rng = np.random.default_rng(0)
