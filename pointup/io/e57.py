@@ -72,7 +72,8 @@ def read_e57(path: Path) -> PointCloud:
 class E57Writer(FixedColumnWriter):
     """Writes one scan without a pose; keeps all points in memory until the end.
 
-    Colours above 255 are divided by 256: LAS stores 8-bit colours multiplied by 256.
+    Colours above 255 are divided by 256: LAS stores 8-bit colours multiplied by 256. Colours from 0
+    to 1 that are floats are multiplied by 255.
     """
 
     supported = ("intensity", *COLOURS)
@@ -97,9 +98,12 @@ class E57Writer(FixedColumnWriter):
             fields["intensity"] = joined["intensity"].astype(np.float32)
         if set(COLOURS) <= joined.keys():
             highest = max(joined[name].max() for name in COLOURS)
+            has_floats = any(joined[name].dtype.kind == "f" for name in COLOURS)
             for field, name in ATTRIBUTES.items():
                 if name in COLOURS:
                     scaled = joined[name] // 256 if highest > 255 else joined[name]
+                    if has_floats and highest <= 1:
+                        scaled = scaled.astype(np.float64) * 255
                     fields[field] = cast_values(scaled, np.dtype(np.uint8), f"{self.path}: {name}")
         with _e57_errors(self.path, "written"):
             _write_scan(self._part, fields)

@@ -62,3 +62,30 @@ def test_colours_of_16_bits_become_8_in_e57(tmp_path: Path) -> None:
         cloud.attributes[name] = np.array([0, 256, 65535], np.uint16)
     write_points(tmp_path / "a.e57", cloud)
     assert read_points(tmp_path / "a.e57").attributes["green"].tolist() == [0, 1, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        (np.array([0, 0.2, 1], np.float32), [0, 51, 255]),
+        (np.array([0, 0.2, 0.6], np.float16), [0, 51, 153]),
+        (np.array([0.0, 51, 255]), [0, 51, 255]),
+        (np.array([0.0, 256, 65535]), [0, 1, 255]),
+        (np.array([0, 1, 1], np.uint8), [0, 1, 1]),
+    ],
+)
+def test_e57_gets_colours_of_0_to_255_whatever_the_range_of_the_input(
+    values: np.ndarray, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, np.ndarray] = {}
+
+    def write_scan(path: Path, columns: dict[str, np.ndarray]) -> None:
+        fields.update(columns)
+        path.touch()
+
+    monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: "pye57")
+    monkeypatch.setattr("pointup.io.e57._write_scan", write_scan)
+    colours = {"red": values, "green": values[::-1], "blue": values}
+    write_points(tmp_path / "a.e57", PointCloud(np.zeros((3, 3)), colours))
+    assert fields["colorRed"].tolist() == fields["colorBlue"].tolist() == written
+    assert fields["colorGreen"].tolist() == written[::-1] and fields["colorRed"].dtype == np.uint8
