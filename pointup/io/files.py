@@ -29,7 +29,8 @@ from pointup.io.pcd import read_pcd
 from pointup.io.pcd_writer import PcdWriter
 from pointup.io.ply import PlyWriter, read_ply
 from pointup.io.pts import PtsWriter, read_pts
-from pointup.io.text_tables import TextWriter, read_text
+from pointup.io.text_tables import read_text
+from pointup.io.text_writer import TextWriter
 
 __all__ = [
     "ExtraDimension",

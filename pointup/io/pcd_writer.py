@@ -11,7 +11,7 @@ from pointup.errors import DataError
 from pointup.io.cloud import ColumnWriter, ExtraDimension, PointCloud
 from pointup.io.kitti import SweepHeader
 from pointup.io.pcd import COLOURS, KINDS, PACKED, PcdHeader
-from pointup.io.text_tables import write_rows
+from pointup.io.text_writer import write_rows
 
 LETTERS = {kind: letter for letter, kind in KINDS.items()}
 VIEWPOINT = "0 0 0 1 0 0 0"

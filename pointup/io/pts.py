@@ -13,7 +13,8 @@ import numpy as np
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud, as_positions, check_positions
 from pointup.io.fixed_columns import FixedColumnWriter
-from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment, write_rows
+from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment
+from pointup.io.text_writer import write_rows
 
 COUNT_LINE = re.compile(rb"(?m)^[ \t]*([0-9]{1,18})[ \t]*\r?$")
 COLOURS = ("red", "green", "blue")

@@ -1,4 +1,4 @@
-"""Reads and writes points as text tables: XYZ, TXT and CSV, with or without column names.
+"""Reads points from text tables: XYZ, TXT and CSV, with or without column names.
 
 pyarrow parses the numbers. The layout is detected here, because CSV readers don't know the variants
 of point files: column names in a comment, # and // as comment marks, decimal commas.
@@ -11,34 +11,28 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 import numpy as np
 
 from pointup.errors import FileError
-from pointup.io.cloud import (
-    ColumnWriter,
-    ExtraDimension,
-    PointCloud,
-    as_positions,
-    check_positions,
-    os_errors,
-)
+from pointup.io.cloud import PointCloud, as_positions, check_positions, os_errors
 
 
 @dataclass(frozen=True)
 class TextHeader:
     """The layout of a table: its delimiter, its columns in order, and where their names are.
 
-    `mark` begins a comment: "#" or "//".
+    `mark` begins a comment: "#" or "//". `decimal` is the decimal mark.
     """
 
     delimiter: str = " "
     names_in: Literal["first line", "comment", "nowhere"] = "nowhere"
     names: tuple[str, ...] = ()
     mark: str = "#"
+    decimal: Literal[".", ","] = "."
 
 
 COMMENT = re.compile("#|//")
@@ -56,6 +50,8 @@ def read_text(path: Path) -> PointCloud:
     """
     text = read_bytes(path)
     header, start = _read_layout(path, text)
+    if header.delimiter == ";" and b"," in _without_comments(text[start:]):
+        header = replace(header, decimal=",")
     columns = read_columns(path, text, start, header)
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
     check_positions(positions, str(path))
@@ -74,9 +70,7 @@ def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dic
     x, y and z have lower-case names in the result. Raises FileError that names the line of an
     invalid row.
     """
-    body = text[start:]
-    if b"#" in body or b"//" in body:
-        body = COMMENT_IN_BYTES.sub(b"", body)
+    body = _without_comments(text[start:])
     if header.delimiter == " ":
         body = _single_blanks(body)
     if not body.strip():
@@ -85,6 +79,10 @@ def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dic
     if columns is None:
         raise _row_error(path, text, start, header)
     return columns
+
+
+def _without_comments(body: bytes) -> bytes:
+    return COMMENT_IN_BYTES.sub(b"", body) if b"#" in body or b"//" in body else body
 
 
 def _single_blanks(body: bytes) -> bytes:
@@ -186,7 +184,7 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    names = [_axis_or_name(name) for name in header.names]
+    names = [axis_or_name(name) for name in header.names]
     options = {
         # pyarrow infers a column's type from the first block, so one block should hold the table.
         "read_options": arrow_csv.ReadOptions(
@@ -195,10 +193,11 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
         "parse_options": arrow_csv.ParseOptions(delimiter=header.delimiter),
     }
     words: dict[str, list[str]] = {"null_values": [""], "true_values": [], "false_values": []}
-    decimal = "," if header.delimiter == ";" and b"," in body else "."
 
     def parsed(types: Mapping[str, pa.DataType]) -> pa.Table | None:
-        convert = arrow_csv.ConvertOptions(column_types=types, decimal_point=decimal, **words)
+        convert = arrow_csv.ConvertOptions(
+            column_types=types, decimal_point=header.decimal, **words
+        )
         with suppress(pa.ArrowException):
             return arrow_csv.read_csv(pa.BufferReader(body), convert_options=convert, **options)
         return None
@@ -217,7 +216,7 @@ def _parse(body: bytes, header: TextHeader) -> dict[str, np.ndarray] | None:
     return columns
 
 
-def _axis_or_name(name: str) -> str:
+def axis_or_name(name: str) -> str:
     return name.lower() if name.lower() in ("x", "y", "z") else name
 
 
@@ -237,64 +236,3 @@ def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileE
                     f"{path}: line {number}: {field[:40]!r} is not a number; correct it"
                 )
     return FileError(f"{path}: can't be read as a table of numbers; export it again")
-
-
-def write_rows(stream: BinaryIO, columns: Mapping[str, np.ndarray], delimiter: str) -> None:
-    """Append rows of text; each number has enough digits to be read back exactly."""
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
-
-    table = pa.table({name: np.ascontiguousarray(values) for name, values in columns.items()})
-    options = arrow_csv.WriteOptions(include_header=False, delimiter=delimiter)
-    arrow_csv.write_csv(table, stream, options)
-
-
-class TextWriter(ColumnWriter):
-    """Writes a table with the layout of the file of `like`, if that has the same extension.
-
-    Otherwise CSV has commas and a line of names. XYZ and TXT have blanks, and if there are
-    attributes, the names in a comment.
-    """
-
-    def __init__(
-        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
-    ) -> None:
-        super().__init__(path, like, extra_dimensions)
-        suffix = path.suffix.lower()
-        same_kind = like.path is not None and like.path.suffix.lower() == suffix
-        if isinstance(like.header, TextHeader) and same_kind:
-            self.header = like.header
-        elif suffix == ".csv":
-            self.header = TextHeader(",", "first line")
-        else:
-            self.header = TextHeader(" ", "comment" if len(self.columns) > 3 else "nowhere")
-        written = {_axis_or_name(name): name for name in self.header.names}
-        kept = [name for name in written if name in self.columns]
-        order = dict.fromkeys([*kept, *self.columns])
-        self._titles = [written.get(name, name) for name in order]
-        self.columns = {name: _text_type(self.columns[name]) for name in order}
-
-    def _begin(self) -> None:
-        if self.header.names_in == "nowhere":
-            return
-        titles = self._titles
-        if self.header.delimiter == " ":
-            titles = ["_".join(title.split()) for title in titles]
-        line = io.StringIO()
-        csv.writer(line, delimiter=self.header.delimiter, lineterminator="\n").writerow(titles)
-        mark = {"#": "# ", "//": "//"}[self.header.mark]
-        comment = mark if self.header.names_in == "comment" else ""
-        self._stream.write((comment + line.getvalue()).encode())
-
-    def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
-        write_rows(self._stream, columns, self.header.delimiter)
-
-    def _end(self) -> None:
-        pass
-
-
-def _text_type(dtype: np.dtype) -> np.dtype:
-    if dtype.kind == "b":
-        return np.dtype(np.uint8)
-    # Arrow can't write 16-bit floats.
-    return np.dtype(np.float32) if dtype == np.float16 else dtype

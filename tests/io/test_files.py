@@ -214,6 +214,8 @@ def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_
         ("a.csv", "i,X,Y,Z\n3,1.5,2,3\n4,4.5,5,6\n"),
         ("a.txt", "# i X Y Z\n3 1.5 2 3\n4 4.5 5 6\n"),
         ("a.txt", "1.5;2;3;3\n4.5;5;6;4\n"),
+        ("a.csv", "x;y;z;i\n1,5;2,25;-3;3\n4;5;6,125;4\n"),
+        ("a.csv", "x;y;z\n1e-7;2;3\n1,5e+30;5;6\n"),
     ],
 )
 def test_text_is_written_in_the_layout_it_was_read_in(tmp_path: Path, name: str, text: str) -> None:
