@@ -46,7 +46,8 @@ def read_text(path: Path) -> PointCloud:
     numbers, or from the comment above the first row if it has a name for each column, including x,
     y and z. Without names, the first three columns are x, y, z and the others `column_4`,
     `column_5`, ... Columns of integers are int64, above it uint64, others float64. # and // begin a
-    comment. With semicolons as delimiters, the decimal mark may be a comma.
+    comment. With semicolons as delimiters, the decimal mark may be a comma. A delimiter at the end
+    of the rows adds no column.
     """
     text = read_bytes(path)
     header, start = _read_layout(path, text)
@@ -76,6 +77,9 @@ def read_columns(path: Path, text: bytes, start: int, header: TextHeader) -> dic
     if not body.strip():
         raise FileError(f"{path}: no points in it; leave it out")
     columns = _parse(body, header)
+    if columns is None and header.delimiter != " ":
+        ends = re.compile(rb"[ ]*%b[ \t]*\r?$" % header.delimiter.encode(), re.MULTILINE)
+        columns = _parse(ends.sub(b"", body), header)
     if columns is None:
         raise _row_error(path, text, start, header)
     return columns
@@ -115,21 +119,35 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
     delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
     if not any(_is_number(field, delimiter) for field in fields):
-        names = _split(first, delimiter)
+        names, start = fields, start + len(raw)
+        if not names[-1] and _ends_empty(text, start, delimiter, len(names)):
+            names.pop()
         _check_names(path, names)
-        return TextHeader(delimiter, "first line", _with_default_names(names)), start + len(raw)
+        return TextHeader(delimiter, "first line", _with_default_names(names)), start
+    if not fields[-1]:
+        fields.pop()
     if len(fields) < 3:
         hint = "; remove this line if it is the number of points" if first.isdigit() else ""
         raise FileError(
             f"{path}: {len(fields)} columns in {first[:40]!r}; at least x, y and z are needed{hint}"
         )
     for names in (_split(comment, delimiter), comment.split()):
+        names = names if any(names[len(fields) :]) else names[: len(fields)]
         if len(names) == len(fields) and set("xyz") <= {name.lower() for name in names}:
             _check_names(path, names)
             return TextHeader(delimiter, "comment", _with_default_names(names), mark), start
     return TextHeader(
         delimiter, "nowhere", _with_default_names(["x", "y", "z", *[""] * (len(fields) - 3)])
     ), start
+
+
+def _ends_empty(text: bytes, start: int, delimiter: str, number: int) -> bool:
+    """Whether the first row from byte `start` on has nothing in the last of `number` columns."""
+    lines = io.BytesIO(text)
+    lines.seek(start)
+    rows = (without_comment(_decoded(line)) for line in lines)
+    fields = _split(next(filter(None, rows), ""), delimiter)
+    return not any(fields[number - 1 :])
 
 
 def without_comment(line: str) -> str:
@@ -225,6 +243,8 @@ def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileE
     for number, raw in enumerate(io.BytesIO(text[start:]), start=first_line):
         line = without_comment(_decoded(raw))
         fields = _split(line, header.delimiter)
+        if len(fields) == len(header.names) + 1 and not fields[-1]:
+            fields.pop()
         if line and len(fields) != len(header.names):
             return FileError(
                 f"{path}: line {number} has {len(fields)} columns, the lines before it "

@@ -171,6 +171,16 @@ TEXTS: dict[str, tuple[str, dict[str, list[float]]]] = {
     "names in a comment": ("# notes\n# x y z i\n1 2 3 7\n4 5 6 8\n", {"i": [7, 8]}),
     "columns without names": ("1 2 3 7 9\n4 5 6 8 10\n", {"column_4": [7, 8], "column_5": [9, 10]}),
     "byte order mark": ("\ufeffx,y,z\n1,2,3\n4,5,6\n", {}),
+    "delimiters at the ends of lines": ("x,y,z,i,\n1,2,3,7,\n4,5,6,8,\n", {"i": [7, 8]}),
+    "delimiters at the ends, no names": ("1;2;3;7;\r\n4;5;6;8; \r\n", {"column_4": [7, 8]}),
+    "delimiters at the ends of rows only": ("x,y,z\n1,2,3,\n\n4,5,6,", {}),
+    "a delimiter at the end of names only": ("x,y,z,\n# of a site\n1,2,3\n4,5,6\n", {}),
+    "tabs at the ends": ("x\ty\tz\ti\t\n1\t2\t3\t7\t\n4\t5\t6\t8\t\n", {"i": [7, 8]}),
+    "delimiters at the ends, names in a comment": (
+        "# x;y;z;i;\n1;2;3;7,5;\n4;5;6;8;\n",
+        {"i": [7.5, 8]},
+    ),
+    "a last column without a name": ("x,y,z,\n1,2,3,7\n4,5,6,8\n", {"column_4": [7, 8]}),
     "missing attribute": ("x,y,z,h\n1,2,3,nan\n4,5,6,1.5\n", {"h": [np.nan, 1.5]}),
 }
 
