@@ -121,3 +121,23 @@ def test_tiles_hold_all_batches_and_are_within_their_limit_but_no_smaller(
             is_small = (high.max(0) - low.min(0) <= side).all() if side else count <= num_points
             assert is_small or len(tile.batches) == 1
         assert (len(tiles) == 1) == (num_points == 1300 or side == extent.max())
+
+
+def test_points_that_only_the_grid_joins_are_places_of_their_own_in_a_buffer_as_well(
+    tmp_path: Path,
+) -> None:
+    points = np.round(sheet(500), 2)
+    # Pairs of points much closer to each other than the steps of the grid.
+    points[:40] = points[40:80] + 1e-9
+    rng = np.random.default_rng(1)
+    files = [points, points[rng.permutation(300)]]
+    chunks = [in_chunks(PointCloud(given), 100) for given in files]
+    store = build_survey_store(chunks, tmp_path, block_size=64)
+    rows = store.read(0, len(store))
+    assert len(np.unique(rows["position"], axis=0)) == 460
+    assert len(store) == 500 and store.num_coincident == 300
+    first, second = (store.places_in_file(np.arange(500), file) for file in (0, 1))
+    assert sorted(first) == list(range(500))
+    assert sorted(second) == [-1] * 200 + list(range(300))
+    is_in_both = second >= 0
+    assert np.array_equal(files[0][first[is_in_both]], files[1][second[is_in_both]])
