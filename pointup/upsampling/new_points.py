@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud, cast_values
 from pointup.upsampling.attributes import PARENT, PARENT_TYPE
 from pointup.upsampling.single_pass.pass_output import PassOutput
@@ -15,7 +16,10 @@ from pointup.upsampling.store.point_store import Store
 
 @dataclass(frozen=True)
 class Summary:
-    """Statistics of the new points of a survey, for the line that `pointup upsample` prints."""
+    """Statistics of the new points of a survey, for the line that `pointup upsample` prints.
+
+    They are of the points that are written. One that is written to several files counts once.
+    """
 
     num_new: int = 0
     farthest: float = 0.0
@@ -37,13 +41,21 @@ class NewPoints:
                 for file in files:
                     self._blocks[file].append((output, block, len(files) == 1))
 
-    def summary(self) -> Summary:
-        """Statistics of all new points. Call it before `of_file`, which deletes block files."""
-        return Summary(
-            num_new=sum(output.num_new() for output in self._passes),
-            farthest=max(output.farthest() for output in self._passes),
-            num_below=sum(output.num_below() for output in self._passes),
-        )
+    def summary(self, written: Collection[int], bounds: Bounds | None = None) -> Summary:
+        """Statistics of the new points that are written: to the files with the numbers `written`,
+        and within `bounds`. Call it before `of_file`, which deletes block files.
+        """
+        num_new, farthest, num_below = 0, 0.0, 0
+        for output in self._passes:
+            for block in range(output.store.num_blocks):
+                distance, is_below = output.distances(block), output.are_below(block)
+                is_written = self._are_of_files(output, block, written)
+                if bounds is not None:
+                    is_written &= bounds.inside(output.positions(block))
+                num_new += int(is_written.sum())
+                farthest = max(farthest, float(distance[is_written].max(initial=0.0)))
+                num_below += int(is_below[is_written].sum())
+        return Summary(num_new, farthest, num_below)
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.
@@ -62,6 +74,16 @@ class NewPoints:
             cloud.attributes[PARENT] = cast_values(place, PARENT_TYPE, PARENT)
             if len(cloud):
                 yield cloud
+
+    def _are_of_files(self, output: PassOutput, block: int, files: Collection[int]) -> np.ndarray:
+        """(M,) bool, whether the parents of the new points of a block are in one of `files`."""
+        parents = output.parents(block)
+        if len(files) == len(self._blocks):
+            return np.ones(len(parents), bool)
+        is_in_one = np.zeros(len(parents), bool)
+        for file in set(files).intersection(self._files_of(output, block)):
+            is_in_one |= self._measured.places_in_file(parents, file) >= 0
+        return is_in_one
 
     def _files_of(self, output: PassOutput, block: int) -> list[int]:
         """Numbers of the files that may contain parents of the new points of a block."""

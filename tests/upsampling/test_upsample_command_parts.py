@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -111,6 +112,45 @@ def test_points_in_are_those_within_the_bounds_and_those_around_them_are_named(
         xy = read_points(tiles / name).positions[:, :2]
         inside = ((xy >= low) & (xy < high)).all(axis=1).sum()
         assert f"{name}: {inside} points in, {len(xy) - inside} read around them, " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (("--bounds", 500_030, 4_000_005, 500_050, 4_000_015), ["0.las", "1.las"]),
+        (("--bounds", 500_041, 4_000_005, 500_070, 4_000_015, "--shard", "1/3"), ["0.las"]),
+        (("--shard", "2/3"), ["1.las"]),
+    ],
+)
+def test_the_summary_is_of_the_new_points_that_are_written_and_counts_those_of_buffers_once(
+    words: tuple[object, ...],
+    names: list[str],
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    points, made, out = surface(1200, 0), set[tuple[float, ...]](), tmp_path / "out"
+    (tmp_path / "tiles").mkdir()
+    for i in range(3):
+        from_middle = points[:, 0] - CORNER[0] - (i + 0.5) * WIDTH
+        write_las(tmp_path / "tiles" / f"{i}.las", points[abs(from_middle) < WIDTH / 2 + 8])
+    assert upsample(model, tmp_path / "tiles", "-o", out, *words) == 0
+    text = capsys.readouterr().out
+    assert sorted(path.name for path in out.glob("*.las")) == names
+    num_written = 0
+    for name in names:
+        las = laspy.read(out / name)
+        new = np.column_stack([las.xyz, las.distance_to_measured])[np.asarray(las.synthetic) == 1]
+        made |= set(map(tuple, new.tolist()))
+        num_written += len(new)
+    assert (len(made) < num_written) == (len(names) > 1)
+    farthest = max(distance for *_, distance in made)
+    summary = re.search(
+        r"survey of 3 files: .* ([\d,]+) new, .* at most (\S+) from .* (\d+) of", text
+    )
+    assert summary
+    assert summary.groups()[:2] == (f"{len(made):,}", f"{farthest:.3g}")
+    assert int(summary[3]) <= len(made)
 
 
 def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, model: Path) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from forest_options import FOREST
-from sheets import StoreMaker, small_model
+from sheets import CPU, StoreMaker, small_model
 
 from pointup import Upsampler, upsample
+from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud
 from pointup.model.hub import SHIPPED, WEIGHTS
+from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.ground import _MOST_CELLS, Ground, cell_side
 from pointup.upsampling.ground_raster import Raster
-from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
+from pointup.upsampling.new_points import Summary
+from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.passes import run_passes
+from pointup.upsampling.store.point_store import BLOCK_SIZE, Store, build_survey_store
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -199,6 +205,29 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
 
     assert num_below(above_ground=True) == 0
     assert num_below(above_ground=False) > 0
+
+
+def test_points_below_all_returns_are_counted_where_they_are_written(tmp_path: Path) -> None:
+    cloud = forest(rough=0.1)
+    x = cloud.positions[:, 0]
+    # Two files with a buffer of 4 m, in which both have the points.
+    files = [[cloud.select(x < 17)], [cloud.select(x >= 13)]]
+    store = build_survey_store(files, tmp_path)
+    options = UpsampleOptions(ratio=3.0, above_ground=True)
+    new = run_passes(store, small_model(0.5), options, SingleProcess(), CPU)
+    everywhere = new.summary([0, 1])
+    assert everywhere.num_new == 6000 and everywhere.num_below > 5
+    edges = [-99.0, 5.0, 10.0, 15.0, 20.0, 25.0, 99.0]
+    strips = [Bounds((-99.0, low), (99.0, high)) for low, high in pairwise(edges)]
+    parts = [new.summary([0, 1], strip) for strip in strips]
+    assert sum(part.num_new for part in parts) == everywhere.num_new
+    assert sum(part.num_below for part in parts) == everywhere.num_below
+    assert max(part.num_below for part in parts) < everywhere.num_below
+    assert max(part.farthest for part in parts) == everywhere.farthest
+    # In a corner without a point of the second file, all is of the first.
+    corner = Bounds((-99.0, -99.0), (8.0, 99.0))
+    assert new.summary([0], corner) == new.summary([0, 1], corner)
+    assert new.summary([1], corner) == Summary()
 
 
 def test_only_points_on_the_ground_get_class_2() -> None:

@@ -113,7 +113,8 @@ def upsample_survey(
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
-                summary = new_points.summary()
+                own = [number for number, job in enumerate(jobs) if not job.is_context]
+                summary = new_points.summary(own, jobs[0].bounds)
                 if options.density is not None:
                     unreached = UnreachedArea(store).share()
                 if suggests_model and jobs[0].model == "shapes":

@@ -60,7 +60,7 @@ class Measured:
         replaced by `instead` (Q, 3), and if that is still too far by its nearest measured point.
 
         Returns `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
-        `num_below`, the number of points lower than all returns around them; and `attributes`.
+        `is_below` (Q,), whether it is lower than all returns around it; and `attributes`.
         """
         around, gaps, nearest = self._nearest(region, points, NUM_NEIGHBORS)
         slack = self.reach.slack(around.numbers(nearest[:, 0]), gaps[:, 0])
@@ -93,16 +93,16 @@ class Measured:
             if ground:
                 ground = self._ground(points)
         attributes = attributes_between(around.rows["attributes"], gaps, nearest)
-        num_below = 0
+        is_below = np.zeros(len(points), dtype=bool)
         if ground:
             there = points + self._shift
-            num_below = int(ground.is_below_returns(there).sum())
+            is_below = ground.is_below_returns(there)
             classify_ground(attributes, around.rows[nearest], ground, there)
         return {
             "position": points,
             "distance": gaps[:, 0].astype(np.float32),
             "slack": slack.clip(min=0).astype(np.float32),
-            "num_below": np.array(num_below),
+            "is_below": is_below,
             "attributes": attributes,
         }
 

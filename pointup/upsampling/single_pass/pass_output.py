@@ -42,9 +42,7 @@ class PassOutput:
             attributes[SYNTHETIC] = np.ones(len(rows), dtype=np.uint8)
             distance = saved["distance"] * np.float32(self._measured.frame.unit)
             attributes |= {PARENT: saved["parent"], DISTANCE: distance}
-            positions = self.store.frame.to_file(saved["position"])
-        if self.measured is not None:
-            positions = self.measured.frame.to_file(positions)
+            positions = self._in_file(saved["position"])
         return PointCloud(positions, attributes)
 
     def delete(self, block: int) -> None:
@@ -56,19 +54,22 @@ class PassOutput:
         """(M,) int64, `PARENT` of the new points of a block."""
         return self._load(block, "parent")
 
+    def positions(self, block: int) -> np.ndarray:
+        """(M, 3) float64, the new points of a block in the coordinates of the file."""
+        return self._in_file(self._load(block, "position"))
+
+    def distances(self, block: int) -> np.ndarray:
+        """(M,) float64, distances of the new points of a block to their nearest measured point."""
+        return self._load(block, "distance").astype(np.float64) * self._measured.frame.unit
+
+    def are_below(self, block: int) -> np.ndarray:
+        """(M,) bool, whether new points lie below all measured points around them; all False
+        without `above_ground`."""
+        return self._load(block, "is_below")
+
     def num_new(self) -> int:
         """Number of new points."""
         return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
-
-    def farthest(self) -> float:
-        """Largest distance of a new point to its nearest measured point."""
-        blocks = range(self.store.num_blocks)
-        farthest = max(float(self._load(block, "distance").max(initial=0.0)) for block in blocks)
-        return farthest * self._measured.frame.unit
-
-    def num_below(self) -> int:
-        """Number of new points below all measured points around them; 0 without `above_ground`."""
-        return sum(int(self._load(block, "num_below")) for block in range(self.store.num_blocks))
 
     def num_points(self) -> int:
         """Number of points after this pass."""
@@ -114,6 +115,11 @@ class PassOutput:
     @property
     def _measured(self) -> Store:
         return self.measured or self.store
+
+    def _in_file(self, position: np.ndarray) -> np.ndarray:
+        """Positions (M, 3) of block files in the coordinates of the file."""
+        positions = self.store.frame.to_file(position)
+        return positions if self.measured is None else self.measured.frame.to_file(positions)
 
     def _load(self, block: int, name: str) -> np.ndarray:
         with self.files.load(block, "points") as saved:
