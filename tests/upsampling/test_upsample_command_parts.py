@@ -283,6 +283,65 @@ def test_a_second_call_skips_what_is_written_and_says_so(
     assert len(rewritten()) == 3, "other options"
 
 
+def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("1.las", "2.las"):
+        (tiles / name).unlink()
+    out = tmp_path / "out"
+    # A file that is given by its name goes into the same folder.
+    for source, words, number in (
+        (tiles, (), 1),
+        (tiles, (), 0),
+        (tiles / "0.las", (), 0),
+        (tiles, ("--seed", 1), 1),
+        (tiles, ("--seed", 1, "--redo"), 1),
+        (tiles, ("--seed", 1, "--picture", tmp_path / "drawn.png"), 1),
+    ):
+        before = {path: path.stat().st_mtime_ns for path in out.glob("*.las")}
+        assert upsample(model, source, "-o", out, *words) == 0
+        after = {path: path.stat().st_mtime_ns for path in out.glob("*.las")}
+        assert list(after) == [out / "0.las"] and (after != before) == bool(number)
+        text = capsys.readouterr().out
+        skipped = "" if number else ", 1 skipped, which were already written (see --redo)"
+        assert f"{number} files written{skipped}: from " in text
+        assert ("already written, skipped" in text) == (not number)
+    assert (tmp_path / "drawn.png").exists()
+
+    # An output file is written at each call.
+    for _ in range(2):
+        assert upsample(model, tiles / "0.las", "-o", tmp_path / "one.las") == 0
+        text = capsys.readouterr().out
+        assert "skipped" not in text and "files written" not in text
+
+
+def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
+    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("1.las", "2.las"):
+        (tiles / name).unlink()
+    out = tmp_path / "out"
+    bounds = ("--bounds", 0, 0, 1, 1)
+    for number, what in ((0, "no points in it"), (1, "1 points in, fewer than 2")):
+        write_las(tiles / "0.las", surface(number, 1))
+        assert upsample(model, tiles, "-o", out) == 0
+        text = capsys.readouterr()
+        assert f"{tiles / '0.las'}: {what}" in text.out and f"copied: {out / '0.las'}\n" in text.out
+        assert f"{number} files written: from {number} to {number} points" in text.out
+        assert text.err == ""
+        assert (out / "0.las").read_bytes() == (tiles / "0.las").read_bytes()
+        # There is nothing to draw, nothing within bounds, and no folder to copy into.
+        for source, target, words in (
+            (tiles, out, ("--picture", tmp_path / "drawn.png")),
+            (tiles, tmp_path / "part", bounds),
+            (tiles / "0.las", tmp_path / "one.las", ()),
+        ):
+            assert upsample(model, source, "-o", target, *words) == 1
+            text = capsys.readouterr()
+            assert text.err.startswith("pointup: error: ") and text.err.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiles"]
+
+
 def test_what_a_killed_call_left_is_deleted_and_what_a_running_one_uses_is_not(
     tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,8 +166,11 @@ def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
     (tmp_path / "in" / "deep").mkdir(parents=True)
     write_points(tmp_path / "in" / "deep" / "a.npy", PointCloud(positions(50)))
     for _ in range(2):
-        assert command(tmp_path / "in", "-o", tmp_path / "in" / "out").status == 0
-    assert [p.name for p in (tmp_path / "in" / "out").rglob("*")] == ["deep", "a.npy"]
+        assert command(tmp_path / "in", "-o", tmp_path / "in" / "out", "--redo").status == 0
+    out = tmp_path / "in" / "out"
+    found = sorted(path.relative_to(out).as_posix() for path in out.rglob("*"))
+    records = [".upsampled", ".upsampled/deep", ".upsampled/deep/a.npy.json"]
+    assert found == [*records, "deep", "deep/a.npy"]
     assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
 
 

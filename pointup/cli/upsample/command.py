@@ -81,8 +81,8 @@ class Upsample:
     """Upsample only part K of N of the files, as a job of an array. Files that border on them are
     read as well."""
     redo: bool = False
-    """Upsample all files of a folder. By default, surveys that an earlier call with the same
-    options finished are skipped."""
+    """Upsample all files. By default, surveys that an earlier call with the same options finished
+    in this output folder are skipped; an output file is always written."""
     separate: bool = False
     """Upsample each file separately, even if it borders on others."""
     only_new: bool = False
@@ -143,22 +143,26 @@ class Upsample:
         from pointup.cli.upsample.files import upsample_survey
         from pointup.cli.upsample.finished import FinishedFiles
         from pointup.cli.upsample.grouping import group_files
-        from pointup.cli.upsample.plan import plan_jobs
+        from pointup.cli.upsample.plan import needs_folder, plan_jobs
         from pointup.cli.upsample.rounding import before_rounding
         from pointup.cli.upsample.totals import Totals
+        from pointup.cli.upsample.view_file import write_view
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
         from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
         from pointup.visualization import check_picture_path
-        from pointup.visualization.viewer import check_viewer_path, write_before_after
+        from pointup.visualization.viewer import check_viewer_path
 
         options, shard = self._options(), parse_shard(self.shard)
         classes, inputs = self._classes_and_inputs()
         point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
         output, is_folder = Path(self.output), self.output.endswith(("/", os.sep))
         jobs, complaints = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
+        in_folder = needs_folder(inputs, output, is_folder)
+        # A picture is of points that are upsampled in this call.
+        copies_rest = in_folder and not self.picture
         if self.picture and len(jobs) > 1:
             raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
         if self.picture:
@@ -171,14 +175,14 @@ class Upsample:
         self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         bounds = Bounds.of(self.bounds) if self.bounds else None
-        surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard)
+        surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
         complaints += of_files
-        finished = FinishedFiles(output, self._identity(options)) if len(jobs) > 1 else None
+        finished = FinishedFiles(output, self._identity(options)) if in_folder else None
         totals = Totals()
         for survey in surveys:
             model = models[survey[0].model]
             identity = workers.from_main(finished.identity(survey, model) if finished else "")
-            if finished and not self.redo:
+            if finished and not (self.redo or self.picture):
                 skip = workers.from_main(finished.are_written(survey, identity))
                 if skip:
                     totals.skip(survey, workers.is_main)
@@ -199,7 +203,7 @@ class Upsample:
                     token_budget=self.token_budget,
                     picture=self.picture,
                     force=self.force,
-                    is_among_others=len(jobs) > 1,
+                    copies_rest=copies_rest,
                     suggests_model=self.model is None,
                 )
                 complaints += of_survey
@@ -213,18 +217,8 @@ class Upsample:
             except (PointupError, ValueError, OSError) as error:
                 complaints.append(error)
         if self.view and workers.is_main and not complaints:
-            every = [job for survey in surveys for job in survey if not job.is_context]
-            # A file with nothing to write has no output.
-            written = [job for job in every if job.target.exists()]
-            sources, targets = (
-                [getattr(job, side) for job in written] for side in ("source", "target")
-            )
-            if written:
-                up = "z" if self._has_heights(written[0], models[written[0].model]) else None
-                size = write_before_after(sources, targets, self.view, up=up)
-                print(f"{self.view}: {size / 1e6:.1f} MB; open it in a browser")
-            else:
-                print(f"note: {self.view}: no file to show, not written", file=sys.stderr)
+            jobs = [job for survey in surveys for job in survey if not job.is_context]
+            write_view(jobs, self.view, lambda job: self._has_heights(job, models[job.model]))
         workers.end()
         if finished and workers.is_main:
             print(totals.text(len(complaints)))

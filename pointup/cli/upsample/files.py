@@ -60,18 +60,18 @@ def upsample_survey(
     token_budget: int | None = None,
     picture: Path | None = None,
     force: bool = False,
-    is_among_others: bool = False,
+    copies_rest: bool = False,
     suggests_model: bool = False,
 ) -> tuple[list[str], list[Written], list[Exception]]:
     """Upsample the files of a survey.
 
     Returns the lines to print, the files that were written, and the errors of single files.
 
-    Files that can't be read or written are left out. If the call has other files, too
-    (`is_among_others`), files with too few points to upsample are copied. With `suggests_model` a
-    line names a model that may suit the points better than that of the jobs. All processes of
-    `workers` must call this. A PointupError that concerns the survey as a whole is raised in all
-    processes, and then nothing is written.
+    Files that can't be read or written are left out. With `copies_rest` files with too few points
+    to upsample are copied, and those with nothing to write are skipped; else they are errors. With
+    `suggests_model` a line names a model that may suit the points better than that of the jobs. All
+    processes of `workers` must call this. A PointupError that concerns the survey as a whole is
+    raised in all processes, and then nothing is written.
     """
     began = time.monotonic()
     hidden = not workers.is_main
@@ -84,7 +84,7 @@ def upsample_survey(
         found = workers.from_main(found)
         left_out = found.left_out
         if found.too_few:
-            if not is_among_others:
+            if not copies_rest:
                 raise found.too_few
             return _copy_each(jobs, found, options.originals and not only_new, workers)
         inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
@@ -131,7 +131,7 @@ def upsample_survey(
     lines, files, errors = [], [], list[Exception](left_out.values())
     nothing_in = []
     for number, num_written, error in written:
-        if isinstance(error, NoPointsError) and is_among_others:
+        if isinstance(error, NoPointsError) and copies_rest:
             nothing_in.append(f"{jobs[number].source}: nothing to write, skipped")
             files.append(Written(jobs[number], inside[number], 0))
         elif error:

@@ -19,15 +19,17 @@ def group_files(
     separate: bool,
     bounds: Bounds | None,
     shard: tuple[int, int] | None,
+    in_folder: bool,
 ) -> tuple[list[list[Job]], list[Exception]]:
     """The surveys that the files make up, as the main process sees them, and what is wrong.
 
-    With bounds and a shard, only what they select. The main process copies files without points.
+    With bounds and a shard, only what they select. If the output is a folder (`in_folder`), the
+    main process copies files without points.
     """
     plan = Plan()
     with workers.barrier():
         if workers.is_main:
-            plan = plan_surveys(jobs, separate)
+            plan = plan_surveys(jobs, separate, in_folder)
             if bounds:
                 inside, notes, errors = within_bounds(plan.surveys, bounds)
                 notes, errors = [*plan.notes, *notes], [*plan.complaints, *errors]

@@ -55,6 +55,16 @@ class Plan:
     without_points: list[Job] = field(default_factory=list)
 
 
+def needs_folder(inputs: Sequence[Path], output: Path, is_folder: bool = False) -> bool:
+    """Whether the output is a folder, with a file for each input.
+
+    It is one if `is_folder`, if there are several inputs or one that is a folder, and if it is one
+    already or has no extension.
+    """
+    is_named_so = is_folder or output.is_dir() or not output.suffix
+    return is_named_so or len(inputs) > 1 or any(path.is_dir() for path in inputs)
+
+
 def plan_jobs(
     inputs: Sequence[Path],
     output: Path,
@@ -64,9 +74,8 @@ def plan_jobs(
 ) -> tuple[list[Job], list[Exception]]:
     """The files to upsample with their output files, and the errors of those that are left out.
 
-    Files of a folder keep their relative path. The output is a folder if `is_folder`, if there are
-    several inputs or one that is a folder, and if it is one or has no extension. The model is that
-    of `shipped_for` if None is given.
+    Files of a folder keep their relative path. `needs_folder` says whether the output is a folder.
+    The model is that of `shipped_for` if None is given.
 
     Raises ConfigError if two files have the same output file, and if a folder is needed and the
     output has the name of a file; FileError if the output can't be written.
@@ -83,9 +92,9 @@ def plan_jobs(
             found += [(source, source.relative_to(folder)) for source in _find(path, output)]
         except FileError as error:
             complaints.append(error)
-    is_folder = is_folder or output.is_dir() or not output.suffix
-    into_folder = is_folder or len(inputs) > 1 or inputs[0].is_dir()
-    if not is_folder and into_folder and output.suffix.lower() in point_extensions:
+    into_folder = needs_folder(inputs, output, is_folder)
+    is_named_as_file = output.suffix.lower() in point_extensions and not output.is_dir()
+    if into_folder and is_named_as_file and not is_folder:
         raise ConfigError(
             f"-o {output}: has the name of a file, and the inputs need a folder; name one without "
             "an extension, or end it with /"
@@ -117,13 +126,16 @@ def plan_jobs(
     return jobs, complaints
 
 
-def plan_surveys(jobs: Sequence[Job], separate: bool) -> Plan:
+def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) -> Plan:
     """Group files that border on each other; with `separate`, each is a survey of its own.
 
-    LAS and LAZ files without points are set aside: a tile may have no returns.
+    LAS and LAZ files without points are set aside, if the output is a folder (`in_folder`): a tile
+    may have no returns.
     """
-    if len(jobs) < 2:
+    if not in_folder:
         return Plan([[job] for job in jobs])
+    # One file has no neighbours: its extent, for which some formats are read, is not needed.
+    separate = separate or len(jobs) < 2
     readable, without_points, complaints = [], list[Job](), list[Exception]()
     for job in jobs:
         try:

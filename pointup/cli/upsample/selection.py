@@ -51,6 +51,8 @@ def within_bounds(
             found.append(jobs)
     if not found and complaints:
         raise complaints[0]
+    if not found and not any(surveys):
+        raise FileError("no file has points within --bounds: no file has points")
     if not found:
         extents = [job.extent or read_extent(job.source) for survey in surveys for job in survey]
         low = np.min([extent.low for extent in extents], axis=0)
