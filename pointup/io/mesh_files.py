@@ -1,8 +1,8 @@
 """Reads the triangles of OFF, OBJ, STL and PLY files, and refuses files that end too early.
 
-trimesh accepts truncated OFF files, counts negative indices of OBJ files from the end of the file
-instead of the line, refuses comments behind numbers, and can't read binary PLY files with polygons
-of several sizes.
+trimesh accepts truncated OFF files, takes a comment behind the counts of an OFF file for a part of
+the mesh, counts negative indices of OBJ files from the end of the file instead of the line, refuses
+comments behind numbers, and can't read OFF and binary PLY files with polygons of several sizes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,29 @@ def _read_off(path: Path) -> Triangles:
     whole = sum(len(face) > int(face[0]) for face in faces)
     if whole < num_faces:
         raise DataError(f"ends after {whole:,} of {num_faces:,} faces; copy it again")
-    return _read_by_trimesh(path, content)
+    short = next((v for v in rest[:num_vertices] if len(v) < 3), None)
+    if short is not None:
+        line = b" ".join(short).decode("latin-1")
+        raise DataError(f"a vertex has fewer than three coordinates ({line}); export it again")
+    vertices = np.array([vertex[:3] for vertex in rest[:num_vertices]], dtype=np.float64)
+    return vertices.reshape(-1, 3), _fans_of_words(faces)
+
+
+def _fans_of_words(faces: Sequence[Sequence[bytes]]) -> np.ndarray:
+    """Triangles (T, 3) of the faces of an OFF file, which begin with their number of corners.
+
+    They are grouped by this number and begin at the corners that trimesh chooses for quadrangles,
+    because random samples of a surface depend on both.
+    """
+    groups: dict[int, list[Sequence[bytes]]] = {}
+    for face in faces:
+        groups.setdefault(int(face[0]), []).append(face)
+    triangles = [np.empty((0, 3), np.int64)]
+    for size in sorted(size for size in groups if size >= 3):
+        corners = np.array([face[1 : size + 1] for face in groups[size]], dtype=np.int64)
+        triangles.append(corners[:, :3])
+        triangles += [corners[:, [k, k + 1, 0]] for k in range(2, size - 1)]
+    return np.concatenate(triangles)
 
 
 def _read_obj(path: Path) -> Triangles:

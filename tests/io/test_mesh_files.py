@@ -38,6 +38,34 @@ def test_polygons_are_triangulated(tmp_path: Path) -> None:
     assert read_mesh(tmp_path / "a.off").area == pytest.approx(4)
 
 
+def test_off_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
+    # A house of 2 x 2 with a gable of height 1, a triangle and a square beside it.
+    corners = "0 0 0\n2 0 0\n2 2 0\n1 3 0\n0 2 0\n4 0 0\n4 2 0\n"
+    faces = "5 0 1 2 3 4\n4 1 5 6 2 255 0 0\n3 2 6 3\n"
+    (tmp_path / "a.off").write_text(f"OFF\n7 3 0\n{corners}{faces}")
+    surface = read_mesh(tmp_path / "a.off")
+    assert surface.area == pytest.approx(5 + 4 + 1)
+    # All of them face the same way.
+    assert (surface.sample(99, np.random.default_rng(0))[1][:, 2] > 0.99).all()
+
+
+def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path: Path) -> None:
+    trimesh.creation.box(extents=(1, 1, 1)).export(tmp_path / "a.off")
+    plain = read_mesh(tmp_path / "a.off")
+    assert plain.faces.shape == (12, 3) and plain.area == pytest.approx(6)
+    _, counts, first, *rest = (tmp_path / "a.off").read_text().splitlines()
+    for lines in (
+        ["OFF", counts, "# vertices", first, *rest],
+        ["OFF", f"{counts} # 8 points", first, *rest],
+        ["OFF", counts, f"{first} # 1 2 3", *rest[:7], "", "# faces", *rest[7:], "# end"],
+        ["# a box", "OFF # of it", "# counts", counts, first, *rest],
+    ):
+        (tmp_path / "b.off").write_text("\n".join(lines))
+        commented = read_mesh(tmp_path / "b.off")
+        assert np.array_equal(commented.faces, plain.faces)
+        assert np.array_equal(commented.vertices, plain.vertices)
+
+
 def test_binary_ply_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
     (tmp_path / "a.ply").write_bytes(MESH_PLY)
     assert read_mesh(tmp_path / "a.ply").area == pytest.approx(5)
@@ -56,6 +84,8 @@ def test_negative_indices_of_obj_faces_count_from_their_line(tmp_path: Path) -> 
     [
         ("a.off", b"OFF\n3 1 0\n0 0 0\n", "ends after 0 of 1 faces"),
         ("a.off", SQUARE_OFF[:-3], "ends after 0 of 1 faces"),
+        ("a.off", SQUARE_OFF.replace(b"2 2 0", b"2 2"), r"fewer than three coordinates \(2 2\)"),
+        ("a.off", SQUARE_OFF[:-1] + b"4", "vertices 0 to 4, but only 0 to 3 exist"),
         ("a.off", b"4 1 0\n", "doesn't begin with OFF"),
         ("a.ply", MESH_PLY[:-1], "early end-of-file"),
         ("a.ply", MESH_PLY.replace(b"face 2", b"face 99999999999"), "99999999999 of face"),
