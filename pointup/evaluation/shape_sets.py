@@ -21,6 +21,10 @@ Pattern = Literal["poisson", "random"]
 # Largest mean distance of the truth from its mesh, as a share of its radius. A larger one means
 # different coordinates.
 LARGEST_OFFSET = 0.05
+# A cloud is in another frame than its truth if its centre or its radius differs by more than
+# `FRAME_OFFSET` of the truth's radius, and its points also lie farther than `OFF_TRUTH` of it from
+# the truth: an uneven density moves the centre alone, and noise moves only the points.
+FRAME_OFFSET, OFF_TRUTH = 0.05, 0.02
 
 
 def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
@@ -161,6 +165,27 @@ def is_subset(shape: Shape) -> bool:
     distance, _ = cKDTree(shape.truth).query(shape.source)
     rounding = 1e-5 * np.abs(shape.truth - shape.truth.mean(axis=0)).max()
     return bool(np.mean(distance <= rounding) > 0.9)
+
+
+def in_another_frame(points: np.ndarray, truth: np.ndarray) -> bool:
+    """Whether a cloud (N, 3) is moved or scaled against its truth (M, 3), as by a normalisation.
+
+    Centre and radius are the mean and the root mean square distance to it, which depend little on
+    noise. They may differ by three times what random points of these numbers do.
+    """
+    centres = [cloud.mean(axis=0) for cloud in (points, truth)]
+    spread, true_spread = (
+        np.sqrt(np.square(cloud - centre).sum(axis=1).mean())
+        for cloud, centre in zip((points, truth), centres, strict=True)
+    )
+    radius = np.linalg.norm(truth - centres[1], axis=1).max()
+    by_chance = 3 * true_spread * np.sqrt(1 / len(points) + 1 / len(truth))
+    moved = np.linalg.norm(centres[0] - centres[1])
+    scaled = radius * abs(spread / true_spread - 1)
+    if max(moved, scaled) <= max(FRAME_OFFSET * radius, by_chance):
+        return False
+    distance, _ = cKDTree(truth).query(points)
+    return bool(np.median(distance) > OFF_TRUTH * radius)
 
 
 def _read(path: Path) -> np.ndarray:

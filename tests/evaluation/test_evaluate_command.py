@@ -185,6 +185,23 @@ def test_reports_say_which_clouds_were_measured(
     assert "inputs" not in content and content["denoise"] is False
 
 
+def test_predictions_and_inputs_in_another_frame_than_the_truth_are_named(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--truth", "--inputs", "--predictions"
+    options = [word for name in words for word in (name, shapes / name.strip("-"))]
+    assert not evaluate("shapes", *options)
+    assert "in another frame" not in capsys.readouterr().out
+    for folder, names in (("predictions", ("one", "two")), ("inputs", ("two",))):
+        for name in names:
+            path = shapes / folder / f"{name}.xyz"
+            np.savetxt(path, 5 * np.loadtxt(path))
+    assert not evaluate("shapes", *options)
+    text = capsys.readouterr().out
+    assert "inputs in another frame than their truth: 1, the first two; P2F, CD target" in text
+    assert "predictions in another frame than their truth: 2, the first one; P2F, CD target" in text
+
+
 def test_drawn_shapes_are_described_in_the_json_file(meshes: Path, tmp_path: Path) -> None:
     drawn = {"num_source": 20, "ratio": 2.0, "pattern": "random", "noise": 0.01, "seeds": 2}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in drawn.items()]

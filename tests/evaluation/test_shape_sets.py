@@ -9,7 +9,7 @@ import pytest
 from test_evaluate_shapes import torus, write_off
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes, is_subset
+from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes, in_another_frame, is_subset
 from pointup.evaluation.shapes import (
     Shape,
     evaluate_shape,
@@ -98,6 +98,32 @@ def test_inputs_that_are_subsets_of_their_truths_are_found() -> None:
     assert is_subset(Shape("a", truth, source=rounded))
     assert not is_subset(Shape("a", truth, source=truth[::4] + 1e-3))
     assert not is_subset(Shape("a", truth, prediction=truth))
+
+
+@pytest.mark.parametrize("num", [40, 2048])
+def test_clouds_that_were_moved_or_scaled_are_in_another_frame(num: int) -> None:
+    rng = np.random.default_rng(0)
+    cloud, truth = torus().sample(num, rng)[0], torus().sample(8192, rng)[0]
+    far = 0.1 if num > 1000 else 0.5
+    for changed in (cloud * (1 + far), cloud / (1 + 2 * far), cloud + far, 100 * cloud, cloud + 50):
+        assert in_another_frame(changed, truth)
+        # The answer doesn't depend on the unit.
+        assert in_another_frame(1e3 * changed + 5e5, 1e3 * truth + 5e5)
+
+
+def test_sparse_noisy_and_uneven_clouds_are_in_the_frame_of_their_truth() -> None:
+    surface = torus()
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        truth = surface.sample(8192, rng)[0]
+        for num in (4, 40, 256, 2048):
+            cloud = surface.sample(num, rng)[0]
+            for noise in (0.0, 0.02, 0.1):
+                noisy = cloud + noise * rng.normal(size=cloud.shape)
+                assert not in_another_frame(noisy, truth)
+        # Nearly all of its points are on one half.
+        uneven = np.concatenate([truth[truth[:, 0] > 0], truth[:400]])
+        assert not in_another_frame(uneven, truth)
 
 
 def test_errors_in_folders_name_the_file(folders: Path) -> None:

@@ -82,7 +82,7 @@ class Shapes:
 
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
-        from pointup.evaluation.shape_sets import is_subset
+        from pointup.evaluation.shape_sets import in_another_frame, is_subset
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
         from pointup.upsampling.options import pass_ratios
 
@@ -92,12 +92,18 @@ class Shapes:
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
         measured, sizes, num_subsets, num_other_sizes = [], set(), 0, 0
+        elsewhere: dict[str, list[str]] = {"inputs": [], "predictions": []}
         for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
             rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             num_subsets += is_subset(shape)
             if shape.prediction is not None:
                 num_other_sizes += len(shape.prediction) != len(shape.truth)
+            if self.truth is not None:
+                given = {"inputs": shape.source, "predictions": shape.prediction}
+                for kind, points in given.items():
+                    if points is not None and in_another_frame(points, shape.truth):
+                        elsewhere[kind].append(shape.name)
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
                 passes = len(pass_ratios(ratio))
@@ -115,6 +121,7 @@ class Shapes:
             f"{describe_upsampling(self.model, upsampler)}"
             f"{', --denoise' if self.denoise else ''}; protocol {self.protocol}",
             *_notes(each, num_subsets, num_other_sizes),
+            *_notes_on_frames(elsewhere),
         ]
         having = {row: sum(row in rows[0] for rows in by_name.values()) for row in means}
         summary = {_title(row, having[row], len(names)): means[row] for row in ROWS if row in means}
@@ -248,6 +255,17 @@ def _notes(each: Mapping[str, Figures], num_subsets: int, num_other_sizes: int) 
             "have a lower CD on them than on independent inputs"
         )
     return notes
+
+
+def _notes_on_frames(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
+    """Which clouds, by folder, are in another frame than their truth."""
+    whose = {"inputs": " of the clouds made from them", "predictions": " of them"}
+    return [
+        f"{kind} in another frame than their truth: {len(names)}, the first {names[0]}; P2F, CD "
+        f"target frame and Hausdorff{whose[kind]} do not apply"
+        for kind, names in elsewhere.items()
+        if names
+    ]
 
 
 def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:
