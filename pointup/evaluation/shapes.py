@@ -111,9 +111,9 @@ def clouds_of_shape(
     """Clouds (N, 3) of the rows "model", "prediction", "midpoints" (no network) and "resampled".
 
     Rows whose cloud is not available are left out. The ratio is that of the truth to the source.
-    Model and midpoint baseline upsample in the passes of `pass_ratios`: 16x is 4x twice, as in the
-    PU-GCN protocol. The cloud of the model is the output of `pointup upsample`, or with `denoise`
-    of `pointup upsample --denoise`.
+    The midpoint baseline upsamples in the passes of `pass_ratios`: 16x is 4x twice, as in the
+    PU-GCN protocol; a model in those that its `max_pass_ratio` allows. The cloud of the model is
+    the output of `pointup upsample`, or with `denoise` of `pointup upsample --denoise`.
     """
     clouds: dict[str, np.ndarray | None] = {"prediction": shape.prediction}
     if shape.source is not None:
@@ -133,10 +133,11 @@ def clouds_of_shape(
 def upsample_shape(
     source: np.ndarray, ratio: float, upsampler: Upsampler | None, denoise: bool = False
 ) -> np.ndarray:
-    """Upsample a cloud (N, 3) to `round(ratio * N)` points, in the passes of `pass_ratios`.
+    """Upsample a cloud (N, 3) to `round(ratio * N)` points.
 
     With a model, as `pointup upsample` does. The points of the source are kept, or replaced with
-    `denoise`. Without a model, by `midpoint_upsample` on the whole cloud.
+    `denoise`. Without a model, by `midpoint_upsample` on the whole cloud, in the passes of
+    `pass_ratios`.
     """
     if upsampler is not None:
         device = next(upsampler.parameters()).device

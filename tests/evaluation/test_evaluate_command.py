@@ -152,6 +152,17 @@ def test_16x_passes_and_both_protocols_are_reported(
     assert cds[0] == pytest.approx(2 * cds[1])
 
 
+def test_the_passes_of_a_model_that_needs_fewer_are_reported(
+    meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    upsampler = Upsampler(feature_dim=8, heads=2, child_heads=2, k=6, max_pass_ratio=16.0)
+    upsampler.save_pretrained(tmp_path / "model")
+    options = ["--meshes", meshes, "--num-source", 20, "--ratio", 16]
+    assert not evaluate("shapes", *options, "--model", tmp_path / "model")
+    text = capsys.readouterr().out
+    assert "20 points to 320: 16x, model in 1 pass, midpoints in 2\n" in text
+
+
 def test_predictions_of_other_programs_are_scored(
     shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

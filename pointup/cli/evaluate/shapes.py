@@ -84,6 +84,7 @@ class Shapes:
         from pointup.evaluation.report import Report, Table
         from pointup.evaluation.shape_sets import in_another_frame, is_subset
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
+        from pointup.model.config import MAX_PASS_RATIO
         from pointup.upsampling.options import pass_ratios
 
         self.output.check(picture=self.picture, view=self.view)
@@ -106,8 +107,10 @@ class Shapes:
                         elsewhere[kind].append(shape.name)
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
-                passes = len(pass_ratios(ratio))
-                sizes.add((len(shape.source), len(shape.truth), ratio, passes))
+                # The midpoints are made in the passes of the protocol, whatever the model's are.
+                largest = [upsampler.config.max_pass_ratio] if upsampler else []
+                passes = [len(pass_ratios(ratio, most)) for most in (*largest, MAX_PASS_RATIO)]
+                sizes.add((len(shape.source), len(shape.truth), ratio, passes[0], passes[-1]))
 
         names = list(dict.fromkeys(shape["name"] for shape in measured))
         by_name = {name: [s["rows"] for s in measured if s["name"] == name] for name in names}
@@ -268,10 +271,13 @@ def _notes_on_frames(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
     ]
 
 
-def _describe_sizes(sizes: set[tuple[int, int, float, int]]) -> str:
+def _describe_sizes(sizes: set[tuple[int, int, float, int, int]]) -> str:
+    """Numbers of points and ratios; of one size also the passes of model and midpoints."""
     if len(sizes) > 1:
-        ratios = sorted(ratio for _, _, ratio, _ in sizes)
+        ratios = sorted(size[2] for size in sizes)
         return f"inputs and truths of various sizes, ratios {ratios[0]:.3g} to {ratios[-1]:.3g}"
-    num_source, num_truth, ratio, passes = sizes.pop()
+    num_source, num_truth, ratio, passes, of_midpoints = sizes.pop()
     in_passes = f" in {passes} passes" if passes > 1 else ""
+    if passes != of_midpoints:
+        in_passes = f", model in {passes} pass{'es' * (passes > 1)}, midpoints in {of_midpoints}"
     return f"{num_source:,} points to {num_truth:,}: {ratio:.4g}x{in_passes}"
