@@ -53,6 +53,7 @@ def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
 class StoredShapes:
     """Shapes from folders, matched by file name. With a mesh, the truth is also resampled.
 
+    `without_truth`: files of the inputs and predictions whose name no truth has, by folder.
     Some meshes may be missing, as in the published test sets. Iteration reads the shapes one by
     one. The constructor raises FileError or ConfigError if a folder is missing, lacks a shape of
     the truth folder, or has no mesh of any. Iteration raises FileError and DataError for invalid
@@ -67,6 +68,7 @@ class StoredShapes:
         meshes: Path | None = None,
     ) -> None:
         self.truths = files_of_shapes(truth, point_extensions)
+        self.without_truth: dict[Path, list[Path]] = {}
         self.inputs = self._beside(inputs, point_extensions)
         self.predictions = self._beside(predictions, point_extensions)
         self.meshes = self._beside(meshes, mesh_extensions, each=False)
@@ -85,6 +87,9 @@ class StoredShapes:
                 f"{folder}: no file named {missing[0]}{more}; every truth needs its counterpart, "
                 "with the same name but for the extension"
             )
+        without_truth = [path for name, path in files.items() if name not in self.truths]
+        if each and without_truth:
+            self.without_truth[folder] = without_truth
         return files
 
     def __len__(self) -> int:

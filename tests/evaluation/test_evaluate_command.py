@@ -213,6 +213,23 @@ def test_predictions_and_inputs_in_another_frame_than_the_truth_are_named(
     assert "predictions in another frame than their truth: 2, the first one; P2F, CD target" in text
 
 
+def test_predictions_and_inputs_without_a_truth_are_named(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--truth", "--inputs", "--predictions"
+    options = [word for name in words for word in (name, shapes / name.strip("-"))]
+    assert not evaluate("shapes", *options)
+    assert "left out" not in capsys.readouterr().out
+    (shapes / "truth" / "one.xyz").unlink()
+    shutil.copy(shapes / "inputs" / "two.xyz", shapes / "inputs" / "three.xyz")
+    assert not evaluate("shapes", *options)
+    text = capsys.readouterr().out
+    for folder, names in (("inputs", "2, the first one.xyz"), ("predictions", "1, the first one")):
+        assert (
+            f"files of {shapes / folder} without a truth of their name, left out: {names}" in text
+        )
+
+
 def test_drawn_shapes_are_described_in_the_json_file(meshes: Path, tmp_path: Path) -> None:
     drawn = {"num_source": 20, "ratio": 2.0, "pattern": "random", "noise": 0.01, "seeds": 2}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in drawn.items()]

@@ -125,6 +125,7 @@ class Shapes:
             f"{', --denoise' if self.denoise else ''}; protocol {self.protocol}",
             *_notes(each, num_subsets, num_other_sizes),
             *_notes_on_frames(elsewhere),
+            *_notes_on_files(shapes),
         ]
         having = {row: sum(row in rows[0] for rows in by_name.values()) for row in means}
         summary = {_title(row, having[row], len(names)): means[row] for row in ROWS if row in means}
@@ -268,6 +269,15 @@ def _notes_on_frames(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
         f"target frame and Hausdorff{whose[kind]} do not apply"
         for kind, names in elsewhere.items()
         if names
+    ]
+
+
+def _notes_on_files(shapes: StoredShapes | DrawnShapes) -> list[str]:
+    """Which files were left out, because nothing is there to compare them with."""
+    return [
+        f"files of {folder} without a truth of their name, left out: {len(paths)}, the first "
+        f"{paths[0].name}"
+        for folder, paths in getattr(shapes, "without_truth", {}).items()
     ]
 
 
