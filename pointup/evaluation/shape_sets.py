@@ -85,7 +85,8 @@ class StoredShapes:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise FileError(
                 f"{folder}: no file named {missing[0]}{more}; every truth needs its counterpart, "
-                "with the same name but for the extension"
+                f"with the same name but for the extension: add that of {self.truths[missing[0]]}, "
+                "or move this file to another folder if it is no truth"
             )
         without_truth = [path for name, path in files.items() if name not in self.truths]
         if each and without_truth:

@@ -100,6 +100,14 @@ def test_inputs_that_are_subsets_of_their_truths_are_found() -> None:
     assert not is_subset(Shape("a", truth, prediction=truth))
 
 
+def test_a_text_that_is_taken_for_a_truth_is_named(folders: Path) -> None:
+    readme = folders / "truth" / "README.txt"
+    readme.write_text("The shapes of the test set.\n")
+    with pytest.raises(FileError, match="inputs: no file named README;") as caught:
+        StoredShapes(folders / "truth", folders / "inputs")
+    assert f"add that of {readme}, or move this file to another folder" in str(caught.value)
+
+
 @pytest.mark.parametrize("num", [40, 2048])
 def test_clouds_that_were_moved_or_scaled_are_in_another_frame(num: int) -> None:
     rng = np.random.default_rng(0)
