@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
@@ -15,6 +16,7 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.evaluation.baselines import BASELINES
+from pointup.geometry.midpoints import midpoint_upsample
 
 
 def test_pairs_have_the_figures_that_training_validates_on(
@@ -189,3 +191,29 @@ def test_the_worst_median_and_best_pair_are_shown(
     assert f"{shares[in_order[0]]:.1%} of the midpoint baseline's" in scenes[2]["note"]
     names = [layer["name"] for layer in scenes[0]["layers"]]
     assert names == ["source", "midpoint baseline", "model", "target"]
+
+
+@pytest.mark.usefixtures("small_panels")
+def test_pairs_whose_midpoints_equal_their_target_are_not_shown(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    other, same = (wavy_pair(name, 60, 3, rng) for name in ("other", "same"))
+    source = torch.from_numpy(same.source)
+    same.target = midpoint_upsample(source, torch.tensor([0, 60]), 3)[0].numpy()
+    picture, page = (tmp_path / name for name in ("pairs.png", "pairs.html"))
+    words = ("--picture", picture, "--view", page)
+    for name, pairs in (("one", [same]), ("both", [same, other])):
+        write_pairs(pairs, pairs, tmp_path / name, {})
+    assert not evaluate("pairs", tmp_path / "one", "--model", model, *words)
+    assert "no picture and no viewer: the midpoints equal" in capsys.readouterr().out
+    assert not picture.exists() and not page.exists()
+    assert not evaluate("pairs", tmp_path / "both", "--model", model, *words)
+    assert [scene["name"] for scene in scenes_of(page)] == ["only: other"]
+    assert picture.exists()
+    assert not evaluate("pairs", tmp_path / "one", *words)
+    assert [scene["name"] for scene in scenes_of(page)] == ["only: same"]

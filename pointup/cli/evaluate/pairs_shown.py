@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from pointup.datasets.batch import collate
 from pointup.datasets.pair_dataset import PairDataset
@@ -39,20 +41,21 @@ class MeasuredPairs:
         """Write a picture and a viewer of the worst, the median and the best pair, where asked for.
 
         The order is that of the Chamfer distance of the model as a share of that of the midpoints;
-        without a model, that of the midpoints. Raises FileError if a file can't be written.
+        without a model, that of the midpoints. Pairs without this share are left out, because their
+        midpoints equal their target; a note is printed if no pair has one. Raises FileError if a
+        file can't be written.
         """
         if picture is None and view is None:
             return
         row = "midpoints" if upsampler is None else "model"
         values = [rows[row]["chamfer"] for rows in self.rows]
-        shares = [
-            value / rows["midpoints"]["chamfer"]
-            for value, rows in zip(values, self.rows, strict=True)
-        ]
-        scores = values if upsampler is None else shares
+        scores = values if upsampler is None else [_share(rows) for rows in self.rows]
+        if not np.isfinite(scores).any():
+            print("no picture and no viewer: the midpoints equal the target in every pair")
+            return
         shown = []
         for place, number in worst_to_best(scores).items():
-            share = f", {shares[number]:.1%} of the midpoint baseline's" if upsampler else ""
+            share = f", {scores[number]:.1%} of the midpoint baseline's" if upsampler else ""
             note = f"Chamfer distance {values[number]:.4g} {self.unit.name}{share}"
             shown.append(self._pair(number, upsampler, place, note))
         if picture is not None:
@@ -75,3 +78,9 @@ class MeasuredPairs:
         }
         name = f"{place}: {self.pairs.names[index]}"
         return ShownPair(name, clouds, target, vertical, unit, note, notes)
+
+
+def _share(rows: Mapping[str, Figures]) -> float:
+    """Chamfer distance of the model as a share of that of the midpoints; NaN if theirs is 0."""
+    midpoints = rows["midpoints"]["chamfer"]
+    return rows["model"]["chamfer"] / midpoints if midpoints else float("nan")
