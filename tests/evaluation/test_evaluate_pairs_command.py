@@ -96,6 +96,35 @@ def test_the_gap_is_that_of_the_pairs_with_a_second_sampling(
     assert "(2 pairs)" not in alone
 
 
+def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng = np.random.default_rng(0)
+    pairs = [wavy_pair(f"sheet_{i}", 60, ratio, rng) for i, ratio in enumerate((2, 3, 3, 4))]
+    for pair in pairs:
+        pair.resample = pair.target
+    write_pairs(pairs, pairs, tmp_path / "all", {})
+    write_pairs(pairs, pairs[:1], tmp_path / "1", {})
+    gap, texts = re.compile(r"the model closes .* ground truth.*"), []
+    for name, *options in (
+        ("all",), ("all", "--max-ratio", 2.5), ("all", "--ratio", 5), ("1", "--ratio", 2), ("1",),
+    ):  # fmt: skip
+        assert not evaluate("pairs", tmp_path / name, "--model", model, *options)
+        texts.append(capsys.readouterr().out)
+    of_own_ratio, clamped, fivefold, same, alone = texts
+    for text in (of_own_ratio, same, alone):
+        assert "instead of" not in text and gap.search(text)
+    assert "3 of 4 pairs were upsampled by 2.5x instead of their own 3x to 4x" in clamped
+    (line,) = gap.findall(alone)
+    assert gap.findall(clamped) == [f"{line}, in the 1 pairs that have one and their own ratio"]
+    assert "4 of 4 pairs were upsampled by 5x instead of their own 2x to 4x" in fivefold
+    assert not gap.search(fivefold)
+
+
 def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:
     from conftest import wavy_pair
 

@@ -19,6 +19,7 @@ from pointup.cli.output_files import Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from pointup.cli.evaluate.pairs_notes import Sizes
     from pointup.datasets.pair_dataset import BadSample
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
@@ -69,12 +70,14 @@ class Pairs:
     def run(self) -> int:
         from tqdm import tqdm
 
+        from pointup.cli.evaluate.pairs_notes import Sizes
         from pointup.cli.evaluate.pairs_shown import MeasuredPairs
         from pointup.datasets.batch import collate
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
         from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
+        from pointup.geometry.packed import sizes_from_ptr
         from pointup.geometry.surfaces import Surface
         from pointup.io.length_unit import agreed_dataset_unit, unit_of
         from pointup.model.config import ModelConfig
@@ -94,6 +97,7 @@ class Pairs:
             pairs.sizes, max(self.token_budget, int(pairs.sizes.max())), shuffle=False
         )
         measured: dict[int, Rows] = {}
+        sizes: dict[int, Sizes] = {}
         with tqdm(total=len(pairs), unit="pair", leave=False, disable=None) as progress:
             for keys in plan:
                 batch = collate([pairs[key] for key in keys])
@@ -107,6 +111,9 @@ class Pairs:
                 surfaces = [Surface.load(file) if file else None for file in files]
                 vertical = [samples.is_vertical(i) for i in indices]
                 ratio = training_ratio(batch, self.ratio, self.max_ratio)
+                numbers = (sizes_from_ptr(ptr) for ptr in (batch.ptr, batch.target_ptr))
+                each = zip(*(values.tolist() for values in (*numbers, ratio)), strict=True)
+                sizes |= zip(indices, (Sizes(*pair) for pair in each), strict=True)
                 network = None if self.as_written else upsampler
                 clouds = rows_of.clouds_of_pairs(batch, ratio, network)
                 if upsampler is not None and self.as_written:
@@ -134,7 +141,7 @@ class Pairs:
         names = [pairs.names[index] for index in kept]
         if not names:
             raise DataError(f"{self.dataset}: no {self.split} pair can be read: {bad[-1].reason}")
-        self._report(in_order, names, bad, unit, upsampler)
+        self._report(in_order, [sizes[index] for index in kept], names, bad, unit, upsampler)
         shown = MeasuredPairs(
             pairs, kept, in_order, unit, self.ratio, self.max_ratio, self.as_written
         )
@@ -144,6 +151,7 @@ class Pairs:
     def _report(
         self,
         in_order: list[Rows],
+        sizes: list[Sizes],
         names: list[str],
         bad: list[BadSample],
         unit: LengthUnit,
@@ -151,6 +159,7 @@ class Pairs:
     ) -> None:
         import numpy as np
 
+        from pointup.cli.evaluate.pairs_notes import notes_on_gap, notes_on_ratios
         from pointup.evaluation.cloud_metrics import mean_rows
         from pointup.evaluation.degradation import beside_baselines, worse_than_source
         from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
@@ -170,7 +179,8 @@ class Pairs:
             "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
             f"source kept (seed {self.seed})",
             *beside_baselines(means, ["model"]),
-            *_gap_closed(in_order),
+            *notes_on_ratios(sizes),
+            *notes_on_gap(in_order, sizes),
         ]
         share, score = None, None
         # The source of a pair may be all of its target.
@@ -231,18 +241,6 @@ def _column(row: str, in_order: list[Rows]) -> str:
     having = sum(row in rows for rows in in_order)
     pairs = "" if having == len(in_order) else f" ({having:,} pairs)"
     return row.replace("_", " ") + pairs
-
-
-def _gap_closed(in_order: list[Rows]) -> list[str]:
-    """How much of the gap to a second sampling is closed, over the pairs that have one."""
-    from pointup.evaluation.cloud_metrics import mean_rows
-    from pointup.evaluation.degradation import gap_closed
-
-    resampled = [rows for rows in in_order if "resampled" in rows]
-    lines = gap_closed(mean_rows(resampled), ["model"])
-    if len(resampled) == len(in_order):
-        return lines
-    return [f"{line}, in the {len(resampled):,} pairs that have one" for line in lines]
 
 
 def _order(rows: Rows) -> list[str]:
