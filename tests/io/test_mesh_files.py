@@ -51,8 +51,8 @@ def test_off_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None
 
 def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path: Path) -> None:
     trimesh.creation.box(extents=(1, 1, 1)).export(tmp_path / "a.off")
-    plain = read_mesh(tmp_path / "a.off")
-    assert plain.faces.shape == (12, 3) and plain.area == pytest.approx(6)
+    bare = read_mesh(tmp_path / "a.off")
+    assert bare.faces.shape == (12, 3) and bare.area == pytest.approx(6)
     _, counts, first, *rest = (tmp_path / "a.off").read_text().splitlines()
     for lines in (
         ["OFF", counts, "# vertices", first, *rest],
@@ -62,8 +62,8 @@ def test_comments_in_off_files_are_no_part_of_the_mesh(tmp_path: Path) -> None:
     ):
         (tmp_path / "b.off").write_text("\n".join(lines))
         commented = read_mesh(tmp_path / "b.off")
-        assert np.array_equal(commented.faces, plain.faces)
-        assert np.array_equal(commented.vertices, plain.vertices)
+        assert np.array_equal(commented.faces, bare.faces)
+        assert np.array_equal(commented.vertices, bare.vertices)
 
 
 def test_binary_ply_faces_may_have_different_numbers_of_corners(tmp_path: Path) -> None:
