@@ -12,6 +12,7 @@ import torch
 from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
+from test_evaluate_shapes import torus
 from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
@@ -123,6 +124,24 @@ def test_pairs_of_another_ratio_than_their_own_are_counted_and_have_no_gap(
     assert gap.findall(clamped) == [f"{line}, in the 1 pairs that have one and their own ratio"]
     assert "4 of 4 pairs were upsampled by 5x instead of their own 2x to 4x" in fivefold
     assert not gap.search(fivefold)
+
+
+def test_no_remark_compares_with_the_distance_of_a_source_on_the_surface(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conftest import wavy_pair
+
+    from pointup.datasets.pair_writer import write_pairs
+
+    rng, surface, path = np.random.default_rng(0), torus(), tmp_path / "out.json"
+    source, target = (surface.sample(n, rng)[0].astype(np.float32) for n in (60, 180))
+    made = replace(wavy_pair("torus", 60, 3, rng), resample=None, vertical=False)
+    pair = replace(made, source=source, target=target, surface="torus.npz")
+    write_pairs([pair], [pair], tmp_path / "pairs", {}, surfaces={"torus.npz": surface})
+    assert not evaluate("pairs", tmp_path / "pairs", "--model", model, "--json", path)
+    content = figures_of(path)
+    assert content["means"]["model"]["p2f"] > content["means"]["source"]["p2f"]
+    assert len(content["remarks"]) == 1 and "P2F" not in content["remarks"][0]
 
 
 def test_pairs_with_z_up_have_the_figures_of_surveys_and_shapes_have_not(tmp_path: Path) -> None:

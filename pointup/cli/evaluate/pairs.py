@@ -159,9 +159,13 @@ class Pairs:
     ) -> None:
         import numpy as np
 
-        from pointup.cli.evaluate.pairs_notes import notes_on_gap, notes_on_ratios
+        from pointup.cli.evaluate.pairs_notes import (
+            notes_on_gap,
+            notes_on_ratios,
+            remarks_on_pairs,
+        )
         from pointup.evaluation.cloud_metrics import mean_rows
-        from pointup.evaluation.degradation import beside_baselines, worse_than_source
+        from pointup.evaluation.degradation import beside_baselines
         from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
         from pointup.evaluation.report import Report, Table
 
@@ -199,7 +203,7 @@ class Pairs:
             Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
             Table("by height above ground", of_bands, columns, metrics_down=True),
         ]
-        report = Report(heading, tables, worse_than_source(means, metrics, ["model"]))
+        report = Report(heading, tables, remarks_on_pairs(in_order, metrics))
         content = {
             "evaluation": "pairs",
             "model": self.model,

@@ -1,12 +1,16 @@
-"""What `pointup evaluate pairs` says about its figures: ratios, and the gap that is closed."""
+"""What `pointup evaluate pairs` says about its figures: ratios, the gap that is closed, remarks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pointup.evaluation.cloud_metrics import Figures, mean_rows
-from pointup.evaluation.degradation import gap_closed
+from pointup.evaluation.cloud_metrics import Figures, Metric, mean_rows
+from pointup.evaluation.degradation import gap_closed, worse_than_source
+
+ON_SURFACE = 1e-3
+"""A source lies on the true surface if its mean distance to it is at most this share of its Chamfer
+distance."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,36 @@ def notes_on_gap(in_order: Sequence[Mapping[str, Figures]], sizes: Sequence[Size
         return lines
     of_size = " and their own ratio" if len(chosen) < len(having) else ""
     return [f"{line}, in the {len(chosen):,} pairs that have one{of_size}" for line in lines]
+
+
+def remarks_on_pairs(
+    in_order: Sequence[Mapping[str, Figures]], metrics: Mapping[str, Metric]
+) -> list[str]:
+    """`worse_than_source` for the means of the pairs, with P2F of pairs with noise only.
+
+    A source that was sampled from the surface has a P2F of rounding errors. Anything that a model
+    adds is much worse than that.
+    """
+    off_surface = [not _lies_on_surface(rows["source"]) for rows in in_order]
+    if all(off_surface):
+        return worse_than_source(mean_rows(in_order), metrics, ["model"])
+    compared = [
+        rows if is_off else {row: _without_p2f(figures) for row, figures in rows.items()}
+        for rows, is_off in zip(in_order, off_surface, strict=True)
+    ]
+    number = sum("p2f" in rows["source"] for rows in compared)
+    title = f"P2F in the {number:,} pairs whose source is not on the surface:"
+    metrics = {**metrics, "p2f": replace(metrics["p2f"], title=title)}
+    return worse_than_source(mean_rows(compared), metrics, ["model"])
+
+
+def _lies_on_surface(source: Figures) -> bool:
+    # P2F is in thousandths.
+    return "p2f" in source and source["p2f"] <= 1e3 * ON_SURFACE * source["chamfer"]
+
+
+def _without_p2f(figures: Figures) -> Figures:
+    return {name: value for name, value in figures.items() if name != "p2f"}
 
 
 def _span(ratios: Sequence[float]) -> str:
