@@ -7,9 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# 32 points with their 32 neighbours in 8 warps: 4 pairs per thread.
-BLOCK = 32
-NUM_WARPS = 8
+# 16 points with their 32 neighbours in one warp: 16 pairs per thread. One warp, because a program
+# decides by states that other programs change. Of several warps each may read them by itself, as
+# the layouts of some versions of triton have it. Warps that read before and after a change would
+# take different branches, and wait at different barriers.
+BLOCK = 16
+NUM_WARPS = 1
 # Most passes of a program over a block of its points per round; it stops when nothing changes.
 PASSES = 8
 # Rounds without a change after which a program no longer waits for others.
@@ -17,8 +20,8 @@ PATIENCE = 32
 # Launches in which programs share the points. One launch settles all points if its programs run
 # concurrently; a last launch of a single program settles the points that these leave.
 LAUNCHES = 2
-# Programs per multiprocessor, which run concurrently.
-PROGRAMS = 2
+# Programs per multiprocessor, which run concurrently: 8 warps of 255 registers per thread fit.
+PROGRAMS = 8
 MOST_PROGRAMS = tl.constexpr(1024)
 # Bits of float32, all but the sign, and those of infinity.
 MAGNITUDE = tl.constexpr(2**31 - 1)
