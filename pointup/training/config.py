@@ -137,7 +137,7 @@ class TrainConfig:
     """Minutes after which a collective operation of the process group fails."""
     hang_timeout: float = 300.0
     """Seconds without progress of a process after which the run ends and reports what every process
-    was doing; 10000000 disables this."""
+    was doing; waiting for others that make progress counts as progress. 10000000 disables this."""
     on_save_error: OnSaveError = "go-on"
     """What to do if the disk is full or read-only when a checkpoint is saved."""
     debug: bool = False

@@ -1,4 +1,4 @@
-"""The watchdog when its store stops answering."""
+"""What the watchdog calls a hang, and what it does when its store stops answering."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pointup.training.faults import watchdog
-from pointup.training.faults.watchdog import EXIT_HUNG, Heartbeat, Watchdog
+from pointup.training.faults.watchdog import EXIT_HUNG, Heartbeat, Observation, Watchdog
 
 
 class VanishingStore:
@@ -74,6 +74,42 @@ def test_a_store_that_stops_answering_blocks_no_process(
     first = text.splitlines()[0]
     assert first.startswith("train.py: error: the training hangs: process 0 stopped; check host0,")
     assert "Stacks of process 1" in text
+
+
+NOW, TIMEOUT = 1000.0, 300.0
+WORKS, WAITS = "evaluation", "gathering the evaluation"
+
+
+def is_hung(*processes: tuple[str, float, float]) -> bool:
+    """The verdict on processes of which are known: their phase, the seconds that they have been in
+    it, and those since their last heartbeat."""
+    seen = {
+        rank: Observation(Heartbeat(9, 40, 500, phase, 10, "host"), NOW - silence, NOW - seconds)
+        for rank, (phase, seconds, silence) in enumerate(processes)
+    }
+    accelerator: Any = SimpleNamespace(process_index=0, num_processes=len(processes))
+    return Watchdog(accelerator, TIMEOUT).is_hung(seen, NOW)
+
+
+def test_a_process_that_waits_for_one_that_makes_progress_is_no_hang() -> None:
+    assert not is_hung((WORKS, 2, 0), (WAITS, 301, 0))
+    assert not is_hung((WORKS, 299, 0), (WAITS, 900, 0), ("reduction", 301, 0))
+
+
+def test_a_process_that_makes_no_progress_is_a_hang() -> None:
+    assert is_hung((WORKS, 301, 0), (WAITS, 310, 0))
+    assert is_hung((WORKS, 2, 0), ("forward and backward", 301, 0))
+    assert is_hung((WORKS, 301, 0))
+
+
+def test_processes_that_all_wait_for_each_other_are_a_hang() -> None:
+    assert is_hung((WAITS, 301, 0), (WAITS, 301, 0))
+    assert not is_hung((WAITS, 301, 0), (WAITS, 299, 0))
+
+
+def test_a_process_without_heartbeat_is_a_hang_where_it_waits_too() -> None:
+    assert is_hung((WORKS, 2, 0), (WAITS, 301, 301))
+    assert not is_hung((WORKS, 2, 0), (WAITS, 299, 299))
 
 
 class SlowStore(VanishingStore):

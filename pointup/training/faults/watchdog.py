@@ -60,6 +60,7 @@ class Observation(NamedTuple):
 class Watchdog:
     """Ends a run in which some process has entered no phase for `hang_timeout` seconds.
 
+    Waiting for others (`WAITING_PHASES`) may take longer, as long as another makes progress.
     The training sets `step` and calls `enter_phase`. A thread beside the training posts both to the
     launcher's store as heartbeats, and reads those of the other processes. If a process hangs, each
     process writes the stacks of its threads to its log and to the store. The first live process
@@ -175,9 +176,12 @@ class Watchdog:
             self.answered = time.monotonic()
 
     def is_hung(self, seen: dict[int, Observation], now: float) -> bool:
-        if any(now - observation.phase_at > self.hang_timeout for observation in seen.values()):
-            return True
-        return self.hang_is_reported
+        late = [s for s in seen.values() if now - s.phase_at > self.hang_timeout]
+        # A process may wait for another one that makes progress, however long that takes.
+        stopped = any(
+            s.heartbeat.phase not in WAITING_PHASES or is_dead(s, now, self.interval) for s in late
+        )
+        return stopped or 0 < len(late) == len(seen) or self.hang_is_reported
 
     def end(self, seen: dict[int, Observation], now: float) -> None:
         """Report the hang and end this process."""
