@@ -178,7 +178,7 @@ def training_loop(run: Run, stop_after: int | None) -> None:
             loader = batches = None
         is_stopped = evaluate_and_save(run, is_stopped)
 
-    if progress.finished and not config.quick:
+    if progress.finished and not (progress.evaluation_due or config.quick):
         run.monitor.print(progress.end_of_run(config, sampler))
         for command in commands_after_training(config):
             run.monitor.print(f"next: {command}")

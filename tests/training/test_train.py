@@ -173,6 +173,33 @@ def test_a_finished_run_is_not_trained_further(
     assert log.count("The run is complete at step 2.") == 2
 
 
+@pytest.mark.parametrize("place", ["losses_of_model", "evaluate"])
+def test_a_run_that_is_stopped_before_its_last_evaluation_is_not_complete(
+    pair_directory: Path,
+    tmp_path: Path,
+    accelerator: Accelerator,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    config = options(pair_directory, tmp_path / "run", steps=1)
+    log = tmp_path / "run" / "logs" / "rank_0.log"
+    stops: list[str] = []
+    original = getattr(training, place)
+
+    def stopped(*given: Any) -> Any:
+        stops.append("SIGTERM")
+        return original(*given)
+
+    monkeypatch.setattr(training, place, stopped)
+    monkeypatch.setattr(training.StopRequest, "requested", property(lambda _: bool(stops)))
+    training.train(config, accelerator)
+    assert "Stopped at step 1 and saved" in log.read_text()
+    assert "complete" not in log.read_text() and "next: " not in log.read_text()
+    monkeypatch.undo()
+    training.train(config, accelerator)
+    assert log.read_text().count("The run is complete at step 1.") == 1
+
+
 def test_a_run_that_patience_ended_goes_on_with_more_patience(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
