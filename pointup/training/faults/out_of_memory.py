@@ -24,8 +24,8 @@ def in_pieces(
 
     After an out-of-memory error this calls `drop_gradients` once and splits the part in halves,
     recursively if necessary. The losses of single clouds are summed, so the gradient is the same,
-    and other processes are not affected. Raises TrainingError, naming the cloud, if a single cloud
-    is too large.
+    and other processes are not affected. Only dropout differs: each part draws numbers of its own.
+    Raises TrainingError, naming the cloud, if a single cloud is too large.
     """
     pieces = [batch]
     while pieces:
