@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing import current_process
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 from pointup.benchmark.optimizer_steps import SingleProcess
 from pointup.datasets.batch import collate, make_loader
@@ -61,6 +62,32 @@ def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy
     with pytest.raises(TrainingError, match="continues from the last checkpoint"):
         for _ in range(3):
             reduction.next_batch(batches)
+
+
+class TimedOut:
+    """Batches of a loader that pins them, of which none arrives."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self._pin_memory_thread = thread
+
+    def __iter__(self) -> TimedOut:
+        return self
+
+    def __next__(self) -> Batch:
+        raise RuntimeError("DataLoader timed out after 120 seconds")
+
+
+def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_ended() -> None:
+    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
+    ended = threading.Thread(target=str)
+    ended.start()
+    ended.join()
+    with pytest.raises(
+        TrainingError, match=r"no connection to a data worker \(.*timed out.*emptied"
+    ):
+        reduction.next_batch(TimedOut(ended))
+    with pytest.raises(RuntimeError, match=r"^DataLoader timed out"):
+        reduction.next_batch(TimedOut(threading.current_thread()))
 
 
 class MissingPairs(SlowPairs):

@@ -77,6 +77,14 @@ def loss_divisor(accelerator: Accelerator, num_clouds: int) -> int:
     return 1 if accelerator.scaler is None else 1 << max(num_clouds - 1, 0).bit_length()
 
 
+def no_connection(cause: Exception) -> TrainingError:
+    """The error of a data worker that can't be reached."""
+    return TrainingError(
+        f"no connection to a data worker ({cause!r}); was {gettempdir()} emptied, where Python "
+        "keeps the socket? The same command again continues from the last checkpoint"
+    )
+
+
 class StepReduction:
     """Sums the gradients of a step's micro-batches over all processes, exactly.
 
@@ -145,6 +153,8 @@ class StepReduction:
         """The next batch; counts the time until it arrives as waiting for data.
 
         Raises TrainingError if its worker can't be reached, and what reading the samples raises.
+        Where batches are pinned, a thread of the loader meets that error and ends; it shows only
+        as the loader's timeout.
         """
         began = time.monotonic()
         try:
@@ -153,10 +163,13 @@ class StepReduction:
             # Those of a dataset name a file, and those that a worker reports have no number.
             if error.errno is None or error.filename is not None:
                 raise
-            raise TrainingError(
-                f"no connection to a data worker ({error!r}); was {gettempdir()} emptied, where "
-                "Python keeps the socket? The same command again continues from the last checkpoint"
-            ) from error
+            raise no_connection(error) from error
+        except RuntimeError as error:
+            thread = getattr(batches, "_pin_memory_thread", None)
+            is_gone = thread is not None and not thread.is_alive()
+            if not (is_gone and str(error).startswith("DataLoader timed out")):
+                raise
+            raise no_connection(error) from error
         self.data_wait_seconds += time.monotonic() - began
         self.data_seconds.update(batch.seconds)
         self.faults += batch.faults
