@@ -55,6 +55,10 @@ class ProgressBar:
             self._written_at = time.monotonic()
             print(self._line(self._written_at - self._began), file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Write a note to stderr, above the bar."""
+        tqdm.write(f"note: {text}", file=sys.stderr)
+
     def _line(self, seconds: float) -> str:
         if not self._total:
             return f"{self._title}: {self._done:,.0f} points"

@@ -83,6 +83,6 @@ def test_a_note_names_denoise_where_a_shape_is_noisy(
     np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
     paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
     assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
-    notes = [line for line in capfd.readouterr().out.splitlines() if "--denoise" in line]
+    notes = [line for line in capfd.readouterr().err.splitlines() if "--denoise" in line]
     assert len(notes) == has_note
     assert all(line.startswith("note: the points look noisy, by about 0.2") for line in notes)

@@ -234,7 +234,7 @@ def test_the_model_for_vegetation_is_named_where_there_is_much_of_it(
     las.write(tmp_path / "in.las")
     paths = str(tmp_path / "in.las"), "-o", str(tmp_path / "out.las")
     assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
-    notes = [line for line in capfd.readouterr().out.splitlines() if "--model forest" in line]
+    notes = [line for line in capfd.readouterr().err.splitlines() if "--model forest" in line]
     assert notes == ([f"note: {named} are vegetation: try --model forest"] if named else [])
 
 
@@ -246,4 +246,4 @@ def test_points_of_an_earlier_upsampling_are_counted_in_a_note(
     assert "synthetic" not in result.out
     result = command(tmp_path / "once.las", "-o", tmp_path / "twice.las", "--ratio", "2")
     assert result.status == 0
-    assert f"note: {tmp_path / 'once.las'}: 300 points have the synthetic flag" in result.out
+    assert f"note: {tmp_path / 'once.las'}: 300 points have the synthetic flag" in result.err

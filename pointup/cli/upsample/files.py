@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.copies import copy_unchanged
+from pointup.cli.upsample.input_notes import notes_on_input
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
 from pointup.cli.upsample.window import Window
@@ -25,7 +26,6 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.scatter import MUCH_SCATTER, scatter
 from pointup.upsampling.single_pass.density import UnreachedArea
 from pointup.upsampling.store.point_store import Store
 
@@ -35,8 +35,6 @@ MAX_POINTS = 2_000_000_000
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
 # Share of the area without the target density from which on a note says so.
 _MOST_UNREACHED = 0.05
-# Share of vegetation from which on the model for forests is named.
-_MUCH_VEGETATION = 0.3
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,10 @@ def upsample_survey(
     Returns the lines to print, the files that were written, and the errors of single files.
 
     Files that can't be read or written are left out. With `copies_rest` files with too few points
-    to upsample are copied, and those with nothing to write are skipped; else they are errors. With
-    `suggests_model` a line names a model that may suit the points better than that of the jobs. All
-    processes of `workers` must call this. A PointupError that concerns the survey as a whole is
-    raised in all processes, and then nothing is written.
+    to upsample are copied, and those with nothing to write are skipped; else they are errors. Notes
+    on the points are printed before the work; with `suggests_model` one names a model that may suit
+    them better than that of the jobs. All processes of `workers` must call this. A PointupError
+    that concerns the survey as a whole is raised in all processes, and then nothing is written.
     """
     began = time.monotonic()
     hidden = not workers.is_main
@@ -88,7 +86,7 @@ def upsample_survey(
                 raise found.too_few
             return _copy_each(jobs, found, options.originals and not only_new, workers)
         inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
-        of_synthetic = _synthetic_text(jobs, found.num_synthetic)
+        given = jobs
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         if all(job.is_context for job in jobs):
             return [], [], list(left_out.values())
@@ -97,6 +95,8 @@ def upsample_survey(
             _check_size(jobs, store, options, model, force)
             if workers.is_main:
                 check_outputs(jobs, store)
+                for note in notes_on_input(given, found, store, suggests_model):
+                    progress.note(note)
         new_points = run_passes(
             store,
             model,
@@ -109,7 +109,7 @@ def upsample_survey(
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
-        summary, unreached, of_scatter = Summary(), 0.0, ""
+        summary, unreached = Summary(), 0.0
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
@@ -117,8 +117,6 @@ def upsample_survey(
                 summary = new_points.summary(own, jobs[0].bounds)
                 if options.density is not None:
                     unreached = UnreachedArea(store).share()
-                if suggests_model and jobs[0].model == "shapes":
-                    of_scatter = _scatter_text(scatter(store))
         with workers.barrier():
             window = Window(store) if picture and workers.is_main else None
             keep = options.originals and not only_new
@@ -152,19 +150,12 @@ def upsample_survey(
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
         lines[-1] += f"; {_summary_text(summary, options)}"
-        share = found.num_vegetation / max(1, int(store.num_taken.sum()))
         if unreached > _MOST_UNREACHED:
             largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
             lines.append(
                 f"note: the density {options.density:g} was not reached: one point becomes at most "
                 f"{largest:g}, too few on {unreached:.0%} of the area"
             )
-        if of_synthetic:
-            lines.append(of_synthetic)
-        if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
-            lines.append(f"note: {share:.0%} of the points are vegetation: try --model forest")
-        if of_scatter:
-            lines.append(of_scatter)
     return [*nothing_in, *lines], files, errors
 
 
@@ -203,28 +194,6 @@ def _coincident_text(store: Store) -> str:
     """How many points do not count, because they lie where others do; "" for none."""
     number = store.num_coincident
     return f" ({number:,} of them where another one is)" if number else ""
-
-
-def _synthetic_text(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
-    """A note on points with the synthetic flag, whose numbers are given by file; "" for none."""
-    if not num_synthetic:
-        return ""
-    others = f" and {len(num_synthetic) - 1:,} other files" if len(num_synthetic) > 1 else ""
-    return (
-        f"note: {jobs[min(num_synthetic)].source}{others}: {sum(num_synthetic.values()):,} points "
-        "have the synthetic flag: they are not measured, but upsampled as if they were; remove "
-        "them first"
-    )
-
-
-def _scatter_text(noise: float) -> str:
-    """A note on points with noise of so many spacings; "" for a little."""
-    if noise < MUCH_SCATTER:
-        return ""
-    return (
-        f"note: the points look noisy, by about {noise:.2g} spacings: if they are, --denoise "
-        "replaces them; if these are plants, try --model forest"
-    )
 
 
 def _name(jobs: Sequence[Job]) -> str:
