@@ -17,7 +17,7 @@ from test_report import make_run
 
 from pointup import Upsampler, upsample
 from pointup.cli.main import main
-from pointup.cli.push.card import command_of_run
+from pointup.cli.push.card import card_of_run, command_of_run
 from pointup.cli.report.runs import read_run
 from pointup.training.command_line import parse_command_line
 from pointup.training.config import TrainConfig, as_dict
@@ -73,6 +73,24 @@ def test_the_steps_of_a_card_reach_to_the_evaluation_that_ended_the_run(
     words = ["push", str(run), "me/wavy", "--license", "mit", "--max-pairs", "1"]
     assert main([*words, "--dry-run", str(folder)]) == 0
     assert "| steps | 45 |" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [
+        (0.9, None),
+        (0.97, "hardly better than the midpoint baseline (97.0% of its Chamfer distance)"),
+        (1.0, "no better than the midpoint baseline (100.0% of its Chamfer distance)"),
+        (1.036, "worse than the midpoint baseline (103.6% of its Chamfer distance)"),
+    ],
+)
+def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_baseline(
+    share: float, verdict: str | None, tmp_path: Path, data: Path
+) -> None:
+    path = make_run(tmp_path / "run", data, 1e-3, [share])
+    card = card_of_run(read_run(path, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
+    found = [line for line in card.splitlines() if "On its validation data" in line]
+    assert found == ([f"- On its validation data it is {verdict}."] if verdict else [])
 
 
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:

@@ -200,7 +200,14 @@ def _limits(run: RunRecord) -> list[str]:
     lines = list(LIMITS)
     best = run.best
     if best is not None and best["share_of_midpoints"] > 0.95:
-        lines.append("On its validation data it is hardly better than the midpoint baseline.")
+        share = best["share_of_midpoints"]
+        verdict = (
+            "worse than" if share > 1 else "no better than" if share == 1 else "hardly better than"
+        )
+        lines.append(
+            f"On its validation data it is {verdict} the midpoint baseline ({share:.1%} of its "
+            "Chamfer distance)."
+        )
     if ratio := run.options.get("ratio"):
         lines.append(f"It was trained at a ratio of {ratio:g}.")
     return lines
