@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from accelerate.commands.config.config_args import default_config_file
 
 from pointup.errors import ConfigError, DataError
 from pointup.io.files import writable_extensions
-from pointup.shipped import is_checkout, shipped_file
+from pointup.shipped import is_checkout, shipped_file, shipped_options
 from pointup.training.data_sources import data_sources
 from pointup.training.renamed_options import with_current_options
 
@@ -27,15 +28,50 @@ PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
 MAX_RATIO = 16.0
 """The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
 
+LARGEST_RATIO = 100.0
+"""Of `pointup upsample` without `--force`."""
 
-def training_command(data: Path) -> str:
+PRESETS_OF = {
+    "prepare pairs": "airborne_to_drone",
+    "prepare scenes": "forest_scenes",
+    "prepare meshes": "shapes_4x",
+}
+"""The preset for the dataset of a `pointup prepare` command, as its first lines say."""
+
+LEAST_RATIO_TO_DRONE = 3.0
+"""Two surveys that differ less in density are none from an aeroplane and from a drone."""
+
+
+def preset_of(data: Path, ratio: float) -> str | None:
+    """The preset for a dataset of `pointup prepare` with `ratio` target points for each source
+    point; None without one."""
+    made_by = str(_description(data).get("made_by", ""))
+    found = [preset for command, preset in PRESETS_OF.items() if made_by.endswith(command)]
+    if not found or (found[0] == "airborne_to_drone" and ratio < LEAST_RATIO_TO_DRONE):
+        return None
+    return found[0]
+
+
+def describe_preset(preset: str) -> str:
+    """The length and the start of a run with a preset."""
+    options = yaml.safe_load(shipped_options()[preset].read_text(encoding="utf-8"))
+    start = f"the included model {options['initial_model']}" if "initial_model" in options else ""
+    return f"{options['steps']:,} steps from {start or 'random weights'}"
+
+
+def training_command(data: Path, preset: str | None = None) -> str:
     """The command that trains on a dataset of `pointup prepare`, on this machine's hardware."""
     names = (data.resolve().name + suffix for suffix in chain([""], map("-{}".format, count(2))))
     # An existing run was trained on other data, or on an earlier version of this dataset.
     output_dir = next(path for name in names if not (path := Path("runs", name)).exists())
     script = [_shown("train.py")] if is_checkout() else ["-m", "pointup", "train"]
-    words = ["accelerate", "launch", *_launch_options(), *script]
-    return shlex.join([*words, "--data", str(data), "--output-dir", str(output_dir)])
+    start = shlex.join(["accelerate", "launch", *_launch_options(), *script])
+    if preset is not None:
+        # As in the guides: one process needs no launcher, which would only make the line longer.
+        is_alone = not torch.cuda.device_count() and not Path(default_config_file).is_file()
+        start = "pointup train" if is_alone else start
+        start += f" --config $(pointup config {preset})"
+    return f"{start} {shlex.join(['--data', str(data), '--output-dir', str(output_dir)])}"
 
 
 def commands_after_training(config: TrainConfig) -> list[str]:
@@ -50,9 +86,15 @@ def commands_after_training(config: TrainConfig) -> list[str]:
         return []
     surveys = _surveys_of(Path(names[0])) if len(names) == 1 else []
     upsampling = ["pointup", "upsample", *map(str, surveys), "-o", _dense_name(surveys)]
-    commands = [[*upsampling, "--model", str(model)]] if surveys else []
+    upsampling += ["--model", str(model)]
+    commands = []
+    if surveys:
+        ratio = _ratio_of(Path(names[0])) if config.ratio is None else config.ratio
+        commands.append([*upsampling, *_ratio_option(ratio, config.max_ratio)])
+    is_of_surveys = config.model.predict_error
     commands += [
-        _evaluation(name, model, config.ratio, config.max_ratio) for name in _with_held_out(names)
+        _evaluation(name, model, config.ratio, config.max_ratio, is_of_surveys)
+        for name in _with_held_out(names)
     ]
     return [shlex.join(command) for command in commands]
 
@@ -64,7 +106,8 @@ def command_after_upsampling(model: str | Path) -> str | None:
         options = with_current_options(json.loads(path.read_text()))
         name = _with_held_out([source.name for source in data_sources(options["data"])])[0]
         ratios = options.get("ratio"), options.get("max_ratio", MAX_RATIO)
-        return shlex.join(_evaluation(name, model, *ratios))
+        is_of_surveys = bool(options.get("model", {}).get("predict_error"))
+        return shlex.join(_evaluation(name, model, *ratios, is_of_surveys))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
 
@@ -82,9 +125,15 @@ def _with_held_out(names: list[str]) -> list[str]:
         return names
 
 
-def _evaluation(name: str, model: str | Path, ratio: float | None, max_ratio: float) -> list[str]:
-    """The words of the command that evaluates a model on pairs at the ratio of its training."""
+def _evaluation(
+    name: str, model: str | Path, ratio: float | None, max_ratio: float, is_of_surveys: bool
+) -> list[str]:
+    """The words of the command that evaluates a model on pairs at the ratio of its training.
+
+    One whose thinning selects by predicted errors, as of surveys, is evaluated as it is used.
+    """
     words = ["pointup", "evaluate", "pairs", name, "--model", str(model)]
+    words += ["--as-written"] if is_of_surveys else []
     if ratio is not None:
         words += ["--ratio", f"{ratio:g}"]
     return words if max_ratio == MAX_RATIO else [*words, "--max-ratio", f"{max_ratio:g}"]
@@ -106,11 +155,44 @@ def _shown(name: str) -> str:
     return name if Path(name).exists() and path.samefile(name) else str(path)
 
 
-def _surveys_of(data: Path) -> list[Path]:
+def _ratio_of(data: Path) -> float | None:
+    """Target points for each source point of a dataset; None if unknown."""
+    ratio = _description(data).get("ratio")
+    if isinstance(ratio, int | float):
+        return float(ratio)
+    from pointup.datasets.sample_table import SampleTable
+
     try:
-        info: dict[str, Any] = json.loads((data / "pointup.json").read_text())
-    except (OSError, ValueError):  # A finished run must not fail at its last line.
+        tables = [SampleTable(path, data) for path in (data / "samples").glob("*.arrow")]
+    except DataError:
+        return None
+    # The sum, because tiles at the edge of a survey have few points, at any ratio.
+    source, target = (
+        sum(int(table.array(name).sum()) for table in tables)
+        for name in ("num_source", "num_target")
+    )
+    return target / source if source else None
+
+
+def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
+    """The option of `pointup upsample` for a ratio, up to the largest one in training."""
+    if ratio is None or ratio < 1:
         return []
+    used = min(ratio, max_ratio, LARGEST_RATIO)
+    return ["--ratio", f"{round(used, 1 if used < 10 else None):g}"]
+
+
+def _description(data: Path) -> dict[str, Any]:
+    """The content of pointup.json; empty without one."""
+    try:
+        info = json.loads((data / "pointup.json").read_text())
+    except (OSError, ValueError):  # A finished run must not fail at its last line.
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def _surveys_of(data: Path) -> list[Path]:
+    info = _description(data)
     made_by = str(info.get("made_by", ""))
     entries = [entry for command, entry in PREPARED_FROM.items() if made_by.endswith(command)]
     surveys = [Path(name) for entry in entries for name in info.get(entry, [])]

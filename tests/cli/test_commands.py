@@ -18,13 +18,18 @@ import tyro
 from conftest import ROOT
 
 from pointup.cli.evaluate.pairs import Pairs
+from pointup.cli.prepare.summary import print_summary
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
+from pointup.model.config import ModelConfig
+from pointup.shipped import shipped_options
 from pointup.training import next_commands as commands
 from pointup.training.config import TrainConfig, as_dict
 from pointup.training.next_commands import (
     command_after_upsampling,
     commands_after_training,
+    describe_preset,
+    preset_of,
     training_command,
 )
 
@@ -85,6 +90,117 @@ def test_a_configuration_of_the_user_needs_no_option(
     (tmp_path / "default_config.yaml").touch()
     monkeypatch.setattr(commands, "default_config_file", str(tmp_path / "default_config.yaml"))
     assert "--config_file" not in training_command(Path("pairs"))
+
+
+@pytest.mark.parametrize(
+    ("made_by", "ratio", "preset", "length"),
+    [
+        ("prepare pairs", 5.0, "airborne_to_drone", "200 steps from the included model forest"),
+        ("prepare pairs", 1.5, None, ""),
+        ("prepare scenes", 2.0, "forest_scenes", "2,000 steps from random weights"),
+        ("prepare meshes", 4.0, "shapes_4x", "7,000 steps from random weights"),
+        ("prepare thin", 4.0, None, ""),
+        ("prepare join", 4.0, None, ""),
+    ],
+)
+def test_a_dataset_is_trained_on_with_the_preset_for_its_kind(
+    made_by: str, ratio: float, preset: str | None, length: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pointup.json").write_text(json.dumps({"made_by": f"pointup 1 {made_by}"}))
+    assert preset_of(tmp_path, ratio) == preset
+    if preset is not None:
+        # The first lines of a preset name the commands whose datasets it is for.
+        head = shipped_options()[preset].read_text().partition("\n")[2].splitlines()[0]
+        assert f"`pointup {made_by}`" in head
+        assert describe_preset(preset) == length
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "start"),
+    [
+        (0, "pointup train"),
+        (1, "accelerate launch --config_file accelerate_configs/1gpu.yaml train.py"),
+    ],
+)
+def test_a_preset_is_given_in_the_form_of_the_guides(
+    num_gpus: int, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.chdir(ROOT)
+    command = training_command(Path("pairs/"), "airborne_to_drone")
+    form = "--config $(pointup config airborne_to_drone) --data pairs --output-dir runs/pairs"
+    assert command == f"{start} {form}"
+    guide = (ROOT / "docs" / "guides" / "training.md").read_text()
+    assert f"pointup train {form.replace('pairs -', 'pairs/ -')}\n" in guide
+
+
+def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    clouds = [rng.random((n, 3)).astype(np.float32) for n in (100, 500)]
+    pairs = [Pair(str(i), *clouds) for i in range(3)]
+    write_pairs(pairs[:2], pairs[2:], tmp_path / "p", {"made_by": "pointup 1 prepare pairs"})
+    print_summary(tmp_path / "p", 0.3, "", 1.0)
+    *_, preset, command = capsys.readouterr().out.splitlines()
+    assert preset == "preset airborne_to_drone: 200 steps from the included model forest"
+    assert command.startswith("next: pointup train --config $(pointup config airborne_to_drone) ")
+
+
+@pytest.mark.parametrize(
+    ("num_target", "options", "max_ratio", "expected"),
+    [
+        (53, {}, 16.0, "--ratio 5.3"),
+        (253, {}, 64.0, "--ratio 25"),
+        (253, {}, 16.0, "--ratio 16"),
+        (5, {}, 16.0, ""),
+        (53, {"ratio": 2.5}, 16.0, "--ratio 2.5"),
+    ],
+)
+def test_after_training_the_survey_is_upsampled_at_the_ratio_of_the_pairs(
+    num_target: int,
+    options: dict[str, float],
+    max_ratio: float,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("als.laz").touch()
+    rng = np.random.default_rng(0)
+    clouds = [rng.random((n, 3)).astype(np.float32) for n in (10, num_target)]
+    pairs = [Pair(str(i), *clouds) for i in range(3)]
+    info = {"made_by": "pointup 1 prepare pairs", "source": ["als.laz"]}
+    write_pairs(pairs[:2], pairs[2:], Path("pairs"), info)
+    Path("a/model").mkdir(parents=True)
+    config = TrainConfig(data=("pairs",), output_dir=Path("a"), max_ratio=max_ratio, **options)
+    command = "pointup upsample als.laz -o als_dense.laz --model a/model"
+    assert commands_after_training(config)[0] == f"{command} {expected}".strip()
+
+
+def test_after_training_on_a_thinned_survey_it_is_upsampled_at_the_ratio_of_the_thinning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("als.laz").touch()
+    info = {"made_by": "pointup 1 prepare thin", "inputs": ["als.laz"], "ratio": 3.0}
+    upsampling = commands_after_training(run_of(Path("a"), Path("pairs"), **info))[0]
+    assert upsampling.endswith("--model a/model --ratio 3")
+
+
+def test_a_model_that_predicts_errors_is_evaluated_as_its_output_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = replace(
+        run_of(Path("a"), Path("pairs"), made_by="x"),
+        max_ratio=64.0,
+        model=ModelConfig(predict_error=True),
+    )
+    (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
+    command = "pointup evaluate pairs pairs --model a/model --as-written --max-ratio 64"
+    assert commands_after_training(config) == [command]
+    assert command_after_upsampling("a/model") == command
 
 
 @pytest.mark.parametrize(
@@ -196,8 +312,13 @@ def test_the_four_commands_run_as_they_are_printed(cut: bool, tmp_path: Path) ->
     if cut:
         # The folder has to be there.
         (tmp_path / "sparse_dense").mkdir(exist_ok=True)
-    assert upsampling == f"pointup upsample sparse{suffix} -o sparse_dense{suffix} --model {MODEL}"
+    preset = "--config $(pointup config airborne_to_drone)"
+    assert training == f"pointup train {preset} --data pairs --output-dir runs/pairs"
+    outputs = f"-o sparse_dense{suffix} --model {MODEL}"
+    assert upsampling == f"pointup upsample sparse{suffix} {outputs} --ratio 4"
+    options = "--as-written --max-ratio 64"
+    assert evaluation == f"pointup evaluate pairs pairs --model {MODEL} {options}"
     assert list(printed(run(upsampling))) == [evaluation]
     assert "Chamfer" in run(evaluation)
-    outputs = (tmp_path / "sparse_dense").glob("*.npy") if cut else [tmp_path / "sparse_dense.npy"]
-    assert sum(len(np.load(path)) for path in outputs) == 12_000
+    written = (tmp_path / "sparse_dense").glob("*.npy") if cut else [tmp_path / "sparse_dense.npy"]
+    assert sum(len(np.load(path)) for path in written) == 12_000

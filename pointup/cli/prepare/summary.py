@@ -21,7 +21,7 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
 
     from pointup.cli.prepare.height_systems import notes_on_heights
     from pointup.datasets.sample_table import SampleTable
-    from pointup.training.next_commands import training_command
+    from pointup.training.next_commands import describe_preset, preset_of, training_command
 
     tables = {
         name: SampleTable(path, output)
@@ -46,7 +46,10 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     if len(sizes) == 1:
         print("next: prepare more than one pair, so that some can be held out for validation")
     else:
-        print(f"next: {training_command(output)}")
+        preset = preset_of(output, ratio)
+        if preset is not None:
+            print(f"preset {preset}: {describe_preset(preset)}")
+        print(f"next: {training_command(output, preset)}")
     if source < FEW_POINTS:
         note(f"the median pair has only {source:.0f} source points")
     if ratio < 1:
