@@ -27,6 +27,7 @@ def plan_of_run(run: Run) -> str:
         "machine": f"{platform.machine()}, {os.cpu_count()} processors"
         + (f", {torch.cuda.get_device_name()}" if accelerator.device.type == "cuda" else ""),
         "weights": f"{run.reduction.num_weights:,}",
+        "initial model": config.initial_model or "none, random weights",
         "processes": f"{accelerator.num_processes}, of "
         f"{config.accumulation_steps} micro-batches per step",
         "token budget": describe_budget(config, data, sampler.token_budget, fill),

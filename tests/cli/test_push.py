@@ -54,6 +54,7 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.library_name == "pointup"
     assert "is 90.0% of that of the midpoint baseline" in card.text
+    assert card.text.count("Figures of the network alone.") == 1
     assert "| Chamfer, data unit | 0.45 | 0.5 |" in card.text
     assert "Pairs of `pairs`." in card.text and "| made by | tests |" in card.text
     assert "- Only sheets." in card.text
@@ -90,7 +91,9 @@ def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_
     path = make_run(tmp_path / "run", data, 1e-3, [share])
     card = card_of_run(read_run(path, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
     found = [line for line in card.splitlines() if "On its validation data" in line]
-    assert found == ([f"- On its validation data it is {verdict}."] if verdict else [])
+    assert found == (
+        [f"- On its validation data the network alone is {verdict}."] if verdict else []
+    )
 
 
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:

@@ -83,7 +83,8 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(
     assert "device  cpu &lt;1&gt;" in html
     assert html.count("<svg") == 5
     # An untrained model equals the midpoint baseline in positions, not in density.
-    assert "4 of 4 validation pairs" in html
+    assert "4 of 4 validation pairs, measured with the network of first alone" in html
+    assert html.count("`pointup evaluate pairs --as-written` measures its output") == 1
     assert html.count("data:image/png") == 3 and html.count("srcdoc=") == 1
     assert "open it in a browser" in capsys.readouterr().out
 

@@ -128,6 +128,17 @@ def test_an_evaluation_is_a_line_and_curves_beside_its_references(
     assert share.value == 1.0
 
 
+def test_the_first_evaluation_says_that_its_figures_are_those_of_the_network_alone(
+    accelerator: Accelerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+        for step, times in ((50, 1), (100, 0)):
+            monitor.validation(step, RESULT)
+            printed = " ".join(capsys.readouterr().err.split())
+            assert printed.count("Figures of the network alone.") == times
+            assert printed.count("`pointup evaluate pairs --as-written` measures") == times
+
+
 def test_a_chart_holds_what_its_title_says_and_each_once(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
 from pointup.training.faults.token_budget import describe_budget
 from pointup.training.progress import Progress, RunSchedule, length_in_steps
-from pointup.training.run_plan import length_of_run
+from pointup.training.run_plan import length_of_run, plan_of_run
 from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 
@@ -163,3 +165,30 @@ def test_the_plan_at_the_end_of_an_epoch_claims_no_use_of_a_budget_that_no_sampl
     data: Any = None  # Only for a budget that was raised.
     assert describe_budget(config, data, 40, 0.0) == "40"
     assert describe_budget(config, data, 40, 0.5) == "40, 50.0% used"
+
+
+def plan(config: TrainConfig, mixed_precision: str = "no") -> dict[str, str]:
+    """The rows of the table at the start of a run with `config`."""
+    sampler: Any = SimpleNamespace(
+        num_samples=64, num_steps=8, token_budget=config.token_budget,
+        statistics=lambda: SimpleNamespace(fill=0.5),
+    )  # fmt: skip
+    run: Any = SimpleNamespace(
+        config=config,
+        data=SimpleNamespace(description="pairs, 64 for training", left_out=[]),
+        accelerator=SimpleNamespace(
+            device=torch.device("cpu"), mixed_precision=mixed_precision, num_processes=1
+        ),
+        sampler=sampler,
+        reduction=SimpleNamespace(num_weights=1000),
+        schedule=RunSchedule.of(config, sampler),
+        checkpoint=None,
+    )
+    rows = (line.split("  ", 1) for line in plan_of_run(run).splitlines())
+    return {name: value.strip() for name, value in rows}
+
+
+@pytest.mark.parametrize(("name", "shown"), [("forest", "forest"), (None, "none, random weights")])
+def test_the_plan_names_the_model_that_a_run_starts_from(name: str | None, shown: str) -> None:
+    config = TrainConfig(initial_model=name, token_budget=1000)
+    assert plan(config)["initial model"] == shown

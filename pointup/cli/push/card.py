@@ -21,7 +21,7 @@ from pointup.model.upsampler import Upsampler
 from pointup.training.command_line import flag_of
 from pointup.training.config import option
 from pointup.training.data_sources import DataSource, data_sources
-from pointup.training.tracking.tables import ROW_LABELS
+from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
 
 TAGS = ["point-cloud", "upsampling", "lidar"]
 SHOWN_METRICS = ("chamfer", "hausdorff", "cd", "hd", "p2f", "spacing_cv")
@@ -140,6 +140,8 @@ def _figures(run: RunRecord) -> str:
         f"{run.best['share_of_midpoints']:.1%} of that of the midpoint baseline, mean over the "
         "pairs. The midpoint baseline uses no network.",
         "",
+        NETWORK_ALONE,
+        "",
         "| metric | " + " | ".join(titles) + " |",
         "|---" + "|---:" * len(rows) + "|",
     ]
@@ -205,8 +207,8 @@ def _limits(run: RunRecord) -> list[str]:
             "worse than" if share > 1 else "no better than" if share == 1 else "hardly better than"
         )
         lines.append(
-            f"On its validation data it is {verdict} the midpoint baseline ({share:.1%} of its "
-            "Chamfer distance)."
+            f"On its validation data the network alone is {verdict} the midpoint baseline "
+            f"({share:.1%} of its Chamfer distance)."
         )
     if ratio := run.options.get("ratio"):
         lines.append(f"It was trained at a ratio of {ratio:g}.")

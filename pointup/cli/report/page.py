@@ -17,7 +17,7 @@ from pointup.cli.report.curves import curve_charts
 from pointup.cli.report.runs import RunRecord, differing_options, differing_references
 from pointup.cli.report.samples import Samples
 from pointup.evaluation.cloud_metrics import METRICS
-from pointup.training.tracking.tables import ROW_LABELS
+from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
 from pointup.visualization.viewer.document import html_head, viewer_html
 
 Cells = Sequence[Sequence[object]]
@@ -114,16 +114,21 @@ def _metrics(runs: Sequence[RunRecord]) -> str:
         if METRICS[name].convention
     )
     note = DIFFERENT_DATA if differing else ""
-    return _table([head, *body], note) + _folded("Conventions", f"<ul>{conventions}</ul>")
+    return (
+        _table([head, *body], note)
+        + _text(NETWORK_ALONE)
+        + _folded("Conventions", f"<ul>{conventions}</ul>")
+    )
 
 
 def _samples(samples: Samples, runs: Sequence[RunRecord], title: str) -> str:
     measured = len(samples.shares)
     low, middle, high = np.percentile(samples.shares, [0, 50, 100])
     text = (
-        f"{measured:,} of {samples.num_pairs:,} validation pairs, measured with {runs[0].name}: "
-        f"Chamfer distance {low:.1%} (best), {middle:.1%} (median) and {high:.1%} (worst) of that "
-        f"of the midpoint baseline; lower for {np.mean(samples.shares < 1):.0%} of the pairs."
+        f"{measured:,} of {samples.num_pairs:,} validation pairs, measured with the network of "
+        f"{runs[0].name} alone: Chamfer distance {low:.1%} (best), {middle:.1%} (median) and "
+        f"{high:.1%} (worst) of that of the midpoint baseline; lower for "
+        f"{np.mean(samples.shares < 1):.0%} of the pairs."
     )
     viewer = escape(viewer_html(samples.scenes, title), quote=True)
     pictures = "".join(

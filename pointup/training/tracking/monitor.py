@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -28,7 +29,13 @@ from pointup.training.tracking.by_dataset import (
     validation_table,
 )
 from pointup.training.tracking.progress_bar import ProgressBar
-from pointup.training.tracking.tables import dataset_card, evaluation_table, plan_table
+from pointup.training.tracking.tables import (
+    NETWORK_ALONE,
+    WIDTH,
+    dataset_card,
+    evaluation_table,
+    plan_table,
+)
 from pointup.training.tracking.tensorboard import REFERENCES, TAGS, training_tag, validation_tag
 from pointup.training.tracking.trackers import Trackers, beside
 
@@ -185,6 +192,7 @@ class Monitor:
             + f"\nThe model's Chamfer is {share:.1%} of the midpoint baseline's, mean over clouds; "
             f"lower for {lower:.0%} of them."
             + (f"\n{validation_table(by_dataset)}" if by_dataset else "")
+            + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if self.num_evaluations == 0 else "")
         )
         self.num_evaluations += 1
         self.bar.pause()

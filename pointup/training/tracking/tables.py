@@ -17,6 +17,11 @@ ROW_LABELS = {
     "resampled": "resampled ground truth",
 }
 WIDTH = 100
+NETWORK_ALONE = (
+    "Figures of the network alone. `pointup upsample` adds thinning, relaxation and, in surveys, "
+    "the rules for the ground: `pointup evaluate pairs --as-written` measures its output."
+)
+"""Said once where figures of validation are read."""
 
 
 def evaluation_table(
