@@ -16,14 +16,19 @@ from pointup.training.tracking.tables import plan_table
 MAX_NAMED = 20
 """Excluded samples that are printed; `pointup inspect` lists all."""
 
+PRECISIONS = {"no": "fp32"}
+"""The precision by Accelerate's name of mixed precision, where that does not say it."""
+
 
 def plan_of_run(run: Run) -> str:
     """The table at the start of a run, followed by excluded samples and the checkpoint, if any."""
     config, data, accelerator, sampler = run.config, run.data, run.accelerator, run.sampler
     fill = sampler.statistics().fill
+    mixed = accelerator.mixed_precision
+    scaling = f", scaling {config.lr_scaling}" if config.lr_scaling != "none" else ""
     table = {
         "data": data.description,
-        "device": f"{accelerator.device}, precision {accelerator.mixed_precision}",
+        "device": f"{accelerator.device}, precision {PRECISIONS.get(mixed, mixed)}",
         "machine": f"{platform.machine()}, {os.cpu_count()} processors"
         + (f", {torch.cuda.get_device_name()}" if accelerator.device.type == "cuda" else ""),
         "weights": f"{run.reduction.num_weights:,}",
@@ -33,7 +38,7 @@ def plan_of_run(run: Run) -> str:
         "token budget": describe_budget(config, data, sampler.token_budget, fill),
         "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
         "steps": length_of_run(config, run.schedule, sampler.num_steps),
-        "learning rate": f"{run.schedule.peak_learning_rate:.3g}, scaling {config.lr_scaling}",
+        "learning rate": f"{run.schedule.peak_learning_rate:.3g}{scaling}",
     }
     continued = [f"Continuing from {run.checkpoint}."] if run.checkpoint else []
     left_out = [f"Left out: {line}" for line in data.left_out[:MAX_NAMED]]

@@ -21,7 +21,7 @@ from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.monitor import Monitor
 from pointup.training.tracking.progress_bar import ProgressBar
-from pointup.training.tracking.tables import evaluation_table, plan_table
+from pointup.training.tracking.tables import evaluation_table, plan_table, share_line
 
 
 def test_truncated_lines_of_metrics_are_dropped_and_the_rest_is_kept(tmp_path: Path) -> None:
@@ -133,7 +133,18 @@ def test_an_evaluation_table_is_aligned_and_defines_its_metrics() -> None:
     assert by_name["model against midpoints"[:22].strip()][-3:] == ["-6.1%", "-13.8%", "-33.7%"]
     assert "Chamfer: mean distance" in text
     assert "Chamfer: mean distance" not in evaluation_table(ROWS, METRICS, conventions=False)
+    assert text.count("midpoints (no network): the midpoint baseline") == 1
+    assert "baseline" not in evaluation_table(ROWS, METRICS, conventions=False)
     assert evaluation_table({"model": {"own": 1.0}}).splitlines()[0].split() == ["own"]
+
+
+def test_the_mean_of_the_ratios_of_the_clouds_is_not_taken_for_the_ratio_of_the_means() -> None:
+    lines = share_line(1.036, 0.25).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert " ".join(lines) == (
+        "Cloud by cloud, the model's Chamfer is 103.6% of that of the midpoints on average, lower "
+        "for 25% of them; the last row of the table compares the means instead."
+    )
 
 
 def test_a_plan_is_two_columns_of_at_most_a_hundred_characters() -> None:

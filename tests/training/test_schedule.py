@@ -192,3 +192,14 @@ def plan(config: TrainConfig, mixed_precision: str = "no") -> dict[str, str]:
 def test_the_plan_names_the_model_that_a_run_starts_from(name: str | None, shown: str) -> None:
     config = TrainConfig(initial_model=name, token_budget=1000)
     assert plan(config)["initial model"] == shown
+
+
+@pytest.mark.parametrize(("mixed", "shown"), [("no", "fp32"), ("bf16", "bf16")])
+def test_the_plan_names_the_precision_and_only_a_scaling_that_there_is(
+    mixed: str, shown: str
+) -> None:
+    rows = plan(TrainConfig(learning_rate=5e-4, token_budget=1000), mixed)
+    assert rows["device"] == f"cpu, precision {shown}"
+    assert rows["learning rate"] == "0.0005"
+    scaled = TrainConfig(learning_rate=5e-4, token_budget=1000, lr_scaling="sqrt")
+    assert plan(scaled)["learning rate"] == "0.000354, scaling sqrt"

@@ -137,8 +137,8 @@ def _figures(run: RunRecord) -> str:
     titles = [ROW_LABELS.get(row, row) for row in rows]
     lines = [
         f"Validation at step {run.best['step']:,}; lower is better. The Chamfer distance is "
-        f"{run.best['share_of_midpoints']:.1%} of that of the midpoint baseline, mean over the "
-        "pairs. The midpoint baseline uses no network.",
+        f"{run.best['share_of_midpoints']:.1%} of that of the midpoint baseline, midpoints without "
+        "a network: this is the mean of the ratios of the pairs, and the table has the means.",
         "",
         NETWORK_ALONE,
         "",

@@ -26,11 +26,16 @@ DIFFERENT_DATA = (
     "ratios. Compare each run with its own references, not with the other runs."
 )
 
+BEST = (
+    "Each run at its best evaluation. The share is the mean of the ratios of the pairs, not the "
+    "ratio of the means. The midpoint baseline uses no network."
+)
+
 
 def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str, title: str) -> str:
     """The page as text. `reason` says why there are no samples, where there are none."""
     parts = [
-        _section("Runs", _table(_runs(runs), "Each run at its best evaluation.")),
+        _section("Runs", _table(_runs(runs), BEST)),
         _section("Curves", _charts(runs)),
         _section("Validation", _metrics(runs)),
         _section("Samples", _samples(samples, runs, title) if samples else _text(reason)),

@@ -35,6 +35,7 @@ from pointup.training.tracking.tables import (
     dataset_card,
     evaluation_table,
     plan_table,
+    share_line,
 )
 from pointup.training.tracking.tensorboard import REFERENCES, TAGS, training_tag, validation_tag
 from pointup.training.tracking.trackers import Trackers, beside
@@ -189,8 +190,7 @@ class Monitor:
         title = f"step {step:,}"
         self.print(
             evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
-            + f"\nThe model's Chamfer is {share:.1%} of the midpoint baseline's, mean over clouds; "
-            f"lower for {lower:.0%} of them."
+            + f"\n{share_line(share, lower)}"
             + (f"\n{validation_table(by_dataset)}" if by_dataset else "")
             + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if self.num_evaluations == 0 else "")
         )

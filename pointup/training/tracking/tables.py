@@ -17,6 +17,7 @@ ROW_LABELS = {
     "resampled": "resampled ground truth",
 }
 WIDTH = 100
+MIDPOINTS = "midpoints (no network): the midpoint baseline, between neighbours and thinned evenly"
 NETWORK_ALONE = (
     "Figures of the network alone. `pointup upsample` adds thinning, relaxation and, in surveys, "
     "the rules for the ground: `pointup evaluate pairs --as-written` measures its output."
@@ -56,7 +57,20 @@ def evaluation_table(
             for m in known.values()
             if m.convention
         )
+        text += f"\n{MIDPOINTS}" if "midpoints" in rows else ""
     return text
+
+
+def share_line(share: float, lower: float) -> str:
+    """The sentence below the table of an evaluation: the mean of the ratios of the clouds.
+
+    `lower` is the share of the clouds in which the model's Chamfer distance is the lower one.
+    """
+    sentence = (
+        f"Cloud by cloud, the model's Chamfer is {share:.1%} of that of the midpoints on average, "
+        f"lower for {lower:.0%} of them; the last row of the table compares the means instead."
+    )
+    return textwrap.fill(sentence, WIDTH)
 
 
 def plan_table(values: Mapping[str, object]) -> str:
