@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -74,6 +74,14 @@ METRICS = {
     ),
 }
 """The metrics of `measure`, in the order to print. Lower is better for all of them."""
+
+
+def metrics_in(unit: str) -> dict[str, Metric]:
+    """`METRICS` with lengths in the unit of this name; in "data unit" if it is empty."""
+    return {
+        name: replace(metric, unit=unit) if unit and metric.unit == "data unit" else metric
+        for name, metric in METRICS.items()
+    }
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.evaluation.baselines import BASELINES, baseline_clouds
-from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
+from pointup.evaluation.cloud_metrics import Figures, Metric, measure, metrics_in
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
@@ -168,11 +167,7 @@ def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
     """`METRICS`, with lengths in `unit`, then `survey_metrics`, then `surface_metrics`."""
-    known = {
-        name: replace(metric, unit=unit.name) if metric.unit == "data unit" else metric
-        for name, metric in METRICS.items()
-    }
-    return {**known, **survey_metrics(unit), **surface_metrics(unit)}
+    return {**metrics_in(unit.name), **survey_metrics(unit), **surface_metrics(unit)}
 
 
 def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:

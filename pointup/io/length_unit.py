@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,6 +230,19 @@ def dataset_unit(directory: str | Path) -> LengthUnit:
     """The unit of a pair dataset; `UNKNOWN` if it was joined of datasets in different units."""
     units = set(dataset_units(directory).values()) - {UNKNOWN}
     return units.pop() if len(units) == 1 else UNKNOWN
+
+
+def known_unit(directories: Iterable[str | Path]) -> str:
+    """The name of the common unit of pair datasets, for tables of figures.
+
+    Empty if it is unknown, if the datasets differ, or if their descriptions can't be read.
+    """
+    try:
+        units = {dataset_unit(directory) for directory in directories}
+    except (DataError, OSError, ValueError):
+        return ""
+    found = units.pop() if len(units) == 1 else UNKNOWN
+    return found.name if found.metres is not None else ""
 
 
 def agreed_dataset_unit(directory: str | Path) -> LengthUnit:

@@ -24,7 +24,7 @@ from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
-from pointup.io.length_unit import UNKNOWN, dataset_unit
+from pointup.io.length_unit import known_unit
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.devices import release_cached_memory
@@ -66,6 +66,8 @@ class EvaluationResult:
         default_factory=dict
     )
     """`rows` and `shares` of each dataset by its label, if there are several."""
+    unit: str = ""
+    """The unit of lengths in `rows`, on the main process only; empty if unknown."""
 
     @property
     def score(self) -> float:
@@ -147,6 +149,7 @@ class Evaluation:
                 for number, label in enumerate(self.data.labels)
                 if bounds[number] < bounds[number + 1]
             },
+            unit=self.unit if self.accelerator.is_main_process else "",
         )
 
     def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
@@ -252,9 +255,7 @@ class Evaluation:
     @cached_property
     def unit(self) -> str:
         """The unit of the surveys' coordinates; empty if unknown, or if the datasets differ."""
-        units = {dataset_unit(source.name) for source in self.data.sources}
-        found = units.pop() if len(units) == 1 else UNKNOWN
-        return found.name if found.metres is not None else ""
+        return known_unit(source.name for source in self.data.sources)
 
     def draw(self, samples: dict[str, SampleClouds]) -> dict[str, np.ndarray]:
         pictures = {}

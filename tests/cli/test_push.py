@@ -13,12 +13,13 @@ from huggingface_hub import ModelCard
 from matplotlib.image import imread
 from sheets import SMALL
 from test_report import data as data
-from test_report import make_run
+from test_report import make_run, pair
 
 from pointup import Upsampler, upsample
 from pointup.cli.main import main
 from pointup.cli.push.card import card_of_run, command_of_run
 from pointup.cli.report.runs import read_run
+from pointup.datasets.pair_dataset import write_pairs
 from pointup.training.command_line import parse_command_line
 from pointup.training.config import TrainConfig, as_dict
 
@@ -95,6 +96,15 @@ def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_
     assert found == (
         [f"- On its validation data the network alone is {verdict}."] if verdict else []
     )
+
+
+def test_a_card_has_the_unit_of_the_surveys(tmp_path: Path) -> None:
+    sheet = tmp_path / "pairs"
+    # Simulated scenes are in metres.
+    write_pairs([pair(0)], [pair(1)], sheet, info={"made_by": "tests", "recipe": 1})
+    run = read_run(make_run(tmp_path / "run", sheet, 1e-3, [0.9]), "run")
+    card = card_of_run(run, Upsampler(**SMALL), "me/wavy", "mit", "", "")
+    assert "| Chamfer, m | 0.45 | 0.5 |" in card
 
 
 def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None:

@@ -147,6 +147,23 @@ def rows_of_validation(runs: list[Path]) -> tuple[str, list[str]]:
     return note[1] if note else "", [row[0] for row in cells_of(section)[1:]]
 
 
+def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(
+    data: Path, tmp_path: Path
+) -> None:
+    metres = tmp_path / "scenes"
+    write_pairs([pair(0)], [pair(1)], metres, info={"made_by": "tests", "recipe": 1})
+    first, second, unknown = (
+        make_run(tmp_path / name, pairs, 0.003, [0.9])
+        for name, pairs in (("a", metres), ("b", metres), ("c", data))
+    )
+    for runs, summary, table in (
+        ([first, second], "Chamfer, m", "Chamfer, m"),
+        ([first, unknown], "Chamfer", "Chamfer, data unit"),
+    ):
+        cells = cells_of(report_html(read_runs(runs), None, "", ""))
+        assert summary in cells[0] and ["", table] in cells
+
+
 def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, data, 0.003, [0.9]) for name in ("city", "forest", "hill")]
     not_yet = make_run(tmp_path / "not yet", data, 0.003, [])

@@ -19,6 +19,7 @@ from pointup.io.length_unit import (
     LengthUnit,
     common_unit,
     dataset_unit,
+    known_unit,
     length_unit,
     names_geocentric,
     unit_of,
@@ -142,6 +143,24 @@ def test_a_joined_dataset_has_the_unit_of_its_datasets_if_they_agree(tmp_path: P
 
     assert unit("feet", "also_feet") == "ft"
     assert unit("feet", "metres") == "unit"
+
+
+def test_several_datasets_have_a_unit_if_it_is_known_and_the_same(tmp_path: Path) -> None:
+    for name, info in (
+        ("scenes", '{"recipe": 1}'),
+        ("more", '{"recipe": 1}'),
+        ("unknown", "{}"),
+        ("damaged", "{"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pointup.json").write_text(info)
+
+    def unit(*names: str) -> str:
+        return known_unit(tmp_path / name for name in names)
+
+    assert unit("scenes", "more") == "m"
+    assert unit("unknown") == unit("scenes", "unknown") == unit("scenes", "damaged") == ""
+    assert unit("gone") == ""
 
 
 US_FOOT = unit_of(1200 / 3937)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -137,6 +138,19 @@ def test_the_first_evaluation_says_that_its_figures_are_those_of_the_network_alo
             printed = " ".join(capsys.readouterr().err.split())
             assert printed.count("Figures of the network alone.") == times
             assert printed.count("`pointup evaluate pairs --as-written` measures") == times
+
+
+@pytest.mark.parametrize(("unit", "shown"), [("US ft", "US ft"), ("", "data unit")])
+def test_the_table_of_an_evaluation_names_the_unit_of_the_surveys(
+    unit: str,
+    shown: str,
+    accelerator: Accelerator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+        monitor.validation(50, replace(RESULT, unit=unit))
+    assert capsys.readouterr().err.splitlines()[1].split() == [*shown.split(), "x1e-3", "x1e-3"]
 
 
 def test_a_chart_holds_what_its_title_says_and_each_once(

@@ -15,7 +15,7 @@ import pointup
 from pointup.cli.report.runs import RunRecord, differing_options
 from pointup.cli.report.samples import samples_of_runs
 from pointup.errors import PointupError
-from pointup.evaluation.cloud_metrics import METRICS
+from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
 from pointup.training.command_line import flag_of
@@ -134,6 +134,7 @@ def _figures(run: RunRecord) -> str:
         return "The run ended before its first evaluation."
     rows: dict[str, dict[str, float]] = run.best["validation"]
     names = [name for name in SHOWN_METRICS if any(name in figures for figures in rows.values())]
+    known = metrics_in(run.unit)
     titles = [ROW_LABELS.get(row, row) for row in rows]
     lines = [
         f"Validation at step {run.best['step']:,}; lower is better. The Chamfer distance is "
@@ -146,11 +147,11 @@ def _figures(run: RunRecord) -> str:
         "|---" + "|---:" * len(rows) + "|",
     ]
     for name in names:
-        metric = METRICS[name]
+        metric = known[name]
         unit = f", {metric.unit}" if metric.unit else ""
         cells = [_number(figures.get(name)) for figures in rows.values()]
         lines.append(f"| {metric.title}{unit} | " + " | ".join(cells) + " |")
-    lines += ["", *(f"- {METRICS[n].title}: {METRICS[n].convention}" for n in names)]
+    lines += ["", *(f"- {known[n].title}: {known[n].convention}" for n in names)]
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ import pointup
 from pointup.cli.report.curves import curve_charts
 from pointup.cli.report.runs import RunRecord, differing_options, differing_references
 from pointup.cli.report.samples import Samples
-from pointup.evaluation.cloud_metrics import METRICS
+from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
 from pointup.visualization.viewer.document import html_head, viewer_html
 
@@ -59,7 +59,7 @@ def _runs(runs: Sequence[RunRecord]) -> Cells:
         "run",
         "steps",
         "best step",
-        "Chamfer",
+        f"Chamfer, {_unit(runs)}".rstrip(", "),
         "share of the midpoint baseline",
         "data",
     ]
@@ -79,6 +79,12 @@ def _runs(runs: Sequence[RunRecord]) -> Cells:
             ]
         )
     return rows
+
+
+def _unit(runs: Sequence[RunRecord]) -> str:
+    """The unit of lengths of all runs; empty if it is unknown, or if they differ."""
+    units = {run.unit for run in runs}
+    return units.pop() if len(units) == 1 else ""
 
 
 def _charts(runs: Sequence[RunRecord]) -> str:
@@ -110,13 +116,14 @@ def _metrics(runs: Sequence[RunRecord]) -> str:
         else:
             rows.append((label, known[0].references[row]))
     given = list(dict.fromkeys(name for _, figures in rows for name in figures))
-    names = [name for name in METRICS if name in given]
-    head = ["", *(f"{METRICS[name].title}, {METRICS[name].unit}".rstrip(", ") for name in names)]
+    metrics = metrics_in(_unit(evaluated))
+    names = [name for name in metrics if name in given]
+    head = ["", *(f"{metrics[name].title}, {metrics[name].unit}".rstrip(", ") for name in names)]
     body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows]
     conventions = "".join(
-        f"<li>{escape(METRICS[name].title)}: {escape(METRICS[name].convention)}</li>"
+        f"<li>{escape(metrics[name].title)}: {escape(metrics[name].convention)}</li>"
         for name in names
-        if METRICS[name].convention
+        if metrics[name].convention
     )
     note = DIFFERENT_DATA if differing else ""
     return (

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from pointup.errors import FileError
+from pointup.io.length_unit import METRE, known_unit
 from pointup.training.config import TrainConfig, as_dict, flattened
+from pointup.training.data_sources import data_sources
 from pointup.training.renamed_options import with_current_options
 
 NOT_COMPARED = frozenset({"output_dir"})
@@ -64,6 +66,12 @@ class RunRecord:
         """Metrics of the clouds that no network made, at the best evaluation; empty without one."""
         rows = self.best["validation"] if self.best else {}
         return {row: figures for row, figures in rows.items() if row != "model"}
+
+    @cached_property
+    def unit(self) -> str:
+        """The unit of lengths of its datasets; empty if unknown. Procedural pairs are in metres."""
+        sources = data_sources(self.options.get("data") or ())
+        return known_unit(source.name for source in sources) if sources else METRE.name
 
     def curve(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of a training curve; values that are not finite are left out."""

@@ -13,6 +13,7 @@ import numpy as np
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
+from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.terminal import literal
 from pointup.training.config import TrainConfig
 from pointup.training.distributed.accelerator import peak_memory_bytes
@@ -189,7 +190,7 @@ class Monitor:
         self.trackers.log_references(step, rows, references)
         title = f"step {step:,}"
         self.print(
-            evaluation_table(rows, title=title, conventions=self.num_evaluations == 0)
+            evaluation_table(rows, metrics_in(result.unit), title, self.num_evaluations == 0)
             + f"\n{share_line(share, lower)}"
             + (f"\n{validation_table(by_dataset)}" if by_dataset else "")
             + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if self.num_evaluations == 0 else "")
