@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from pointup.geometry.midpoints import slot_ranks
 from pointup.model.children import LARGEST_LOG_ERROR
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling.single_pass.groups import near_groups
 from pointup.upsampling.single_pass.neighborhood import Neighborhood, gather_neighborhood
 from pointup.upsampling.single_pass.reach import SLACK
 from pointup.upsampling.store.region import Region
@@ -79,6 +81,12 @@ class Candidates:
             self.quota[start:stop],
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Candidates]) -> Candidates:
+        """The candidates of several lists of parents, one after another."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
     def copies(self, rejected: np.ndarray) -> Candidates:
         """The candidates with the `rejected` (M,) children replaced by copies of their parents."""
         return replace(
@@ -100,11 +108,32 @@ def make_candidates(
 ) -> Candidates:
     """Children of the points at places `core` of the region, `num_slots` (C,) of each.
 
-    The model runs while `device_lock` is held, with at most `children_per_call` children at a time.
-    The largest distance of children to a point is `ModelConfig.reach` times its local spacing in
-    the first pass (`is_first`), and its attribute `SLACK` in a later pass. Raises ModelError if the
-    output of the model is not finite, ConfigError if the device runs out of memory.
+    The points are in the order of the store. The model runs while `device_lock` is held, with at
+    most `children_per_call` children at a time. The largest distance of children to a point is
+    `ModelConfig.reach` times its local spacing in the first pass (`is_first`), and its attribute
+    `SLACK` in a later pass. Raises ModelError if the output of the model is not finite, ConfigError
+    if the device runs out of memory.
     """
+    limits = device, children_per_call, device_lock, is_first
+    return Candidates.joined(
+        [
+            _of_group(model, region, core[group], num_slots[group], *limits)
+            for group in near_groups(region, core)
+        ]
+    )
+
+
+def _of_group(
+    model: Upsampler,
+    region: Region,
+    core: np.ndarray,
+    num_slots: np.ndarray,
+    device: torch.device,
+    children_per_call: int,
+    device_lock: AbstractContextManager[object],
+    is_first: bool,
+) -> Candidates:
+    """`make_candidates` for points that are near each other."""
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
         ones = np.ones(len(core), dtype=np.float32)

@@ -15,7 +15,7 @@ class Neighborhood:
     """C core points, and all other points that their children depend on.
 
     Attributes:
-        pos: (N, 3) float32, the core points first.
+        pos: (N, 3) float32, the core points first, relative to the middle of these.
         index: (N, K) int64 neighbours, each point itself first; -1 where no child depends on them.
         squared: (N, K) float32 squared distances.
         slot_index: (C, R) int64, the neighbour that each slot of each core point belongs to.
@@ -100,8 +100,8 @@ def gather_neighborhood(
     index[:known] = place[found.nearest]
     squared[:known] = np.square(found.distance)
     positions = region.rows["position"][reached]
-    # Centred in float64, so that differences of neighbours are exact in float32.
-    centre = (positions.min(axis=0) + positions.max(axis=0)) / 2
-    pos = (positions - centre).astype(np.float32)
+    # Centred in float64, so that differences of neighbours are exact in float32. At the median,
+    # because single points far from all others must not move the centre away from these.
+    pos = (positions - np.median(positions[: len(core)], axis=0)).astype(np.float32)
     slots = found.of_core[:, ranks]
     return Neighborhood(pos, index, squared, place[slots], reached, place[found.columns])

@@ -32,6 +32,7 @@ class Store:
     """A cloud in a directory, split into blocks: boxes in bisection order.
 
     Attributes:
+        resolution: step of the grid that positions are rounded to, 2**-14 of their spacing or less.
         frame: the coordinates of positions. Their origin is the cloud's lowest corner, so that
             results do not depend on the origin of the coordinates in the file.
         block_ptr: (B + 1,) int64, block b has the rows block_ptr[b]:block_ptr[b + 1].
@@ -47,8 +48,8 @@ class Store:
         self.directory = directory
         with np.load(directory / "blocks.npz") as tables:
             self.frame = Frame(tables["origin"], tables["axes"], float(tables["unit"]))
-            self.block_ptr = tables["block_ptr"]
-            self.block_keys = tables["block_keys"]
+            self.resolution = float(tables["resolution"])
+            self.block_ptr, self.block_keys = tables["block_ptr"], tables["block_keys"]
             self.low, self.high = tables["low"], tables["high"]
             self.num_read, self.num_taken = tables["num_read"], tables["num_taken"]
             self._repeated_ptr = tables["repeated_ptr"]
@@ -169,7 +170,6 @@ def _build(
         frame = Frame.upright(low)
         if not upright:
             frame, extent = own_frame(lambda: (chunk["position"] for chunk in spooled()))
-
         resolution = grid_resolution(
             lambda: (frame.from_file(chunk["position"]) for chunk in spooled()), extent
         )
@@ -193,7 +193,11 @@ def _build(
             repeated = directory / "repeated"
             blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
         blocks |= {"origin": frame.origin, "axes": frame.axes, "unit": np.array(frame.unit)}
-        blocks |= {"num_read": numbers[0], "num_taken": numbers[1]}
+        blocks |= {
+            "num_read": numbers[0],
+            "num_taken": numbers[1],
+            "resolution": np.array(resolution),
+        }
         np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)

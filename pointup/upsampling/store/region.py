@@ -44,6 +44,11 @@ class Region:
         return len(self.rows)
 
     @property
+    def resolution(self) -> float:
+        """Step of the grid that positions are rounded to."""
+        return self._store.resolution
+
+    @property
     def num_points(self) -> int:
         """Number of points of the whole cloud."""
         return len(self._store)
