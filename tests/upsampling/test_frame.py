@@ -52,6 +52,23 @@ def test_new_points_follow_a_cloud_that_is_moved_scaled_and_turned(
     assert np.mean(gaps < 1e-3 * spacing) >= 0.99
 
 
+def test_points_repeated_in_another_chunk_do_not_turn_the_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = np.random.default_rng(0).normal(size=(2600, 3)) * [3.0, 2.0, 1.0]
+    points = points[np.argsort(points[:, 0])]
+    frames = []
+    for name, cloud in (("once", points), ("again", np.concatenate([points, points[:1000]]))):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr("pointup.upsampling.store.point_store.CHUNK_SIZE", 500)
+        store = build_survey_store([[PointCloud(cloud)]], tmp_path / name, upright=False)
+        assert len(store) == 2600
+        frames.append(store.frame)
+    assert np.allclose(frames[0].axes, frames[1].axes, rtol=0, atol=1e-12)
+    assert np.allclose(frames[0].origin, frames[1].origin, rtol=0, atol=1e-12)
+    assert frames[0].unit == pytest.approx(frames[1].unit, rel=1e-12)
+
+
 @settings(max_examples=6)
 @given(
     st.integers(0, 1000),

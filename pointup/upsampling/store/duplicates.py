@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
 from pointup.io.noise import plain_name
@@ -73,14 +75,24 @@ def exact_positions(points: np.ndarray) -> np.ndarray:
     return key
 
 
-def first_of_places(points: np.ndarray) -> np.ndarray:
-    """Points (N, 3) without those at the position of an earlier one, in the same order."""
-    x = np.sort(points[:, 0])
-    if (x[1:] != x[:-1]).all():
-        return points
-    order = np.lexsort(points.T)
-    is_new = np.append(True, (points[order][1:] != points[order][:-1]).any(axis=1))
-    return points[np.sort(order[is_new])]
+def positions_of_places(
+    chunks: Callable[[], Iterator[np.ndarray]],
+) -> Callable[[], Iterator[np.ndarray]]:
+    """A function like `chunks`, for the positions (n, 3) of the rows; each place comes once.
+
+    `chunks` returns a new iterator over the rows at each call. A place is told by `exact`.
+    """
+    exact = [chunk["exact"].copy() for chunk in chunks()]
+    is_first = np.zeros(sum(map(len, exact)), bool)
+    is_first[np.unique(np.concatenate(exact), return_index=True)[1]] = True
+    of_chunks = np.split(is_first, np.cumsum([len(part) for part in exact])[:-1])
+
+    def positions() -> Iterator[np.ndarray]:
+        for chunk, kept in zip(chunks(), of_chunks, strict=True):
+            if kept.any():
+                yield chunk["position"][kept]
+
+    return positions
 
 
 def _content(rows: np.ndarray, only: tuple[str, ...] | None = None) -> np.ndarray:

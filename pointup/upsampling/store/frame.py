@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.upsampling.store.duplicates import first_of_places
+from pointup.upsampling.store.duplicates import positions_of_places
 
 # Below these, directions are ambiguous: the difference of two variances as a share of the largest
 # one, and the skewness.
@@ -56,30 +56,30 @@ class Frame:
         return (positions * self.unit) @ self.axes.T + self.origin
 
 
+def frame_of_places(rows: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
+    """`own_frame` of the positions in chunks of a store's rows, where each place counts once."""
+    return own_frame(positions_of_places(rows))
+
+
 def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
     """The frame of a cloud along its principal axes, and the cloud's extent (3,) in it.
 
     `chunks` returns a new iterator over the positions (n, 3) of the cloud at each call. Principal
     axes are ordered by variance and point where the cloud has its longer tail. Where variances are
     equal, the axes are those of the file; where tails are equal, the direction is. The unit makes
-    the longest side of the cloud 0.75 long. A place counts once, however many points of a chunk lie
-    in it.
+    the longest side of the cloud 0.75 long.
     """
-
-    def places() -> Iterator[np.ndarray]:
-        return map(first_of_places, chunks())
-
     sums, number = np.zeros(3), 0
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for points in places():
+    for points in chunks():
         low, high = np.minimum(low, points.min(axis=0)), np.maximum(high, points.max(axis=0))
     size = float((high - low).max())
-    for points in places():
+    for points in chunks():
         sums += ((points - low) / size).sum(axis=0)
         number += len(points)
     mean = low + size * sums / number
     second, third = np.zeros((3, 3)), np.zeros((9, 3))
-    for points in places():
+    for points in chunks():
         away = (points - mean) / size
         second += away.T @ away
         third += (away[:, :, None] * away[:, None, :]).reshape(-1, 9).T @ away
@@ -94,7 +94,7 @@ def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.nda
         is_clear = abs(skewness) > _LEAST_SKEWNESS * size_of_cubes
         axis *= np.sign(skewness if is_clear else axis[np.abs(axis).argmax()])
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
-    for points in places():
+    for points in chunks():
         turned = (points - mean) @ axes
         low, high = np.minimum(low, turned.min(axis=0)), np.maximum(high, turned.max(axis=0))
     unit = float((high - low).max()) / _EXTENT

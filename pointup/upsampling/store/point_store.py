@@ -16,7 +16,7 @@ import numpy as np
 from pointup.io.cloud import PointCloud, os_errors
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 from pointup.upsampling.store.duplicates import FILE_BITS, order_places, order_points
-from pointup.upsampling.store.frame import Frame, own_frame
+from pointup.upsampling.store.frame import Frame, frame_of_places
 from pointup.upsampling.store.resolution import grid_resolution
 from pointup.upsampling.store.spooling import spool_points
 
@@ -169,7 +169,7 @@ def _build(
 
         frame = Frame.upright(low)
         if not upright:
-            frame, extent = own_frame(lambda: (chunk["position"] for chunk in spooled()))
+            frame, extent = frame_of_places(spooled)
         resolution = grid_resolution(
             lambda: (frame.from_file(chunk["position"]) for chunk in spooled()), extent
         )
@@ -193,12 +193,8 @@ def _build(
             repeated = directory / "repeated"
             blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
         blocks |= {"origin": frame.origin, "axes": frame.axes, "unit": np.array(frame.unit)}
-        blocks |= {
-            "num_read": numbers[0],
-            "num_taken": numbers[1],
-            "resolution": np.array(resolution),
-        }
-        np.savez(directory / "blocks.npz", **blocks)  # type: ignore[arg-type]
+        blocks |= {"num_read": numbers[0], "num_taken": numbers[1]}
+        np.savez(directory / "blocks.npz", resolution=resolution, **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
 
