@@ -80,7 +80,7 @@ def positions_of_places(
 ) -> Callable[[], Iterator[np.ndarray]]:
     """A function like `chunks`, for the positions (n, 3) of the rows; each place comes once.
 
-    `chunks` returns a new iterator over the rows at each call. A place is told by `exact`.
+    `chunks` returns a new iterator over the rows at each call. `exact` identifies a place.
     """
     exact = [chunk["exact"].copy() for chunk in chunks()]
     is_first = np.zeros(sum(map(len, exact)), bool)
