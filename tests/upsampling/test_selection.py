@@ -69,6 +69,32 @@ def test_a_mass_of_duplicates_is_thinned_quickly_and_to_the_quota() -> None:
     assert (picked >= 20_000).sum() == 50
 
 
+@settings(max_examples=20)
+@given(st.integers(0, 10_000))
+def test_without_copies_every_place_is_picked_once_and_none_where_a_point_is(seed: int) -> None:
+    points, scale, cell, priority = candidates_on_a_plane(seed, 300)
+    rng = np.random.default_rng(seed)
+    points[:200] = points[rng.integers(200, 300, 200)]
+    cell = (points[:, 0] >= 0.5) * 2 + (points[:, 1] >= 0.5)
+    # Candidates in the same place may have different scales.
+    scale = scale * rng.choice([0.5, 1.0, 2.0], 300)
+    taken = points[-10:]
+    distance = cKDTree(taken).query(points)[0] / scale
+    quota = np.array([5, 100, 100, 100])
+    arguments = points, scale, distance, cell, quota, priority, first_radius(points, scale)
+    picked = select_evenly(*arguments, copies=False)
+    places = {tuple(place) for place in points.tolist()} - {tuple(p) for p in taken.tolist()}
+    found = [tuple(place) for place in points[picked].tolist()]
+    assert len(set(found)) == len(found) and set(found) <= places
+    x, y = np.array(sorted(places)).T[:2]
+    num_places = np.bincount((x >= 0.5) * 2 + (y >= 0.5), minlength=4)
+    num_picked = np.bincount(cell[picked], minlength=4)
+    assert num_picked[0] == 5
+    # Places closer together than a hundredth of the radius count as one.
+    assert (num_places - num_picked)[1:].sum() <= 3 and (num_places >= num_picked).all()
+    assert len(select_evenly(*arguments)) > len(picked)
+
+
 def test_boxes_that_touch_have_different_colors() -> None:
     rng = np.random.default_rng(0)
     low = rng.random((60, 3))

@@ -9,6 +9,7 @@ from scipy.spatial import cKDTree
 from sheets import CPU, StoreMaker, grid, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
+from pointup.errors import ConfigError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
@@ -174,6 +175,45 @@ def test_no_new_point_is_beyond_the_largest_distance() -> None:
         assert cKDTree(points).query(far)[0].max() > 0.5
         assert cKDTree(points).query(near)[0].max() <= 0.5
         assert 0 < len(near) <= len(far)
+
+
+def ground_and_leaves() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    points = rng.random((500, 3)) * (16, 16, 0.1)
+    points[300:, 2] = 3 + 3 * rng.random(200)
+    return points
+
+
+@pytest.mark.parametrize("originals", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{"ratio": 4.0}, {"ratio": 16.0}, {"ratio": 4.0, "oversampling": 2.0}, {"density": 20.0}],
+)
+def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
+    options: dict[str, float], originals: bool
+) -> None:
+    points, model = ground_and_leaves(), small_model(0.1)
+    options = {**options, "above_ground": True, "only_new": originals, "originals": originals}
+    for limit in (0.4, 0.05):
+        made = upsample(points, model=model, max_distance=limit, **options)
+        distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1, initial=np.inf)
+        assert len(made) < 20 * len(points) and (distance <= limit).all()
+        assert len(np.unique(made.round(6), axis=0)) == len(made)
+        if originals:
+            assert (distance > 1e-4).all()
+
+
+def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -> None:
+    for seed in range(6):
+        points = sheet(300, seed=seed) + UTM
+        made = upsample(points, 6.0, model=small_model(0.1), only_new=True, max_distance=0.7)
+        distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1)
+        assert 0.699 < distance.max() <= 0.7
+
+
+def test_a_largest_distance_below_the_rounding_of_positions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max distance 1e-09: positions are rounded by up to"):
+        upsample(sheet(50), model=small_model(), max_distance=1e-9)
 
 
 def test_the_seed_decides_between_equally_good_points() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pointup.errors import ConfigError
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
 from pointup.upsampling.covered import NEAR, is_covered
 from pointup.upsampling.ground import Ground
@@ -19,8 +20,9 @@ _ROUNDING = 1e-4
 class Measured:
     """The measured points of a pass over `store`: the points of `store` in the first pass, where
     `measured` is None. Positions are in the coordinates of `store`. `unit` is the length of their
-    unit in that of the file; `max_distance` is the one of the options, in their unit;
-    `reach` is that of the model, in local spacings."""
+    unit in that of the file; `max_distance` is the one of the options, in their unit, from positions
+    on the grid of the store; `reach` is that of the model, in local spacings. Raises ConfigError if
+    `max_distance` is finer than the grid."""
 
     def __init__(
         self, store: Store, measured: Store | None, options: UpsampleOptions, reach: float
@@ -33,13 +35,27 @@ class Measured:
         self.unit = self._store.frame.unit
         self.max_distance = None
         if options.max_distance is not None:
-            self.max_distance = options.max_distance / self.unit
+            # The grid moves a measured point by up to half the diagonal of a cell.
+            rounding = 3**0.5 / 2 * self._store.resolution
+            self.max_distance = options.max_distance / self.unit - rounding
+            if self.max_distance <= 0:
+                raise ConfigError(
+                    f"max distance {options.max_distance:g}: positions are rounded by up to "
+                    f"{rounding * self.unit:.3g}; give a larger one"
+                )
         self.reach = Reach(self._store)
 
-    def distance(self, region: Region, points: np.ndarray) -> np.ndarray:
-        """Distance (Q,) of points (Q, 3) to the nearest measured point; `region` is of `store`."""
-        gaps: np.ndarray = self._nearest(region, points, 1)[1][:, 0]
-        return gaps
+    def is_far(self, region: Region, points: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        """Whether candidates (Q, 3) are farther than `max_distance` from measured points.
+
+        `region` is of `store`; `distance` (Q,) is that to the nearest point of `store`.
+        """
+        if self.max_distance is None:
+            return np.zeros(len(points), dtype=bool)
+        if self._is_other:
+            distance = self._nearest(region, points, 1)[1][:, 0]
+        is_far: np.ndarray = distance > self.max_distance
+        return is_far
 
     def is_hidden(self, points: np.ndarray, is_near: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) lie below the ground or below a closed surface, such as a roof; all
@@ -105,6 +121,20 @@ class Measured:
             "is_below": is_below,
             "attributes": attributes,
         }
+
+    def is_kept(self, points: np.ndarray, distance: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3), settled at a `distance` (Q,) from measured ones, are written.
+
+        All are, because numbers are exact. With `max_distance`, which allows fewer points, only one
+        in each place, and none in the place of a measured point that the output keeps.
+        """
+        if self.max_distance is None:
+            return np.ones(len(points), dtype=bool)
+        kept = np.zeros(len(points), dtype=bool)
+        kept[np.unique(points, axis=0, return_index=True)[1]] = True
+        if self._options.originals:
+            kept &= distance > self._store.resolution / 2
+        return kept
 
     def _ground(self, points: np.ndarray) -> Ground:
         """The ground below points (Q, 3), Q > 0."""

@@ -18,6 +18,8 @@ _SHRINK = 0.87
 _NUM_LEVELS = 24
 # Of points closer together than this share of the first radius only one is picked on any level.
 _SAME_PLACE = 0.1
+# Points closer together than this share of it are copies.
+_COPY = 0.01
 
 
 def first_radius(points: np.ndarray, scale: np.ndarray, num_within: int = NUM_WITHIN) -> float:
@@ -41,6 +43,7 @@ def select_evenly(
     quota: np.ndarray,
     priority: np.ndarray,
     radius: float,
+    copies: bool = True,
 ) -> np.ndarray:
     """Indices, ascending, of an even subset of points (M, 3) with `quota` (C,) points in each cell.
 
@@ -49,9 +52,18 @@ def select_evenly(
     inf for none, negative for a point that must not be picked. `cell` (M,) is the number of each
     point's cell; a cell with fewer points than its quota gives all of them. `priority` (M,), all
     different, breaks ties: the higher one is picked. `radius` is the radius of the first level.
+    Without `copies`, no point is picked in the place of one that is picked already, and only one of
+    several in the same place.
     """
     distance, left = distance.copy(), quota.copy()
     is_open = (distance >= 0) & (left > 0)[cell]
+    if not copies:
+        is_open &= distance >= _COPY * radius
+        alone = np.flatnonzero(is_open)
+        # The same cubes for all: copies of a point may differ in scale.
+        size = np.full(len(points), _COPY / _SAME_PLACE * np.median(scale))
+        is_open[:] = False
+        is_open[_distinct_places(points, size, alone, radius, priority)] = True
     apart = np.flatnonzero(is_open & (distance >= _SAME_PLACE * radius))
     distinct = _distinct_places(points, scale, apart, radius, priority)
     one, other, gap = _close_pairs(points, scale, distinct, radius)

@@ -190,18 +190,14 @@ class UpsamplingPass:
                 if len(kept) and len(points):
                     gap = cKDTree(kept).query(points, distance_upper_bound=radius * scale.max())[0]
                     distance = np.minimum(distance, gap / scale)
-        if self._measured.max_distance is not None and len(points):
-            away = found.distance
-            if self.measured is not None:
-                away = self._measured.distance(region, points)
-            distance[away > self._measured.max_distance] = -1.0
         start = int(self.store.block_ptr[block])
         priority = shuffled(self.options.seed, start + parent, found.slot)
         picked = np.empty(0, dtype=np.int64)
         if len(points):
-            picked = select_evenly(
-                points, scale, distance, cell[parent], self._quotas[block], priority, radius
-            )
+            distance[self._measured.is_far(region, points, found.distance)] = -1.0
+            numbers = cell[parent], self._quotas[block], priority
+            copies = self._measured.max_distance is None
+            picked = select_evenly(points, scale, distance, *numbers, radius, copies)
         points, row = points[picked], parent[picked]
         attributes = region.rows["attributes"][core]
         self._files.save(
@@ -214,7 +210,8 @@ class UpsamplingPass:
         )
 
     def relax_block(self, block: int) -> None:
-        """Relax the selected points of a block, and compute what `Measured.settle` returns."""
+        """Relax the selected points of a block, and compute what `Measured.settle` returns of those
+        that `Measured.is_kept` keeps."""
         with self._files.load(block, "picked") as saved:
             picked = {name: saved[name] for name in saved.files}
         region = Region(self.store, block, block + 1)
@@ -230,8 +227,10 @@ class UpsamplingPass:
             config, points = self.model.config, np.concatenate([selected, free])
             limits = config.relaxation_residual, config.volume_relaxation
             points = relax(points, fixed, self.num_steps, sheets, *limits)[: len(selected)]
-        settled = self._measured.settle(region, points, selected)
-        self._files.save(block, "points", **picked | settled)
+        new = picked | self._measured.settle(region, points, selected)
+        kept = self._measured.is_kept(new["position"], new["distance"])
+        of_rows = {"target_count": new.pop("target_count")}
+        self._files.save(block, "points", **of_rows, **{name: new[name][kept] for name in new})
 
     def _around(self, block: int, selected: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
         """Points around the `selected` (M, 3) of a block for their relaxation: new points (F, 3)
