@@ -203,12 +203,24 @@ def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
             assert (distance > 1e-4).all()
 
 
+def test_no_point_of_a_later_pass_is_moved_to_a_measured_one_with_a_largest_distance() -> None:
+    # Beside a dense place, points of the second pass are out of reach.
+    points = np.random.default_rng(5).normal(size=(200, 3))
+    points[:100] *= 0.1
+    made = upsample(points, 16.0, model=small_model(0.1), only_new=True, max_distance=0.5)
+    assert np.linalg.norm(made[:, None] - points, axis=2).min() > 1e-4
+    assert len(np.unique(made.round(6), axis=0)) == len(made)
+
+
 def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -> None:
-    for seed in range(6):
-        points = sheet(300, seed=seed) + UTM
-        made = upsample(points, 6.0, model=small_model(0.1), only_new=True, max_distance=0.7)
+    # Most points are far apart, so that the grid is coarse.
+    sparse = sheet(200, side=16_000.0) + [100.0, 0, 0]
+    for seed in range(3):
+        points = np.concatenate([sheet(190, side=12.0, seed=seed), sparse]) + UTM
+        options = {"above_ground": True, "only_new": True, "max_distance": 0.5}
+        made = upsample(points, 8.0, model=small_model(0.1), **options)
         distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1)
-        assert 0.699 < distance.max() <= 0.7
+        assert 0.4 < distance.max() <= 0.5
 
 
 def test_a_largest_distance_below_the_rounding_of_positions_is_refused() -> None:
