@@ -214,7 +214,7 @@ def test_no_point_of_a_later_pass_is_moved_to_a_measured_one_with_a_largest_dist
 
 def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -> None:
     # Most points are far apart, so that the grid is coarse.
-    sparse = sheet(200, side=16_000.0) + [100.0, 0, 0]
+    sparse = sheet(200, side=16_000.0) + np.array([100.0, 0, 0])
     for seed in range(3):
         points = np.concatenate([sheet(190, side=12.0, seed=seed), sparse]) + UTM
         options = {"above_ground": True, "only_new": True, "max_distance": 0.5}

@@ -68,7 +68,8 @@ def _lock_each(targets: Sequence[Path], stack: ExitStack) -> None:
                     own.acquire(blocking=False)
                     stack.callback(own.release)
                     held = lock
-            except (Timeout, FileExistsError):
+            except (Timeout, FileExistsError, FileNotFoundError):
+                # Not found: the other call ends, and deletes its folder at this moment.
                 message = f"{target}: another call upsamples into it; wait for its end"
                 raise FileError(message) from None
             # Before the release: only the holder of a lock may delete it.

@@ -20,7 +20,7 @@ _ROUNDING = 1e-4
 class Measured:
     """The measured points of a pass over `store`: the points of `store` in the first pass, where
     `measured` is None. Positions are in the coordinates of `store`. `unit` is the length of their
-    unit in that of the file; `max_distance` is the one of the options, in their unit, from positions
+    unit in that of the file; `max_distance` is the one of the options, in their unit, to positions
     on the grid of the store; `reach` is that of the model, in local spacings. Raises ConfigError if
     `max_distance` is finer than the grid."""
 
