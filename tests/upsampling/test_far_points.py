@@ -90,6 +90,7 @@ def test_groups_are_near_or_few_and_hold_each_point_once(
         side = 1000 * 2**14 * store.resolution
         for group in groups:
             points = region.rows["position"][core[group]]
+            assert near_groups(region, core[group]) == [slice(0, len(points))]
             assert len(points) <= 64 or np.ptp(points, axis=0).max() < 1.03 * side
         if np.ptp(region.rows["position"], axis=0).max() < side:
             assert len(groups) == 1

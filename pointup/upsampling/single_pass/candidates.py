@@ -114,26 +114,14 @@ def make_candidates(
     `SLACK` in a later pass. Raises ModelError if the output of the model is not finite, ConfigError
     if the device runs out of memory.
     """
-    limits = device, children_per_call, device_lock, is_first
-    return Candidates.joined(
-        [
-            _of_group(model, region, core[group], num_slots[group], *limits)
-            for group in near_groups(region, core)
+    groups = near_groups(region, core)
+    if len(groups) > 1:
+        limits = device, children_per_call, device_lock, is_first
+        parts = [
+            make_candidates(model, region, core[group], num_slots[group], *limits)
+            for group in groups
         ]
-    )
-
-
-def _of_group(
-    model: Upsampler,
-    region: Region,
-    core: np.ndarray,
-    num_slots: np.ndarray,
-    device: torch.device,
-    children_per_call: int,
-    device_lock: AbstractContextManager[object],
-    is_first: bool,
-) -> Candidates:
-    """`make_candidates` for points that are near each other."""
+        return Candidates.joined(parts)
     if not num_slots.any():
         nothing = np.empty((0, 3), dtype=np.float32)
         ones = np.ones(len(core), dtype=np.float32)

@@ -20,7 +20,7 @@ def near_groups(region: Region, core: np.ndarray) -> list[slice]:
 
     Mostly there is one. Where points are very far apart, such as a scan and a stray return at the
     origin of its coordinate system, differences between neighbours would be lost in float32. The
-    groups depend on these points only.
+    groups depend on these points only. A group by itself is one group.
     """
     rows = region.rows[core]
     # The last entry of `reduceat` needs a row behind the end.

@@ -15,7 +15,7 @@ class Neighborhood:
     """C core points, and all other points that their children depend on.
 
     Attributes:
-        pos: (N, 3) float32, the core points first, relative to the middle of these.
+        pos: (N, 3) float32, the core points first, relative to the median of these.
         index: (N, K) int64 neighbours, each point itself first; -1 where no child depends on them.
         squared: (N, K) float32 squared distances.
         slot_index: (C, R) int64, the neighbour that each slot of each core point belongs to.
