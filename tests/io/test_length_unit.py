@@ -166,6 +166,15 @@ def test_several_datasets_have_a_unit_if_it_is_known_and_the_same(tmp_path: Path
 US_FOOT = unit_of(1200 / 3937)
 
 
+def write_with_keys(path: Path, keys: dict[int, int]) -> None:
+    """Write a survey whose coordinate system is described by GeoTIFF keys."""
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
+    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
+    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
+    laspy.LasData(header).write(path)
+
+
 @pytest.mark.parametrize(
     ("keys", "unit"),
     [
@@ -180,11 +189,7 @@ US_FOOT = unit_of(1200 / 3937)
 def test_units_beside_the_code_of_a_projection_count(
     keys: dict[int, int], unit: LengthUnit, tmp_path: Path
 ) -> None:
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
-    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
-    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
-    laspy.LasData(header).write(tmp_path / "a.las")
+    write_with_keys(tmp_path / "a.las", keys)
     assert length_unit(tmp_path / "a.las") == unit
 
 
@@ -206,10 +211,6 @@ def test_units_beside_the_code_of_a_projection_count(
 def test_keys_say_that_coordinates_are_geographic_or_geocentric_also_without_a_code(
     keys: dict[int, int], unit: LengthUnit, is_geocentric: bool, tmp_path: Path
 ) -> None:
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
-    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
-    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
-    laspy.LasData(header).write(tmp_path / "a.las")
+    write_with_keys(tmp_path / "a.las", keys)
     assert length_unit(tmp_path / "a.las") == unit
     assert names_geocentric(tmp_path / "a.las") == is_geocentric
