@@ -17,6 +17,7 @@ from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file, shipped_options
 from pointup.training.data_sources import data_sources
 from pointup.training.renamed_options import with_current_options
+from pointup.upsampling.options import LARGEST_RATIO
 
 if TYPE_CHECKING:
     # The training modules take seconds and 200 MB to import; upsampling uses this module too.
@@ -27,9 +28,6 @@ PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
 
 MAX_RATIO = 16.0
 """The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
-
-LARGEST_RATIO = 100.0
-"""Of `pointup upsample` without `--force`."""
 
 PRESETS_OF = {
     "prepare pairs": "airborne_to_drone",

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pointup.errors import ConfigError
 from pointup.model.config import MAX_OVERSAMPLING, MAX_PASS_RATIO, ModelConfig
 
+LARGEST_RATIO = 100.0
+"""Largest ratio of `pointup upsample` without `--force`."""
+
 MAX_LOCAL_RATIO = 16.0
 """Largest number of output points for one input point at a target density, for a model whose
 `max_pass_ratio` is not larger."""

@@ -24,12 +24,11 @@ from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import Summary
-from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
+from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.single_pass.density import UnreachedArea
 from pointup.upsampling.store.point_store import Store
 
-MAX_RATIO = 100.0
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
@@ -224,7 +223,7 @@ def _check_size(
         num_out = min(num_out, num_points + round(options.density * area))
         what = f"density {options.density:g} makes up to"
     size = num_out * POINT_BYTES
-    if options.ratio > MAX_RATIO or num_out > MAX_POINTS:
+    if options.ratio > LARGEST_RATIO or num_out > MAX_POINTS:
         raise ConfigError(
             f"{survey_text(jobs)}: {what} {num_out:,} points of "
             f"{num_points:,}, about {_in_units(size)}; lower it, or add --force"
