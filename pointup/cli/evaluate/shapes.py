@@ -18,6 +18,8 @@ from pointup.cli.output_files import Picture, View
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pointup.evaluation.cloud_metrics import Figures
     from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
     from pointup.model.upsampler import Upsampler
@@ -82,7 +84,7 @@ class Shapes:
 
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
-        from pointup.evaluation.shape_sets import in_another_frame, is_subset
+        from pointup.evaluation.shape_sets import StoredShapes, in_another_frame, is_subset
         from pointup.evaluation.shapes import evaluate_shape, shape_metrics
         from pointup.model.config import MAX_PASS_RATIO
         from pointup.upsampling.options import pass_ratios
@@ -125,7 +127,7 @@ class Shapes:
             f"{', --denoise' if self.denoise else ''}; protocol {self.protocol}",
             *_notes(each, num_subsets, num_other_sizes),
             *_notes_on_frames(elsewhere),
-            *_notes_on_files(shapes),
+            *_notes_on_files(shapes.without_truth if isinstance(shapes, StoredShapes) else {}),
         ]
         having = {row: sum(row in rows[0] for rows in by_name.values()) for row in means}
         summary = {_title(row, having[row], len(names)): means[row] for row in ROWS if row in means}
@@ -272,12 +274,12 @@ def _notes_on_frames(elsewhere: Mapping[str, Sequence[str]]) -> list[str]:
     ]
 
 
-def _notes_on_files(shapes: StoredShapes | DrawnShapes) -> list[str]:
+def _notes_on_files(without_truth: Mapping[Path, Sequence[Path]]) -> list[str]:
     """Which files were left out, because nothing is there to compare them with."""
     return [
         f"files of {folder} without a truth of their name, left out: {len(paths)}, the first "
         f"{paths[0].name}"
-        for folder, paths in getattr(shapes, "without_truth", {}).items()
+        for folder, paths in without_truth.items()
     ]
 
 
