@@ -34,7 +34,8 @@ def plan_of_run(run: Run) -> str:
         "weights": f"{run.reduction.num_weights:,}",
         "initial model": config.initial_model or "none, random weights",
         "processes": f"{accelerator.num_processes}, of "
-        f"{config.accumulation_steps} micro-batches per step",
+        f"{config.accumulation_steps} micro-batch"
+        f"{'es' if config.accumulation_steps > 1 else ''} per step",
         "token budget": describe_budget(config, data, sampler.token_budget, fill),
         "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
         "steps": length_of_run(config, run.schedule, sampler.num_steps),
