@@ -40,7 +40,8 @@ def attributes_between(
 ) -> np.ndarray:
     """Attributes of Q points, interpolated from their neighbours: a structured array (Q,).
 
-    Those of `INTERPOLATED` are, those of `OF_MEASUREMENTS` are 0, others those of the nearest.
+    Attributes of `INTERPOLATED` are means, those of `OF_MEASUREMENTS` are 0, and all others are
+    those of the nearest point.
     Weights are proportional to the inverse distance; values that are not numbers have none, as long
     as another neighbour has a value. A colour that is packed into one number is
     copied from the nearest. distance: (Q, k) ascending, to the rows `nearest` (Q, k) of the

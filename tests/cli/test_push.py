@@ -55,7 +55,8 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     card = ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.library_name == "pointup"
     assert "is 90.0% of that of the midpoint baseline" in card.text
-    assert "the mean of the ratios of the pairs, and the table has the means" in card.text
+    assert "On average over the pairs, the Chamfer distance is " in card.text
+    assert "The table has the means over the pairs." in card.text
     assert card.text.count("Figures of the network alone.") == 1
     assert "| Chamfer, data unit | 0.45 | 0.5 |" in card.text
     assert "Pairs of `pairs`." in card.text and "| made by | tests |" in card.text

@@ -137,9 +137,9 @@ def _figures(run: RunRecord) -> str:
     known = metrics_in(run.unit)
     titles = [ROW_LABELS.get(row, row) for row in rows]
     lines = [
-        f"Validation at step {run.best['step']:,}; lower is better. The Chamfer distance is "
-        f"{run.best['share_of_midpoints']:.1%} of that of the midpoint baseline, midpoints without "
-        "a network: this is the mean of the ratios of the pairs, and the table has the means.",
+        f"Validation at step {run.best['step']:,}; lower is better. On average over the pairs, the "
+        f"Chamfer distance is {run.best['share_of_midpoints']:.1%} of that of the midpoint "
+        "baseline, which uses no network. The table has the means over the pairs.",
         "",
         NETWORK_ALONE,
         "",
