@@ -1,74 +1,31 @@
-"""`pointup upsample` on parts: bounds, shards, and calls that continue where others stopped."""
+"""`pointup upsample` on parts of a survey: bounds and shards."""
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-import subprocess
-import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
 import laspy
 import numpy as np
 import pytest
 from copc_files import write_copc
-from filelock import FileLock
 from scipy.spatial import cKDTree
+from tile_row import CORNER, WIDTH, rows, surface, upsample, write_las, write_model, write_tiles
 
-from pointup.cli.main import main
 from pointup.cli.upsample import selection
 from pointup.cli.upsample.window_index import NOT_WRITTEN
 from pointup.io.files import read_points
-from pointup.model.upsampler import Upsampler
-
-CORNER = np.array([500_000.0, 4_000_000.0, 10.0])
-WIDTH = 40.0
-
-
-def surface(number: int, seed: int, width: float = 3 * WIDTH) -> np.ndarray:
-    xy = np.random.default_rng(seed).random((number, 2)) * [width, WIDTH]
-    z = 2 * np.sin(xy[:, 0] / 7) + xy[:, 1] / 20
-    return (CORNER + np.column_stack([xy, z])).round(3)
-
-
-def write_las(path: Path, points: np.ndarray) -> None:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.scales, header.offsets = [0.001] * 3, CORNER
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.T
-    las.write(path)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from runs import SMALL
-
-    folder = tmp_path_factory.mktemp("model")
-    Upsampler(**asdict(SMALL)).save_pretrained(folder)
-    return folder
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def tiles(tmp_path: Path) -> Path:
-    """Three files side by side in a row, one survey."""
-    points = surface(1200, 0)
-    (tmp_path / "tiles").mkdir()
-    column = ((points[:, 0] - CORNER[0]) // WIDTH).astype(int)
-    for i in range(3):
-        write_las(tmp_path / "tiles" / f"{i}.las", points[column == i])
-    return tmp_path / "tiles"
-
-
-def upsample(model: Path, *words: object) -> int:
-    arguments = ("upsample", *words, "--model", model, "--ratio", 2)
-    return main([str(word) for word in arguments])
-
-
-def rows(path: Path) -> set[tuple[float, ...]]:
-    return set(map(tuple, read_points(path, attributes=False).positions.tolist()))
+    return write_tiles(tmp_path / "tiles")
 
 
 def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_the_whole(
@@ -250,146 +207,6 @@ def test_a_shard_whose_own_files_are_damaged_reports_them_and_ends(
     (tiles / "2.las").write_bytes(content)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--shard", "3/3") == 1
     assert "2.las: has points outside of the extent" in capsys.readouterr().err
-
-
-def test_a_second_call_skips_what_is_written_and_says_so(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert upsample(model, tiles, "-o", out, "--separate") == 0
-    assert "3 files written: from 1,200 to 2,400 points" in capsys.readouterr().out
-    times = {p.name: p.stat().st_mtime_ns for p in out.glob("*.las")}
-
-    def rewritten() -> set[str]:
-        now = {p.name: p.stat().st_mtime_ns for p in out.glob("*.las")}
-        changed = {name for name in now if now[name] != times.get(name)}
-        times.update(now)
-        return changed
-
-    (out / "1.las").unlink()
-    assert upsample(model, tiles, "-o", out, "--separate") == 0
-    text = capsys.readouterr().out
-    assert rewritten() == {"1.las"}
-    assert f"{tiles / '0.las'}: already written, skipped: {out / '0.las'}" in text
-    assert "1 files written, 2 skipped, which were already written (see --redo)" in text
-
-    (out / "2.las").write_bytes(b"cut short")
-    assert upsample(model, tiles, "-o", out, "--separate") == 0
-    assert rewritten() == {"2.las"}
-    write_las(tiles / "0.las", surface(300, 5, WIDTH))
-    assert upsample(model, tiles, "-o", out, "--separate") == 0
-    assert rewritten() == {"0.las"}
-    assert upsample(model, tiles, "-o", out, "--separate", "--seed", 1) == 0
-    assert len(rewritten()) == 3, "other options"
-
-
-def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("1.las", "2.las"):
-        (tiles / name).unlink()
-    out = tmp_path / "out"
-    # A file that is given by its name goes into the same folder.
-    for source, words, number in (
-        (tiles, (), 1),
-        (tiles, (), 0),
-        (tiles / "0.las", (), 0),
-        (tiles, ("--seed", 1), 1),
-        (tiles, ("--seed", 1, "--redo"), 1),
-        (tiles, ("--seed", 1, "--picture", tmp_path / "drawn.png"), 1),
-    ):
-        before = {path: path.stat().st_mtime_ns for path in out.glob("*.las")}
-        assert upsample(model, source, "-o", out, *words) == 0
-        after = {path: path.stat().st_mtime_ns for path in out.glob("*.las")}
-        assert list(after) == [out / "0.las"] and (after != before) == bool(number)
-        text = capsys.readouterr().out
-        skipped = "" if number else ", 1 skipped, which were already written (see --redo)"
-        assert f"{number} files written{skipped}: from " in text
-        assert ("already written, skipped" in text) == (not number)
-    assert (tmp_path / "drawn.png").exists()
-
-    # An output file is written at each call.
-    for _ in range(2):
-        assert upsample(model, tiles / "0.las", "-o", tmp_path / "one.las") == 0
-        text = capsys.readouterr().out
-        assert "skipped" not in text and "files written" not in text
-
-
-def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("1.las", "2.las"):
-        (tiles / name).unlink()
-    out = tmp_path / "out"
-    bounds = ("--bounds", 0, 0, 1, 1)
-    for number, what in ((0, "no points in it"), (1, "1 points in, fewer than 2")):
-        write_las(tiles / "0.las", surface(number, 1))
-        assert upsample(model, tiles, "-o", out) == 0
-        text = capsys.readouterr()
-        assert f"{tiles / '0.las'}: {what}" in text.out and f"copied: {out / '0.las'}\n" in text.out
-        assert f"{number} files written: from {number} to {number} points" in text.out
-        assert text.err == ""
-        assert (out / "0.las").read_bytes() == (tiles / "0.las").read_bytes()
-        # There is nothing to draw, nothing within bounds, and no folder to copy into.
-        for source, target, words in (
-            (tiles, out, ("--picture", tmp_path / "drawn.png")),
-            (tiles, tmp_path / "part", bounds),
-            (tiles / "0.las", tmp_path / "one.las", ()),
-        ):
-            assert upsample(model, source, "-o", target, *words) == 1
-            text = capsys.readouterr()
-            assert text.err.startswith("pointup: error: ") and text.err.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "tiles"]
-
-
-def test_what_a_killed_call_left_is_deleted_and_what_a_running_one_uses_is_not(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    (out / ".0.las.work" / "survey").mkdir(parents=True)
-    (out / ".0.las.work" / "survey" / "rows").write_bytes(b"of a killed call")
-    (out / ".1.las.4242.part").write_bytes(b"half a file")
-    with FileLock(out / ".0.las.work" / "lock"):
-        assert upsample(model, tiles, "-o", out) == 1
-        assert "another call upsamples into it" in capsys.readouterr().err
-        assert not list(out.glob("*.las"))
-    assert upsample(model, tiles, "-o", out) == 0
-    assert [p.name for p in out.glob(".*")] == [".upsampled"]
-    assert len(list(out.glob("*.las"))) == 3
-
-
-@pytest.mark.slow
-def test_a_folder_whose_call_was_killed_continues_with_the_survey_that_was_not_finished(
-    tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # A second survey of two files, far from the first.
-    for i in (3, 4):
-        write_las(tiles / f"{i}.las", surface(400, i, WIDTH) + np.array([1e5 + i * WIDTH, 0, 0]))
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    assert upsample(model, tiles, "-o", whole) == 0
-    command = [sys.executable, "-m", "pointup", "upsample", tiles, "-o", out, "--model", model,
-               "--ratio", "2"]  # fmt: skip
-    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    deadline = time.monotonic() + 120
-    while not (out / ".3.las.work" / "survey" / "blocks.npz").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert sorted(p.name for p in out.glob("*.las")) == ["0.las", "1.las", "2.las"]
-    times = {p: p.stat().st_mtime_ns for p in out.glob("*.las")}
-    capsys.readouterr()
-    assert upsample(model, tiles, "-o", out) == 0
-    assert "2 files written, 3 skipped" in capsys.readouterr().out
-    assert all(path.stat().st_mtime_ns == before for path, before in times.items())
-    for path in whole.glob("*.las"):
-        assert path.read_bytes() == (out / path.name).read_bytes()
-    assert [p.name for p in out.glob(".*")] == [".upsampled"]
-
-    # One file of a survey is missing: the whole survey is done again.
-    (out / "4.las").unlink()
-    assert upsample(model, tiles, "-o", out) == 0
-    assert "2 files written, 3 skipped" in capsys.readouterr().out
 
 
 def test_an_impossible_shard_is_refused(
