@@ -133,7 +133,7 @@ def assemble(sources: Sequence[PartSource], directory: Path, info: dict[str, Any
     """Make a dataset of parts, in the order of their numbers, in the new directory `directory`.
 
     Links the files of the parts; returns whether it copied some instead, from another file system.
-    Raises DataError if a part occurs twice or there are no training pairs.
+    A split without pairs is not stored. Raises DataError if a part occurs twice.
     """
     sources = sorted(sources, key=lambda source: source.part.number)
     numbers = [source.part.number for source in sources]
@@ -165,8 +165,6 @@ def assemble(sources: Sequence[PartSource], directory: Path, info: dict[str, Any
 
         contents[split] = digest.hexdigest()
         store_rows(directory, split, files, contents[split], rows())
-    if "train" not in contents:
-        raise DataError(f"{directory.name}: no training pairs are left")
     (directory / PARTS).write_text(json.dumps([asdict(source.part) for source in sources]))
     write_description(directory, contents, info)
     return is_copied
@@ -185,3 +183,8 @@ def _link(source: Path, target: Path) -> bool:
 def total(parts: Iterable[DatasetPart], fact: str) -> int:
     """The sum of a fact over parts."""
     return int(np.sum([part.facts[fact] for part in parts]))
+
+
+def total_rows(parts: Iterable[DatasetPart], split: str) -> int:
+    """The number of pairs of a split in parts."""
+    return sum(part.num_rows[split] for part in parts)

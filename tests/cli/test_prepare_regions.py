@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pointup.cli.main import main
-from pointup.datasets import region_pairs, regions
+from pointup.datasets import dataset_parts, region_pairs, regions
 from pointup.datasets.pair_dataset import open_pairs, open_samples
 from pointup.datasets.region_split import is_held_out
 
@@ -232,6 +232,79 @@ def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
     one_more = [*map(str, shards[1:]), str(undisturbed)]
     assert main(["prepare", "join", *one_more, "-o", str(tmp_path / "two")]) == 1
     assert "is no shard" in capsys.readouterr().err
+
+
+@pytest.fixture
+def islands(tmp_path: Path) -> Path:
+    """A plot of 200 m x 40 m with 8,000 points and a far one with 60, for tiles of 10 m."""
+    points = np.random.default_rng(1).random((8060, 3)) * [200, 40, 3]
+    points += [500_000, 4_000_000, 0]
+    points[8000:] += [5000, 0, 0]
+    write_las(tmp_path / "islands" / "dense.las", points[:8000])
+    write_las(tmp_path / "islands" / "sparse.las", points[8000:])
+    return tmp_path / "islands"
+
+
+def thin_islands(islands: Path, output: Path, *more: object) -> int:
+    words = ("prepare", "thin", islands, "--ratio", 2, "--min-points", 8, "--num-workers", 1)
+    return main([str(word) for word in (*words, "-o", output, *more)])
+
+
+def test_shards_without_training_pairs_and_without_any_pairs_are_joined_with_the_others(
+    islands: Path, tmp_path: Path
+) -> None:
+    held_out = ("--seed", 2)
+    assert thin_islands(islands, tmp_path / "undisturbed", *held_out) == 0
+    shards = [tmp_path / f"shard{k}" for k in range(1, 15)]
+    for k, shard in enumerate(shards, start=1):
+        assert thin_islands(islands, shard, *held_out, "--shard", f"{k}/14") == 0
+    splits = [[split for split in ("train", "validation") if (s / split).exists()] for s in shards]
+    assert ["validation"] in splits and [] in splits
+    joined = tmp_path / "joined"
+    assert main(["prepare", "join", *map(str, shards), "-o", str(joined)]) == 0
+    assert same_files(joined, tmp_path / "undisturbed")
+
+
+def test_shards_that_all_have_no_training_pairs_are_not_joined(
+    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards = [str(tmp_path / f"shard{k}") for k in (1, 2)]
+    for k, shard in enumerate(shards, start=1):
+        assert thin_islands(islands, Path(shard), "--shard", f"{k}/2", "--tile", 0.5) == 0
+    assert "0 pairs, 0 points" in capsys.readouterr().out
+    assert main(["prepare", "join", *shards, "-o", str(tmp_path / "joined")]) == 1
+    assert "no training pairs are left; try a smaller --tile" in capsys.readouterr().err
+    assert not (tmp_path / "joined").exists()
+
+
+def test_a_shard_that_does_not_exist_is_named_as_missing(
+    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert thin_islands(islands, tmp_path / "one", "--shard", "1/2") == 0
+    words = ["prepare", "join", str(tmp_path / "one"), str(tmp_path / "two")]
+    assert main([*words, "-o", str(tmp_path / "joined")]) == 1
+    assert "two: no such folder" in capsys.readouterr().err
+
+
+def test_more_shards_than_regions_are_refused_for_each_shard(
+    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k in (1, 400):
+        assert thin_islands(islands, tmp_path / "out", "--shard", f"{k}/400") == 1
+        assert "regions; give fewer shards" in capsys.readouterr().err
+
+
+def test_a_command_that_is_killed_after_its_last_part_continues(
+    surveys: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dataset_parts, "assemble", interrupted)
+        assert prepare(surveys, tmp_path / "pairs") == 130
+    assert prepare(surveys, tmp_path / "pairs") == 0
+    assert same_files(tmp_path / "pairs", undisturbed)
 
 
 def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(

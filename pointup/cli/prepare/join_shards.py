@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pointup.cli.prepare.large_surveys import strip_remark
+from pointup.cli.prepare.large_surveys import NO_TRAINING_PAIRS, strip_remark
 from pointup.cli.prepare.new_dataset import OutputDirectory, note
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, FileError
 
 OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "made_by", "surveys")
 """Entries of pointup.json that may differ between shards, such as paths of other machines."""
@@ -18,13 +18,15 @@ OF_A_SHARD = ("shard", "contents", "points_in_tiles", "regions", "left_out", "ma
 def shard_descriptions(inputs: Sequence[Path]) -> list[dict[str, Any]]:
     """The content of pointup.json of each input, if all are shards; [] if none is.
 
-    Raises ConfigError if only some are shards.
+    Raises ConfigError if only some are shards, FileError for a folder that does not exist.
     """
     paths = [folder / "pointup.json" for folder in inputs]
     infos = [json.loads(path.read_text()) if path.is_file() else {} for path in paths]
     are_shards = ["shard" in info for info in infos]
     if any(are_shards) and not all(are_shards):
         other = inputs[are_shards.index(False)]
+        if not other.exists():
+            raise FileError(f"{other}: no such folder; prepare it, or correct its name")
         raise ConfigError(f"{other}: is no shard, as the others are; join the shards first")
     return infos if all(are_shards) else []
 
@@ -34,9 +36,10 @@ def join_shards(
 ) -> int:
     """Link all shards of one preparation into one dataset. Returns the exit status.
 
-    Raises ConfigError for shards of different preparations, and if one is missing.
+    Raises ConfigError for shards of different preparations, and if one is missing, DataError if
+    none has training pairs.
     """
-    from pointup.datasets.dataset_parts import assemble, parts_of_dataset
+    from pointup.datasets.dataset_parts import assemble, parts_of_dataset, total_rows
 
     first = infos[0]
     for folder, info in zip(inputs, infos, strict=True):
@@ -66,6 +69,8 @@ def join_shards(
             info[name] = sum(each[name] for each in infos)
         making.unfinished.mkdir()
         parts = [source.part for source in sources]
+        if not total_rows(parts, "train"):
+            raise making.nothing_usable(NO_TRAINING_PAIRS)
         in_tiles = sum(part.facts["points_in_tiles"] for part in parts)
         copies = info["points_in_tiles"] / max(in_tiles, 1)
         making.strip = strip_remark(first["strip"], parts, copies)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pointup.datasets.regions import Region, SurveyIndex
     from pointup.io.extents import FileExtent
 
+NO_TRAINING_PAIRS = "no training pairs are left; try a smaller --tile or --strip"
+
 
 @dataclass(frozen=True)
 class LargeSurvey:
@@ -81,21 +83,29 @@ def prepare_regions(
     """Make the dataset of a survey, or of a shard (k, n) of it. Returns the exit status.
 
     What an interrupted call has finished is used. A point of the survey is in `copies` pairs on
-    average.
+    average. A shard may be without pairs, so that all shards can be joined; other datasets without
+    training pairs raise DataError.
     """
-    from pointup.datasets.dataset_parts import PartSource, assemble, read_part, total
+    from pointup.datasets.dataset_parts import (
+        PartSource,
+        assemble,
+        read_part,
+        total,
+        total_rows,
+    )
     from pointup.datasets.regions import shard_of
 
     regions = survey.index.regions
     if not regions:
         raise making.nothing_usable("no region has points of every side", survey.unreadable)
     if shard is not None:
-        regions = tuple(shard_of(regions, shard))
-        if not regions:
+        # The same answer for each job of an array.
+        if shard[1] > len(regions):
             raise ConfigError(
-                f"--shard {shard[0]}/{shard[1]}: the survey has {len(survey.index.regions)} "
-                "regions; give fewer shards"
+                f"--shard {shard[0]}/{shard[1]}: the survey has {len(regions)} regions; give fewer "
+                "shards"
             )
+        regions = tuple(shard_of(regions, shard))
         info = {**info, "shard": list(shard)}
     making.check_same_options({**_identity(survey, tiling, info), "shard": shard})
     _make_parts(making, survey, regions, tiling, make)
@@ -115,10 +125,10 @@ def prepare_regions(
     num_read = total(parts, "points_in_tiles")
     note_left_out_points(total(parts, "num_repeated"), total(parts, "num_outside"), num_read)
     making.strip = strip_remark(tiling.strip, parts, copies)
-    if not sum(part.num_rows["train"] for part in parts):
+    if shard is None and not total_rows(parts, "train"):
         # The remedy is other options, which can't continue from these parts.
         shutil.rmtree(making.scratch / "parts")
-        raise making.nothing_usable("no training pairs are left; try a smaller --tile or --strip")
+        raise making.nothing_usable(NO_TRAINING_PAIRS)
     sources = [PartSource(part, _part_folder(making, part)) for part in parts]
     info = making.description(
         {**info, "points_in_tiles": round(copies * num_read), "regions": len(regions)}
@@ -154,6 +164,8 @@ def _make_parts(
     todo = [region for region in regions if not _part_folder(making, region).exists()]
     if len(todo) < len(regions):
         note(f"continuing: {len(regions) - len(todo):,} of {len(regions):,} regions are finished")
+    if not todo:
+        return
     wanted = frozenset(region.xy for region in regions)
     left: Counter[tuple[int, int]] = Counter(chain.from_iterable(map(_files_of, todo)))
 

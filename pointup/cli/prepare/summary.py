@@ -32,9 +32,12 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         name: np.column_stack([table.array("num_source"), table.array("num_target")])
         for name, table in tables.items()
     }
-    sizes = np.concatenate(list(sizes_of.values()))
+    sizes = np.concatenate([np.empty((0, 2), np.int64), *sizes_of.values()])
     numbers = ", ".join(f"{len(split):,} {name}" for name, split in sizes_of.items())
-    print(f"{output}: {len(sizes):,} pairs ({numbers}), {sizes.sum():,} points, {seconds:,.1f} s")
+    numbers = f" ({numbers})" if numbers else ""
+    print(f"{output}: {len(sizes):,} pairs{numbers}, {sizes.sum():,} points, {seconds:,.1f} s")
+    if not len(sizes):  # A shard on ground that is held out by others, or has too few points.
+        return
     source, target = np.median(sizes, axis=0)
     ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
     print(f"median pair: {source:,.0f} source points, {target:,.0f} target points, {ratio:.2g}x")
