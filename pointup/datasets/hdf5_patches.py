@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pointup.datasets.pair import Pair
+from pointup.datasets.surveys import hold_out
 from pointup.errors import ConfigError, FileError, PointupError
 from pointup.geometry.array_files import check_expansion
 
@@ -32,7 +33,9 @@ class PatchFile:
     The names of its pairs begin with `name`: NAME/PLACE/PATCH.
     `place` (P,) int64 is the index of the shape that each patch was cut from. If the file does not
     name shapes, it is the index of a block of consecutive patches. Patches of one place must be in
-    the same split.
+    the same split, and so must those of shapes of one name in several files. `shape_names` has the
+    name of each place; None if the file does not name shapes, or numbers them, as each file may do
+    from the first.
     """
 
     name: str
@@ -41,6 +44,13 @@ class PatchFile:
     target_key: str
     place: np.ndarray
     has_normals: bool
+    shape_names: tuple[str, ...] | None = None
+
+    def shape_of(self, place: int) -> str:
+        """What a place shows, as text that is the same for the same shape in any file."""
+        if self.shape_names is None:
+            return f"{self.path.resolve()}/{place}"
+        return f"HDF5 shape {self.shape_names[place]}"
 
     @property
     def num_patches(self) -> int:
@@ -77,8 +87,40 @@ def open_patches(
             rows = min(len(array), PATCHES_PER_READ)
             check_expansion(path, rows * math.prod(array.shape[1:]) * array.dtype.itemsize)
         first = np.asarray(target[:PATCHES_PER_READ])
-        places, has_normals = _places(file, len(source)), _has_normals(first)
-        return PatchFile(name or path.stem, path, source_key, target_key, places, has_normals)
+        place, shape_names = _places(file, len(source))
+        return PatchFile(
+            name=name or path.stem,
+            path=path,
+            source_key=source_key,
+            target_key=target_key,
+            place=place,
+            has_normals=_has_normals(first),
+            shape_names=shape_names,
+        )
+
+
+def hold_out_patches(
+    files: Sequence[PatchFile], fraction: float, seed: int
+) -> Sequence[np.ndarray]:
+    """Masks (P,) bool of the validation patches of each file, those of `fraction` of the places.
+
+    Shapes of one name in several files are one place.
+    """
+    named = [number for number, file in enumerate(files) if file.shape_names is not None]
+    groups = [[number] for number in range(len(files)) if number not in named]
+    groups = sorted([*groups, named] if named else groups)
+    places = [files[group[0]].place for group in groups]
+    if named:
+        names = [np.array(files[number].shape_names)[files[number].place] for number in named]
+        of_all = np.unique(np.concatenate(names), return_inverse=True)[1]
+        places[groups.index(named)] = of_all
+    # Places lie side by side on a line.
+    lines = [np.column_stack([place, np.zeros_like(place)]) for place in places]
+    held_out: dict[int, np.ndarray] = {}
+    for group, mask in zip(groups, hold_out(lines, fraction, seed, block=1), strict=True):
+        ends = np.cumsum([files[number].num_patches for number in group])
+        held_out |= zip(group, np.split(mask, ends[:-1]), strict=True)
+    return [held_out[number] for number in range(len(files))]
 
 
 def patch_pairs(
@@ -189,8 +231,11 @@ def _has_normals(target: np.ndarray) -> bool:
     return bool(abs(np.median(lengths) - 1) < 0.01)
 
 
-def _places(file: h5py.File, num_patches: int) -> np.ndarray:
+def _places(file: h5py.File, num_patches: int) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """`place` and `shape_names` of a `PatchFile`."""
     if "name" in file and file["name"].shape == (num_patches,):
-        return np.unique(file["name"][:], return_inverse=True)[1]
+        names, place = np.unique(file["name"][:], return_inverse=True)
+        texts = [n.decode(errors="backslashreplace") for n in names.tolist() if type(n) is bytes]
+        return place, tuple(texts) if len(texts) == len(names) else None
     block = min(PATCHES_PER_BLOCK, max(1, num_patches // 10))
-    return np.arange(num_patches) // block
+    return np.arange(num_patches) // block, None

@@ -118,7 +118,8 @@ def shapes_of(folder: Path) -> dict[str, str]:
     """Where the shapes of a dataset are from; {} if this was not stored.
 
     Pairs of the shape NAME are named NAME/...; shapes are the same where their values are: the path
-    of a mesh without its extension, or the path of an HDF5 file and the number of the shape in it.
+    of a mesh without its extension, the name of a shape in HDF5 files, or else the path of such a
+    file and the number of the shape in it.
     """
     path = folder / SHAPES
     shapes: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

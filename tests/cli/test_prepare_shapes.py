@@ -102,6 +102,34 @@ def test_patch_files_are_split_by_shape(tmp_path: Path, capsys: pytest.CaptureFi
     assert not shapes["train"] & shapes["validation"]
 
 
+def test_a_shape_that_two_patch_files_name_is_in_one_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shapes = {"one": list("abcdefgh"), "two": list("efghijkl")}
+    for name, own in shapes.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["poisson_256"], file["poisson_1024"] = np.ones((16, 4, 3)), np.ones((16, 16, 3))
+            file["name"] = np.repeat(np.array(own, dtype="S"), 2)
+
+    def shown(folder: Path, split: str) -> set[str]:
+        pairs = [name.split("/")[-3:] for name in read(folder, split)]
+        return {shapes[file][int(place)] for file, place, _ in pairs}
+
+    files = [tmp_path / f"{name}.h5" for name in shapes]
+    assert run("h5", *files, "--validation", 0.3, "-o", tmp_path / "together") == 0
+    train, validation = (shown(tmp_path / "together", split) for split in ("train", "validation"))
+    assert validation and not train & validation
+    # So it is if the files are prepared one by one, and joined.
+    for path in files:
+        assert run("h5", path, "--validation", 0.4, "-o", tmp_path / path.stem) == 0
+    capsys.readouterr()
+    joined = [tmp_path / name for name in shapes]
+    assert run("join", *joined, "-o", tmp_path / "joined") == 0
+    assert "training pairs sharing a shape with validation pairs of" in capsys.readouterr().err
+    train, validation = (shown(tmp_path / "joined", split) for split in ("train", "validation"))
+    assert validation and not train & validation
+
+
 def test_files_of_one_name_give_pairs_of_other_names(meshes: Path, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / "h5" / folder).mkdir(parents=True)

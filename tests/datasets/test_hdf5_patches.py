@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 import pytest
 
-from pointup.datasets.hdf5_patches import open_patches, patch_pairs
+from pointup.datasets.hdf5_patches import hold_out_patches, open_patches, patch_pairs
+from pointup.datasets.surveys import hold_out
 from pointup.errors import ConfigError, FileError
 
 
@@ -83,6 +84,39 @@ def test_each_named_shape_is_a_place(tmp_path: Path) -> None:
     place = open_patches(write(tmp_path / "a.h5", **arrays)).place
     assert place[0] == place[2]
     assert len(np.unique(place)) == 3
+
+
+def test_a_shape_that_several_files_name_is_held_out_in_all_of_them(tmp_path: Path) -> None:
+    arrays = {"poisson_256": patches(40, 8), "poisson_1024": patches(40, 32)}
+    shapes = {"a": range(10), "c": range(5, 15)}
+    names = {file: np.repeat([f"shape{i}" for i in own], 4) for file, own in shapes.items()}
+    paths = [
+        write(tmp_path / f"{file}.h5", **arrays, **also)
+        for file, also in (
+            ("a", {"name": names["a"].astype("S")}),
+            ("b", {}),
+            ("c", {"name": names["c"].astype("S")}),
+            ("d", {"name": np.repeat(np.arange(10), 4)}),
+        )
+    ]
+    files = [open_patches(path) for path in paths]
+    held = hold_out_patches(files, 0.3, 0)
+    held_out, trained = (
+        {*names["a"][held[0] == split], *names["c"][held[2] == split]} for split in (True, False)
+    )
+    assert held_out and trained and not held_out & trained
+    assert {files[0].shape_of(place) for place in range(10)} & {
+        files[2].shape_of(place) for place in range(10)
+    } == {f"HDF5 shape shape{i}" for i in range(5, 10)}
+    # Files without names, or with numbers, are split as alone.
+    for number in (1, 3):
+        assert files[number].shape_names is None
+        assert files[number].shape_of(2) == f"{paths[number].resolve()}/2"
+        places = [set(files[number].place[held[number] == split]) for split in (True, False)]
+        assert not places[0] & places[1]
+    for file in files:
+        (alone,) = hold_out([np.column_stack([file.place, 0 * file.place])], 0.3, 0, 1)
+        assert np.array_equal(hold_out_patches([file], 0.3, 0)[0], alone)
 
 
 @pytest.mark.parametrize("per_shape, number", [(200, 24_000), (100, 4_000), (50, 51_000)])

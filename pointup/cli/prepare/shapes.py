@@ -173,7 +173,8 @@ class H5:
 
     inputs: Inputs
     """HDF5 files, or folders of them. Validation patches are those of whole shapes if a file names
-    shapes, else blocks of neighbouring patches."""
+    shapes, else blocks of neighbouring patches. Shapes of one name in several files are one
+    shape."""
     source_key: Annotated[
         str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
     ] = None
@@ -187,8 +188,7 @@ class H5:
     def run(self) -> int:
         import numpy as np
 
-        from pointup.datasets.hdf5_patches import open_patches, patch_pairs
-        from pointup.datasets.surveys import hold_out
+        from pointup.datasets.hdf5_patches import hold_out_patches, open_patches, patch_pairs
 
         with self.dataset.making() as making:
             files = []
@@ -199,12 +199,7 @@ class H5:
                     making.left_out.append(str(error))
             if not files:
                 raise making.nothing_usable("no HDF5 file can be used")
-            held_out = hold_out(
-                [np.column_stack([file.place, np.zeros_like(file.place)]) for file in files],
-                self.dataset.validation,
-                self.dataset.seed,
-                block=1,
-            )
+            held_out = hold_out_patches(files, self.dataset.validation, self.dataset.seed)
 
             def pairs(split: bool, title: str) -> Iterator[Pair]:
                 for file, held in zip(files, held_out, strict=True):
@@ -219,7 +214,7 @@ class H5:
             info |= {"arrays": [f"{file.source_key} -> {file.target_key}" for file in files]}
             info |= {"normals": [file.has_normals for file in files]}
             shapes = {
-                f"{file.name}/{place}": f"{file.path.resolve()}/{place}"
+                f"{file.name}/{place}": file.shape_of(place)
                 for file in files
                 for place in np.unique(file.place).tolist()
             }
