@@ -81,7 +81,7 @@ class Page:
         ramp = np.linspace(0, 1, 256)[None]
         bar.imshow(ramp, cmap=colors, aspect="auto", extent=(*span, 0, 1), vmin=0, vmax=1)
         bar.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
-        bar.xaxis.set_major_formatter("{x:.4g}")
+        bar.xaxis.set_major_formatter(lambda value, _: _tick(value, span))
         bar.set_yticks([])
 
     def frame(self, left: float, bottom: float, width: float, height: float) -> None:
@@ -157,6 +157,19 @@ def labelled(name: str, unit: str) -> str:
 def number(value: float, unit: str = "") -> str:
     """A value with three digits (large ones with all digits and no exponent) and its unit."""
     return f"{value:,.0f} {unit}".strip() if value >= 100 else f"{value:.3g} {unit}".strip()
+
+
+def _tick(value: float, span: tuple[float, float]) -> str:
+    """The label of a tick of an axis over `span`, with the decimals that tell its ticks apart."""
+    width, largest = span[1] - span[0], max(map(abs, span))
+    if 0 < width and 1e-3 <= largest < 1e9:
+        decimals = max(2 - int(np.floor(np.log10(width))), 0)
+        # A zero that is slightly negative has no sign.
+        text = f"{round(value, decimals) + 0.0:,.{decimals}f}"
+        text = text.rstrip("0").rstrip(".") if decimals else text
+    else:
+        text = f"{value:.4g}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def save_picture(picture: np.ndarray, path: str | Path) -> None:

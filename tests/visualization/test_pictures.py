@@ -20,6 +20,7 @@ from pointup.visualization import (
     rendering,
     save_picture,
 )
+from pointup.visualization.coloring import HEIGHTS
 from pointup.visualization.page import Page
 from pointup.visualization.rendering import (
     Camera,
@@ -284,3 +285,24 @@ def test_datasets_of_any_sizes_have_histograms(tmp_path: Path) -> None:
     assert picture.shape == (400, 1600, 3) and (tmp_path / "a.png").exists()
     for few in (np.array([], dtype=int), np.array([7]), np.array([100, 100]), np.array([0, 0])):
         assert dataset_picture(few, few, few).shape == (400, 1600, 3)
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        ((1650.1, 1650.9), ["1,650.1", "1,650.4", "1,650.7"]),
+        ((12_010.0, 12_030.0), ["12,016", "12,024"]),
+        ((0.0, 150_000.0), ["0", "50,000", "100,000", "150,000"]),
+        ((0.0, 0.012), ["0", "0.004", "0.008", "0.012"]),
+        ((-2.0, 2.0), ["\N{MINUS SIGN}1.5", "0", "1.5"]),
+    ],
+)
+def test_the_ticks_of_a_colour_bar_are_told_apart(
+    span: tuple[float, float], expected: list[str]
+) -> None:
+    page = Page(900, 120)
+    page.color_bar(20, 800, HEIGHTS, span, "height")
+    page.pixels()
+    axes = page.figure.axes[0]
+    labels = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    assert [text.get_text() for x, text in labels if span[0] <= x <= span[1]] == expected

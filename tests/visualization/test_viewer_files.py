@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import zlib
 from base64 import b64decode
 from pathlib import Path
@@ -17,6 +19,7 @@ from scipy.spatial import cKDTree
 
 from pointup.errors import ConfigError, FileError
 from pointup.io.files import PointCloud, write_points
+from pointup.visualization import viewer
 from pointup.visualization.viewer import (
     Channel,
     Layer,
@@ -229,3 +232,18 @@ def test_a_wrong_file_name_is_refused_before_work(tmp_path: Path) -> None:
         write_viewer(tmp_path / "none" / "a.html", [scene])
     with pytest.raises(ConfigError, match="--max-points 0"):
         scene_of_files({}, max_points=0)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node.js")
+def test_numbers_in_the_page_are_told_apart_within_their_span() -> None:
+    values = [[1650.1, 0.8], [1650.9, 0.8], [165.12, 0.8], [12_010.4, 20], [-431.25, 3]]
+    values += [[3.14159, 10], [0, 5], [1650, 0], [150_000, 150_000]]
+    script = "globalThis.document = { getElementById: () => ({ textContent: '{}' }) };"
+    script += (Path(viewer.__file__).parent / "page" / "decode.js").read_text()
+    script += f"; console.log(JSON.stringify({values}.map(([v, span]) => format(v, 'm', span))))"
+    script += f"; console.log(JSON.stringify({values}.map(([v]) => format(v))))"
+    ran = subprocess.run(["node", "-e", script], capture_output=True, text=True, check=True)
+    of_a_span, alone = map(json.loads, ran.stdout.splitlines())
+    expected = ["1650.1", "1650.9", "165.12", "12,010.4", "-431.25", "3.14", "0", "1650", "150,000"]
+    assert of_a_span == [f"{number} m" for number in expected]
+    assert alone == ["1650", "1651", "165", "12,010", "-431", "3.14", "0", "1650", "150,000"]

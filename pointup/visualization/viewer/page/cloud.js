@@ -110,8 +110,9 @@ class Cloud {
       const values = (this.columns[name] ??= await readBlock(column));
       const channel = this.scene.channels[name];
       if (channel.kind === "scalar") {
-        const value = channel.low + (values[row] / 65535) * (channel.high - channel.low);
-        lines.push([channel.label, format(value, channel.unit)]);
+        const span = channel.high - channel.low;
+        const value = channel.low + (values[row] / 65535) * span;
+        lines.push([channel.label, format(value, channel.unit, span)]);
       } else if (channel.kind === "category") {
         const found = channel.categories.find(([value]) => value === values[row]);
         const title = found && found[1] !== String(found[0]) ? `${found[0]} ${found[1]}` : values[row];

@@ -30,11 +30,18 @@ function fromBase64(text) {
   return values;
 }
 
-/** A number with three or four significant digits and its unit. */
-function format(value, unit = "") {
+/**
+ * A number with its unit: with three or four significant digits, or with as many decimals as tell
+ * the values of a smaller `span` apart, such as heights from 1650.1 to 1650.9.
+ */
+function format(value, unit = "", span = Math.abs(value)) {
   const size = Math.abs(value);
   let text;
   if (size === 0) text = "0";
+  else if (span > 0 && span < size) {
+    const decimals = Math.min(Math.max(2 - Math.floor(Math.log10(span)), 0), 20);
+    text = value.toLocaleString("en", { maximumFractionDigits: decimals, useGrouping: size >= 10000 });
+  }
   else if (size >= 10000) text = Math.round(value).toLocaleString("en");
   else if (size < 0.001) text = value.toExponential(1);
   else text = String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));

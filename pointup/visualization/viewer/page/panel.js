@@ -170,7 +170,7 @@ function legendOf(state, scene, stage) {
     const above = channel && high < channel.high ? "≥ " : "";
     // A long unit, such as points/m², is named once.
     const [label, short] = unit.length > 4 ? [`${channel.label}, ${unit}`, ""] : [channel?.label ?? "height", unit];
-    return { label, colors: manifest.colormaps[colormapOf(state, scene)], low: format(low, short), high: above + format(high, short), lines };
+    return { label, colors: manifest.colormaps[colormapOf(state, scene)], low: format(low, short, high - low), high: above + format(high, short, high - low), lines };
   }
   if (channel?.kind === "category") {
     const hidden = state.hidden[state.color] ?? [];
