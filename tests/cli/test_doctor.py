@@ -101,7 +101,19 @@ def test_a_gpu_that_is_hot_or_in_use_warns_and_one_with_memory_errors_fails() ->
 
 @pytest.mark.parametrize(
     ("num_gpus", "num_usable", "visible", "level"),
-    [(8, 8, None, "ok"), (8, 2, "0,1", "ok"), (8, 7, None, "warn"), (8, 0, None, "fail")],
+    [
+        (8, 8, None, "ok"),
+        (8, 2, "0,1", "ok"),
+        (8, 7, None, "warn"),
+        (8, 0, None, "fail"),
+        (8, 0, "0", "fail"),
+        (8, 0, "GPU-1a2b, MIG-3c4d", "fail"),
+        (8, 1, "0, 1", "warn"),
+        (8, 1, "3,-1,4", "ok"),
+        (8, 0, "", "ok"),
+        (8, 0, "-1", "ok"),
+        (8, 0, "NoDevFiles", "ok"),
+    ],
 )
 def test_gpus_that_torch_does_not_find_are_reported(
     num_gpus: int, num_usable: int, visible: str | None, level: str

@@ -9,7 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, takewhile
 
 import torch
 
@@ -130,16 +130,26 @@ def gpu_finding(gpu: Gpu) -> Finding:
 
 
 def usable_finding(num_gpus: int, num_usable: int, visible: str | None) -> Finding:
-    """Whether torch finds all GPUs of the driver, unless CUDA_VISIBLE_DEVICES hides some."""
+    """Whether torch finds all GPUs of the driver, or those that CUDA_VISIBLE_DEVICES names."""
     text = f"{num_gpus} found by the driver, {num_usable} by torch {torch.__version__}"
+    num_wanted = num_gpus
     if visible is not None:
-        return ok("accelerators", f"{text} (CUDA_VISIBLE_DEVICES={visible})")
-    if num_usable == 0 and num_gpus:
+        text += f" (CUDA_VISIBLE_DEVICES={visible})"
+        num_wanted = _num_named(visible)
+    if num_usable == 0 and num_wanted:
         remedy = "install a build of torch for the driver's CUDA: https://pytorch.org"
+        if visible is not None:
+            remedy += "; CUDA_VISIBLE_DEVICES must name GPUs that `nvidia-smi -L` lists"
         return fail("accelerators", text, remedy)
-    if num_usable < num_gpus:
-        return warn("accelerators", text, "`nvidia-smi` lists all; compare")
+    if num_usable < num_wanted:
+        return warn("accelerators", text, "`nvidia-smi -L` lists all; compare")
     return ok("accelerators", text)
+
+
+def _num_named(visible: str) -> int:
+    """The number of GPUs in CUDA_VISIBLE_DEVICES, whose first entry that is none ends the list."""
+    entries = map(str.strip, visible.split(","))
+    return sum(1 for _ in takewhile(re.compile(r"\d+$|GPU-|MIG-").match, entries))
 
 
 def topology_finding(text: str) -> Finding:
