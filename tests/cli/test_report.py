@@ -17,6 +17,7 @@ from pointup.cli.main import main
 from pointup.cli.report.curves import curve_charts
 from pointup.cli.report.page import report_html
 from pointup.cli.report.runs import differing_options, read_run, read_runs
+from pointup.cli.report.samples import samples_of_runs
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_dataset import write_pairs
 from pointup.training.config import TrainConfig, as_dict
@@ -162,6 +163,18 @@ def test_the_unit_of_the_surveys_is_named_where_the_runs_have_the_same(
     ):
         cells = cells_of(report_html(read_runs(runs), None, "", ""))
         assert summary in cells[0] and ["", table] in cells
+
+
+@pytest.mark.usefixtures("small_panels")
+def test_each_sample_has_the_unit_of_its_own_dataset(data: Path, tmp_path: Path) -> None:
+    write_pairs([pair(0)], [pair(n) for n in range(5, 7)], tmp_path / "metres", {"recipe": 1})
+    run = make_run(tmp_path / "run", data, 0.003, [0.9])
+    options = json.loads((run / "config.json").read_text())
+    options["data"] = [str(tmp_path / "metres"), str(data)]
+    (run / "config.json").write_text(json.dumps(options))
+    scenes = samples_of_runs(read_runs([run]), 64).scenes
+    found = {scene.name.split(": ")[1].split("/")[0]: scene.unit for scene in scenes}
+    assert found == {"metres": "m", data.name: ""}
 
 
 def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path) -> None:

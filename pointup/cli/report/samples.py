@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import DataError
 from pointup.evaluation.pair_scenes import worst_to_best
 from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs
-from pointup.io.length_unit import dataset_unit
+from pointup.io.length_unit import known_unit
 from pointup.model.upsampler import Upsampler
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.data_sources import data_sources
@@ -71,11 +72,10 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
             shares[i] = rows["model"]["chamfer"] / midpoints
     if not np.isfinite(shares).any():
         raise DataError(f"{sources[0].name}: the model can't be measured on any validation pair")
-    found = dataset_unit(sources[0].name)
-    unit = "" if found.metres is None else found.name
     scenes, pictures = [], {}
     for place, i in worst_to_best(shares.tolist()).items():
         index = int(places[i])
+        unit = known_unit([sources[bisect_right(usable.bounds, index) - 1].name])
         batch = collate([pairs[(0, index)]]).to(device)
         title = f"{place}: {pairs.names[index]}"
         note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline"
