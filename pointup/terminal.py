@@ -25,6 +25,11 @@ def literal(text: str) -> str:
     )
 
 
+def printable(text: str) -> str:
+    """A text with file names, as valid UTF-8: bytes of a name that are not UTF-8 become \\xff."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def print_error(text: str) -> None:
     """Write escaped text (see `literal`) to stderr, and ignore a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from pointup.errors import ConfigError, FileError
+from pointup.terminal import printable
 
 Inputs = Annotated[
     tyro.conf.Positional[tuple[Path, ...]],
@@ -102,8 +103,3 @@ def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
             depth += 1
         named[name if name not in named else printable(str(path))] = path
     return named
-
-
-def printable(text: str) -> str:
-    """A text with file names, as valid UTF-8: bytes of a name that are not UTF-8 become \\xff."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

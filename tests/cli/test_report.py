@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html import unescape
 from pathlib import Path
 
@@ -175,6 +176,23 @@ def test_each_sample_has_the_unit_of_its_own_dataset(data: Path, tmp_path: Path)
     scenes = samples_of_runs(read_runs([run]), 64).scenes
     found = {scene.name.split(": ")[1].split("/")[0]: scene.unit for scene in scenes}
     assert found == {"metres": "m", data.name: ""}
+
+
+@pytest.mark.usefixtures("small_panels")
+def test_runs_and_datasets_may_have_names_that_are_not_utf8(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "caf\udce9"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("the file system has names in UTF-8 only")
+    own = folder / "pairs\udce9"
+    shutil.copytree(data, own)
+    run = make_run(folder / "run\udce9", own, 0.003, [0.9])
+    (tmp_path / "run").mkdir()
+    for names in ([run], [run, make_run(tmp_path / "run" / "run\udce9", own, 0.001, [0.9])]):
+        assert main(["report", *map(str, names), "-o", str(tmp_path / "report.html")]) == 0
+        html = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert "run\\xe9" in html and "pairs\\xe9" in html
 
 
 def test_references_that_differ_are_those_of_each_run(data: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from pointup.visualization.viewer import (
     compare_with_reference,
     read_layer,
     scene_of_files,
+    write_before_after,
     write_viewer,
 )
 from pointup.visualization.viewer.layers import density_channel
@@ -247,3 +248,16 @@ def test_numbers_in_the_page_are_told_apart_within_their_span() -> None:
     expected = ["1650.1", "1650.9", "165.12", "12,010.4", "-431.25", "3.14", "0", "1650", "150,000"]
     assert of_a_span == [f"{number} m" for number in expected]
     assert alone == ["1650", "1651", "165", "12,010", "-431", "3.14", "0", "1650", "150,000"]
+
+
+def test_a_file_whose_name_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+    before, after = tmp_path / "caf\udce9.npy", tmp_path / "after.npy"
+    points = np.random.default_rng(0).random((50, 3))
+    try:
+        np.save(before, points)
+    except OSError:
+        pytest.skip("the file system has names in UTF-8 only")
+    np.save(after, points)
+    write_before_after([before], [after], tmp_path / "page.html")
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<title>caf\\xe9.npy</title>" in html and '"name": "caf\\\\xe9.npy"' in html

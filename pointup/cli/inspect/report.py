@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pointup.cli.input_files import printable
 from pointup.cli.inspect.statistics import Split, read_info
 from pointup.datasets.held_out import HeldOut
 from pointup.datasets.held_out_elsewhere import SURVEYS
+from pointup.terminal import printable
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"

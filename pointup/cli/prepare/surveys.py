@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pointup.cli.input_files import Inputs, find_inputs, name_inputs, printable
+from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
 from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
 from pointup.cli.prepare.new_dataset import Making, NewDataset, note
@@ -19,6 +19,7 @@ from pointup.cli.prepare.systems import check_systems
 from pointup.cli.prepare.tiling import Tiling, note_overlapping
 from pointup.cli.shards import ShardOption, parse_shard
 from pointup.errors import ConfigError, DataError
+from pointup.terminal import printable
 
 if TYPE_CHECKING:
     from pointup.datasets.block_pairs import BlockPairs

@@ -13,6 +13,7 @@ import numpy as np
 
 from pointup.errors import FileError
 from pointup.io.length_unit import METRE, known_unit
+from pointup.terminal import printable
 from pointup.training.config import TrainConfig, as_dict, flattened
 from pointup.training.data_sources import data_sources
 from pointup.training.renamed_options import with_current_options
@@ -92,10 +93,10 @@ class RunRecord:
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """Read run directories, each once. Raises FileError for a path that is none."""
     paths = list({path.resolve(): path for path in paths}.values())
-    names = [path.resolve().name for path in paths]
+    names = [printable(path.resolve().name) for path in paths]
     # Beside the runs, samples have clouds of these names.
     if len(set(names)) < len(names) or FIXED_CLOUDS & set(names):
-        names = [f"run {path}" for path in paths]
+        names = [printable(f"run {path}") for path in paths]
     return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
 
 

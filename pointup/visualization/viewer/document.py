@@ -11,6 +11,7 @@ from pathlib import Path
 import pointup
 from pointup.errors import FileError
 from pointup.io.cloud import write_file
+from pointup.terminal import printable
 from pointup.visualization.viewer.encoding import Blocks, encode_colormaps, encode_scene
 from pointup.visualization.viewer.layers import Scene
 
@@ -30,9 +31,12 @@ def write_viewer(path: str | Path, scenes: Sequence[Scene], title: str = "") -> 
 
 
 def write_page(path: Path, html: str) -> int:
-    """Write an HTML file, all or nothing. Returns its size in bytes."""
+    """Write an HTML file, all or nothing. Returns its size in bytes.
+
+    Names of files in it may have bytes that are not UTF-8, see `printable`.
+    """
     check_viewer_path(path)
-    content = html.encode()
+    content = printable(html).encode()
     write_file(path, content)
     return len(content)
 

@@ -14,6 +14,7 @@ from pointup.io.cloud import PointCloud
 from pointup.io.files import LAS_EXTENSIONS, iter_points
 from pointup.io.length_unit import UNKNOWN, common_unit
 from pointup.io.noise import plain_name
+from pointup.terminal import printable
 from pointup.visualization.viewer.document import write_viewer
 from pointup.visualization.viewer.layers import (
     CLASS_NAMES,
@@ -89,7 +90,7 @@ def write_before_after(
     """
     scene = scene_of_files({"before": before, "after": after}, up=up)
     has_origin = "origin" in scene.layers[1].channels
-    name = before[0].name if len(before) == 1 else f"survey of {len(before)} files"
+    name = printable(before[0].name) if len(before) == 1 else f"survey of {len(before)} files"
     scene = replace(scene, name=name, color="origin" if has_origin else "")
     return write_viewer(path, [scene])
 
