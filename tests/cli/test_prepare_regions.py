@@ -265,6 +265,21 @@ def test_shards_without_training_pairs_and_without_any_pairs_are_joined_with_the
     assert same_files(joined, tmp_path / "undisturbed")
 
 
+def test_a_shard_is_followed_by_the_join(
+    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = set()
+    for k in range(1, 15):
+        shard = tmp_path / f"shard{k}"
+        assert thin_islands(islands, shard, "--seed", 2, "--shard", f"{k}/14") == 0
+        output, reported = capsys.readouterr()
+        assert "held out for validation" not in reported and "pointup inspect" not in output
+        first, *_, last = output.splitlines()
+        assert last == f"next: pointup prepare join {shard} ... -o DIR, with all 14 shards"
+        found.add(first.removeprefix(f"{shard}: ").split(",")[0])
+    assert {"0 pairs", "16 pairs (16 train)", "16 pairs (16 validation)"} <= found
+
+
 def test_shards_that_all_have_no_training_pairs_are_not_joined(
     islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,11 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     numbers = ", ".join(f"{len(split):,} {name}" for name, split in sizes_of.items())
     numbers = f" ({numbers})" if numbers else ""
     print(f"{output}: {len(sizes):,} pairs{numbers}, {sizes.sum():,} points, {seconds:,.1f} s")
-    if not len(sizes):  # A shard on ground that is held out by others, or has too few points.
+    info = json.loads((output / "pointup.json").read_text(encoding="utf-8"))
+    _, num_shards = info.get("shard", (1, 1))
+    joining = f"pointup prepare join {shlex.quote(str(output))} ... -o DIR"
+    if not len(sizes):  # A shard of ground that holds too few points.
+        print(f"next: {joining}, with all {num_shards} shards")
         return
     source, target = np.median(sizes, axis=0)
     ratio = np.median(sizes[:, 1] / sizes[:, 0].clip(min=1))
@@ -45,8 +49,11 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         share = sizes_of["validation"].sum() / sizes.sum()
         remark = f", {strip}" if strip else ""
         print(f"held out for validation: {share:.0%} of the points{remark}")
-        print(f"details: pointup inspect {shlex.quote(str(output))}")
-    if len(sizes) == 1:
+        if "train" in sizes_of:
+            print(f"details: pointup inspect {shlex.quote(str(output))}")
+    if "shard" in info:
+        print(f"next: {joining}, with all {num_shards} shards")
+    elif len(sizes) == 1:
         print("next: prepare more than one pair, so that some can be held out for validation")
     else:
         preset = preset_of(output, ratio)
@@ -57,10 +64,11 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         note(f"the median pair has only {source:.0f} source points")
     if ratio < 1:
         note("the target is sparser than the source in half of the pairs; are they swapped?")
-    if "source" in json.loads((output / "pointup.json").read_text(encoding="utf-8")):
+    if "source" in info:
         for text in notes_on_heights(output, tables):
             note(text)
-    if validation and "validation" not in tables:
+    # Blocks are held out in the whole survey, perhaps none in a shard.
+    if validation and "validation" not in tables and "shard" not in info:
         note(
             "no pair is held out for validation: give another --seed, or make more pairs, from "
             "surveys for example with a smaller --tile"
