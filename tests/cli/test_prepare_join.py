@@ -46,6 +46,18 @@ def test_joined_datasets_keep_their_pairs_surfaces_and_splits(
                 assert stored.area == Surface.load(shapes / "surfaces" / original["surface"]).area
 
 
+def test_a_dataset_that_is_spelled_in_two_ways_is_validated_on_once(
+    surveys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles, joined = tmp_path / "tiles", tmp_path / "joined"
+    assert run("thin", surveys / "dense_in_one.npy", "--tile", 20, "-o", tiles) == 0
+    (tmp_path / "link").symlink_to(tiles)
+    monkeypatch.chdir(tmp_path)
+    assert run("join", "tiles", tiles, tmp_path / "link", "-o", joined) == 0
+    assert len(read(joined, "train")) == 3 * len(read(tiles, "train"))
+    assert len(read(joined, "validation")) == len(read(tiles, "validation")) > 0
+
+
 def test_joined_datasets_of_the_same_meshes_train_on_no_validation_mesh(
     meshes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

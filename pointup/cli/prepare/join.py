@@ -77,8 +77,9 @@ class Join:
         held_out = dict(zip(self.inputs, open_together(self.inputs, "validation"), strict=True))
         for number, samples in enumerate(open_together(self.inputs, split)):
             folder = self.inputs[number]
-            # A dataset given twice is validated on once.
-            if split == "validation" and folder in self.inputs[:number]:
+            # A dataset given twice, however its name is spelled, is validated on once.
+            before = {other.resolve() for other in self.inputs[:number]}
+            if split == "validation" and folder.resolve() in before:
                 continue
             left_out = set()
             if split == "train":
@@ -107,7 +108,7 @@ def _held_out_elsewhere(folder: Path, train: Samples, held_out: Mapping[Path, Sa
 
     rows: set[int] = set()
     for other, validation in held_out.items():
-        if other == folder:
+        if other.resolve() == folder.resolve():
             continue
         for how, found in rows_held_out_elsewhere(train, validation).items():
             if new := set(found.tolist()) - rows:
