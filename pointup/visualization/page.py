@@ -162,7 +162,7 @@ def number(value: float, unit: str = "") -> str:
 def _tick(value: float, span: tuple[float, float]) -> str:
     """The label of a tick of an axis over `span`, with the decimals that tell its ticks apart."""
     width, largest = span[1] - span[0], max(map(abs, span))
-    if 0 < width and 1e-3 <= largest < 1e9:
+    if width > 0 and 1e-3 <= largest < 1e9:
         decimals = max(2 - int(np.floor(np.log10(width))), 0)
         # A zero that is slightly negative has no sign.
         text = f"{round(value, decimals) + 0.0:,.{decimals}f}"

@@ -55,6 +55,19 @@ def test_columns_are_what_a_loop_over_the_pairs_finds(tmp_path: Path) -> None:
         assert train.columns["source to target"][i] == pytest.approx(np.median(gap.min(axis=1)))
 
 
+def test_options_of_the_value_zero_are_shown_and_those_without_a_value_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = Pair("a", cloud(100), cloud(400))
+    info = {"made_by": "pointup", "seed": 0, "strip": 0.0, "separate": False, "left_out": [],
+            "surveys": {}}  # fmt: skip
+    write_pairs([pair], [pair], tmp_path / "pairs", info)
+    assert main(["inspect", str(tmp_path / "pairs")]) == 0
+    entries = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert ["seed", "0"] in entries and ["strip", "0.0"] in entries
+    assert not {"separate", "left", "surveys"} & {entry[0] for entry in entries if entry}
+
+
 def test_a_source_that_is_part_of_its_target_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

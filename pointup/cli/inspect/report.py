@@ -29,7 +29,7 @@ def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> 
     info = {
         key: value
         for key, value in description.items()
-        if key not in NOT_SHOWN and value not in ([], "", False)
+        if key not in NOT_SHOWN and value is not False and value not in ([], "", {})
     }
     if SURVEYS in info:
         num_files = sum(len(survey["files"]) for survey in info[SURVEYS].values())
