@@ -84,7 +84,8 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_
     times = {"--time=08:00:00": "--time=00:03:00", "B:TERM@120": "B:TERM@60"}
     script = job_script(data, str(tmp_path / "run"), **times)
     began = time.time()
-    job = cluster.submit(script, STEP_SECONDS="10", **NO_FAULT)
+    # Twelve steps take longer than that, however quick the machine is.
+    job = cluster.submit(script, STEP_SECONDS="12", **NO_FAULT)
     cluster.wait(job, lambda shown: int(shown["Restarts"]) > 0, PATIENCE)
     SECONDS_TO_OUTCOME.append(("SLURM: time up, until queued again", time.time() - began))
     saved = (tmp_path / "run" / "checkpoints" / "LATEST").read_text()
