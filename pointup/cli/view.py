@@ -63,6 +63,8 @@ class View:
             name: find_inputs([path], point_extensions)
             for name, path in zip(names, paths, strict=True)
         }
+        for note in notes_on_systems(list(chain.from_iterable(groups.values()))):
+            print(f"note: {note}", file=sys.stderr)
         reference = names[-1] if self.reference else None
         scene = scene_of_files(groups, reference, self.max_points, self.up)
         size = write_viewer(self.output, [scene], self.title or scene.name)
@@ -70,7 +72,5 @@ class View:
             shown = len(layer.positions)
             part = "" if shown == layer.num_points else f", {shown:,} of them shown"
             print(f"{layer.name}: {layer.num_points:,} points{part}")
-        for note in notes_on_systems(list(chain.from_iterable(groups.values()))):
-            print(f"note: {note}", file=sys.stderr)
         print(describe_page(self.output, size))
         return 0

@@ -132,7 +132,7 @@ def test_bounds_leave_out_files_outside_and_read_those_near(
     bounds = (500_002, 4_000_000, 500_039, 4_000_020)
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", *bounds) == 0
     assert [p.name for p in sorted((tmp_path / "out").glob("*.las"))] == ["0.las"]
-    assert "1 files written" in capsys.readouterr().out
+    assert "1 file written:" in capsys.readouterr().out
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", 0, 0, 1, 1) == 1
     assert "the files span x 500000" in capsys.readouterr().err
     assert upsample(model, tiles, "-o", tmp_path / "out", "--bounds", 2, 0, 1, 1) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
@@ -61,6 +62,16 @@ def test_a_density_in_feet_is_noted_with_its_value_per_square_metre(
     assert command(tmp_path / "ft.las", *output, "--density", "2") == (0, ANY, note)
     assert command(tmp_path / "ft.las", *output, "--ratio", "2").err == ""
     assert command(tmp_path / "m.las", *output, "--density", "2").err == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "unit"), [(METRES, " m"), (FEET, " US ft"), (FEET_ABOVE_METRES, "")]
+)
+def test_the_summary_names_the_unit_of_its_distance_if_it_is_known(
+    system: str, unit: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    result = command(write_las(tmp_path / "a.las", system), "-o", tmp_path / "out.las")
+    assert re.search(rf"new points at most [\d.]+{unit} from a measured one", result.out)
 
 
 def test_files_of_several_units_may_have_a_ratio_and_no_length(

@@ -21,6 +21,7 @@ from pointup.cli.upsample.work_directory import work_directory
 from pointup.cli.upsample.writing import check_outputs, write_each
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
+from pointup.io.length_unit import UNKNOWN, units_of_readable
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import Summary
@@ -148,7 +149,7 @@ def upsample_survey(
         of_all += _coincident_text(store)
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, options)}"
+        lines[-1] += f"; {_summary_text(summary, options, jobs[0].source)}"
         if unreached > _MOST_UNREACHED:
             largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
             lines.append(
@@ -182,8 +183,10 @@ def _copy_each(
     return lines, files, errors
 
 
-def _summary_text(summary: Summary, options: UpsampleOptions) -> str:
-    words = f"new points at most {summary.farthest:.3g} from a measured one"
+def _summary_text(summary: Summary, options: UpsampleOptions, source: Path) -> str:
+    unit = units_of_readable([source]).get(source, UNKNOWN)
+    named = "" if unit.metres is None else f" {unit.name}"
+    words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
     if options.above_ground:
         words += f", {summary.num_below:,} of them below all returns around them"
     return words

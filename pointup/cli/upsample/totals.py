@@ -39,9 +39,10 @@ class Totals:
         skipped = ""
         if self.num_skipped:
             skipped = f", {self.num_skipped:,} skipped, which were already written (see --redo)"
-        errors = f", {num_errors:,} errors" if num_errors else ""
+        errors = f", {num_errors:,} error{'s' * (num_errors != 1)}" if num_errors else ""
+        files = "file" if self.num_files == 1 else "files"
         seconds = time.monotonic() - self.began
         return (
-            f"{self.num_files:,} files written{skipped}{errors}: from {self.num_in:,} to "
+            f"{self.num_files:,} {files} written{skipped}{errors}: from {self.num_in:,} to "
             f"{self.num_out:,} points, {seconds:,.1f} s"
         )
