@@ -43,7 +43,7 @@ def test_a_second_call_skips_what_is_written_and_says_so(
     text = capsys.readouterr().out
     assert rewritten() == {"1.las"}
     assert f"{tiles / '0.las'}: already written, skipped: {out / '0.las'}" in text
-    assert "1 files written, 2 skipped, which were already written (see --redo)" in text
+    assert "1 file written, 2 skipped, which were already written (see --redo)" in text
 
     (out / "2.las").write_bytes(b"cut short")
     assert upsample(model, tiles, "-o", out, "--separate") == 0
@@ -76,7 +76,8 @@ def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
         assert list(after) == [out / "0.las"] and (after != before) == bool(number)
         text = capsys.readouterr().out
         skipped = "" if number else ", 1 skipped, which were already written (see --redo)"
-        assert f"{number} files written{skipped}: from " in text
+        written = "1 file written" if number else "0 files written"
+        assert f"{written}{skipped}: from " in text
         assert ("already written, skipped" in text) == (not number)
     assert (tmp_path / "drawn.png").exists()
 
@@ -84,7 +85,7 @@ def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
     for _ in range(2):
         assert upsample(model, tiles / "0.las", "-o", tmp_path / "one.las") == 0
         text = capsys.readouterr().out
-        assert "skipped" not in text and "files written" not in text
+        assert "skipped" not in text and "written" not in text
 
 
 def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
@@ -99,7 +100,8 @@ def test_the_only_file_of_a_folder_is_copied_if_it_has_nothing_to_upsample(
         assert upsample(model, tiles, "-o", out) == 0
         text = capsys.readouterr()
         assert f"{tiles / '0.las'}: {what}" in text.out and f"copied: {out / '0.las'}\n" in text.out
-        assert f"{number} files written: from {number} to {number} points" in text.out
+        written = "1 file written" if number else "0 files written"
+        assert f"{written}: from {number} to {number} points" in text.out
         assert text.err == ""
         assert (out / "0.las").read_bytes() == (tiles / "0.las").read_bytes()
         # There is nothing to draw, nothing within bounds, and no folder to copy into.

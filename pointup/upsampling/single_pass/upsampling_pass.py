@@ -21,6 +21,7 @@ from pointup.upsampling.attributes import PARENT
 from pointup.upsampling.covered import NEAR
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
+from pointup.upsampling.single_pass.borders import within_borders
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
 from pointup.upsampling.single_pass.measured import Measured
 from pointup.upsampling.single_pass.oversampling import OversampledCandidates
@@ -217,31 +218,30 @@ class UpsamplingPass:
         region = Region(self.store, block, block + 1)
         selected = picked["position"]
         what = "candidates" if self._second_pass else "picked"
-        free, fixed = self._around(block, selected, what)
+        free, sources = self._around(block, selected, what)
+        fixed = sources if self.options.originals else sources[:0]
+        # Most neighbourhoods of a survey lie on no single surface.
+        sheets = not self.store.frame.is_upright
         if self._second_pass:
             # They are relaxed already, and only moved onto the surface through all candidates.
             points = onto_surface(selected, free, fixed)
         else:
-            # Most neighbourhoods of a survey lie on no single surface.
-            sheets = not self.store.frame.is_upright
             config, points = self.model.config, np.concatenate([selected, free])
             limits = config.relaxation_residual, config.volume_relaxation
             points = relax(points, fixed, self.num_steps, sheets, *limits)[: len(selected)]
+        if sheets:
+            points = within_borders(points, sources)
         new = picked | self._measured.settle(region, points, selected)
         kept = self._measured.is_kept(new["position"], new["distance"])
         of_rows = {"target_count": new.pop("target_count")}
         self._files.save(block, "points", **of_rows, **{name: new[name][kept] for name in new})
 
     def _around(self, block: int, selected: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray]:
-        """Points around the `selected` (M, 3) of a block for their relaxation: new points (F, 3)
-        and points of the store (G, 3).
-
-        New points are all `candidates` of the blocks, or those `picked` in other blocks. Points of
-        the store are there if the output keeps them.
-        """
+        """Points around the `selected` (M, 3) of a block: new points (F, 3), all `candidates` or
+        those `picked` in other blocks, and points of the store (G, 3)."""
         margin = _MARGIN * self._spacing[block]
         box = self._low[block] - margin, self._high[block] + margin
-        free, fixed = Surroundings(selected, *box), Surroundings(selected, *box)
+        free, sources = Surroundings(selected, *box), Surroundings(selected, *box)
         for other in [block, *touching(self._low, self._high, block, margin).tolist()]:
             rows = self.store.read_block(other)["position"]
             if what == "candidates":
@@ -251,9 +251,8 @@ class UpsamplingPass:
             elif other != block:
                 with self._files.load(other, what) as saved:
                     free.add(saved["position"])
-            if self.options.originals:
-                fixed.add(rows)
-        return free.nearest(), fixed.nearest()
+            sources.add(rows)
+        return free.nearest(), sources.nearest()
 
     def needs_next_pass(self) -> bool:
         """Whether a next pass has points to add."""
