@@ -17,7 +17,7 @@ from pointup.visualization.viewer.layers import Scene
 
 SCRIPTS = (
     "decode.js", "shaders.js", "cloud.js", "viewpoint.js", "stage.js", "overlay.js", "tools.js",
-    "panel.js", "main.js",
+    "panel.js", "link.js", "main.js",
 )  # fmt: skip
 """Scripts of the page, in the order in which they run. Each uses only what is before it."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -55,7 +57,7 @@ def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
     up = "xyz".index(scene.up)
     heights = np.concatenate([c[:: max(1, len(c) // 200_000), up] for c in clouds] or [np.zeros(1)])
     ends = np.percentile(heights, [0.2, 99.8]) - origin[up]
-    return {
+    described = {
         "name": scene.name,
         "note": scene.note,
         "up": scene.up,
@@ -69,6 +71,17 @@ def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
         "channels": channels,
         "layers": [_encode_layer(layer, origin, channels, blocks) for layer in scene.layers],
     }
+    return described | {"fingerprint": _fingerprint(described)}
+
+
+def _fingerprint(scene: dict[str, Any]) -> str:
+    """Differs between scenes of different extents, or with layers of other names or sizes.
+
+    A link to a view holds it, and restores the view of this scene alone.
+    """
+    extents = [scene[key] for key in ("up", "origin", "low", "high")]
+    layers = [[layer[key] for key in ("name", "count", "total")] for layer in scene["layers"]]
+    return sha256(json.dumps([extents, layers]).encode()).hexdigest()[:16]
 
 
 def encode_colormaps() -> dict[str, list[int]]:

@@ -71,21 +71,21 @@ let saving;
 function saveState() {
   if (!hasAddress) return;
   clearTimeout(saving);
-  saving = setTimeout(() => {
-    const { measuring, turning, ...kept } = state;
-    const points = overlay.measured.map((point) => point.toArray());
-    // replaceState keeps the list of visited pages short.
-    history.replaceState(null, "", toHash({ ...kept, pose: stage.pose, points }));
-  }, 300);
+  // replaceState keeps the list of visited pages short.
+  saving = setTimeout(() => history.replaceState(null, "", toHash(stateToSave(state, scene, stage, overlay))), 300);
 }
 
-function restore(saved) {
-  const number = Math.min(Math.max(Math.round(Number(saved?.scene) || 0), 0), manifest.scenes.length - 1);
-  const { points = [], ...rest } = saved ?? {};
-  const fits = rest.shown?.length === manifest.scenes[number].layers.length;
-  return open(number, saved && fits ? rest : null).then(() => {
+/** Open what a link in the address restores; without one that fits the data, `otherwise`. */
+async function openLink(otherwise) {
+  const saved = fromHash(location.hash);
+  const restored = saved && stateToRestore(saved);
+  if (!restored) await otherwise();
+  else {
+    const { points, ...kept } = restored;
+    await open(kept.scene, kept);
     overlay.measured = points.map((point) => new THREE.Vector3(...point));
-  });
+  }
+  if (saved) say(restored ? "" : "The link is of other data than this page has. It is ignored.");
 }
 
 function say(text) {
@@ -151,7 +151,7 @@ function toggleMeasuring() {
 }
 
 function copyLink() {
-  const address = location.href.replace(/#.*$/, "") + toHash({ ...state, measuring: false, turning: false, pose: stage.pose, points: overlay.measured.map((p) => p.toArray()) });
+  const address = location.href.replace(/#.*$/, "") + toHash(stateToSave(state, scene, stage, overlay));
   history.replaceState(null, "", address);
   // Browsers refuse the clipboard to some pages; the address bar then has the link.
   navigator.clipboard?.writeText(address).then(() => say("The link to this view is copied."), () => say("The address of this page is the link to this view."));
@@ -261,15 +261,12 @@ document.addEventListener("keydown", (event) => {
   action(event);
 });
 
-addEventListener("hashchange", () => {
-  const saved = fromHash(location.hash);
-  if (saved) restore(saved);
-});
+addEventListener("hashchange", () => openLink(() => null));
 
 async function start() {
   if (innerWidth <= 720) togglePanel();
   listenToControls();
-  await restore(fromHash(location.hash));
+  await openLink(() => open(0));
   listenToPointer();
   byId("loading").remove();
   // For tests and measurements.

@@ -1,5 +1,5 @@
 "use strict";
-// Tools: the point under the pointer, screenshots, the link that restores a view.
+// Tools: the point under the pointer, screenshots.
 
 const PICK_PIXELS = 9;
 
@@ -96,20 +96,4 @@ function drawLegend(context, legend, stage) {
     y -= 17;
   }
   context.fillText(legend.label, right, y);
-}
-
-/** The state as the part of an address after "#", and back; null where there is none. */
-function toHash(state) {
-  return `#view=${encodeURIComponent(JSON.stringify(state, (_, value) =>
-    typeof value === "number" ? Number(value.toPrecision(7)) : value))}`;
-}
-
-function fromHash(hash) {
-  const match = /^#view=(.+)$/.exec(hash);
-  if (!match) return null;
-  try {
-    return JSON.parse(decodeURIComponent(match[1]));
-  } catch {
-    return null; // an address that was cut; the view opens as it is
-  }
 }
