@@ -85,3 +85,42 @@ def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
         [survey(100)], script + "return [state.size, byId('message').textContent]"
     )
     assert size == 2 and "other data" in message
+
+
+@pytest.mark.parametrize(
+    ("share", "heights", "picked"),
+    [
+        (0, [0, 1], "before"),
+        (0.2, [0, 1], "before"),
+        (0.8, [1, 0], "after"),
+        (1, [1, 0], "after"),
+        (0.5, [1, 0], "before"),
+        (0.5, [0, 1], "after"),
+    ],
+)
+def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen(
+    share: float, heights: list[float], picked: str
+) -> None:
+    layers = [
+        Layer(name, np.array([[0, 0, height], [9, 9, height]], dtype=np.float64))
+        for name, height in zip(("before", "after"), heights, strict=True)
+    ]
+    script = f"await change({{ mode: 'fade', share: {share} }}); stage.look(0, 90); {FRAME}"
+    # The two points of a place are on one line of sight, the higher one in front.
+    script += """stage.aim(stage.panels[0]);
+      const at = overlay.project(new THREE.Vector3(4.5, 4.5, 0), stage.panels[0]);
+      return pick(stage, ...at)?.cloud.layer.name"""
+    assert in_page([Scene("a", layers)], script) == picked
+
+
+@pytest.mark.parametrize(("share", "picked"), [(0, None), (0.01, "after"), (1, "after")])
+def test_a_click_in_a_fade_picks_no_cloud_that_is_invisible(
+    share: float, picked: str | None
+) -> None:
+    places = {"before": [[0.0, 0, 0], [2, 2, 0]], "after": [[9.0, 9, 0]]}
+    layers = [Layer(name, np.array(points)) for name, points in places.items()]
+    script = f"await change({{ mode: 'fade', share: {share} }}); stage.look(0, 90); {FRAME}"
+    script += """stage.aim(stage.panels[0]);
+      const at = overlay.project(new THREE.Vector3(4.5, 4.5, 0), stage.panels[0]);
+      return pick(stage, ...at)?.cloud.layer.name"""
+    assert in_page([Scene("a", layers)], script) == picked

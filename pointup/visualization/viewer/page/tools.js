@@ -8,6 +8,24 @@ function pick(stage, x, y) {
   const panel = stage.panels.find((each) => x >= each.x && x < each.x + each.width && y >= each.y && y < each.y + each.height);
   if (!panel) return null;
   stage.aim(panel);
+  for (const clouds of cloudsToPick(panel, x)) {
+    const found = pickFrom(clouds, stage, panel, x, y);
+    if (found) return found;
+  }
+  return null;
+}
+
+/** Lists of clouds that a click at x may pick from; one is asked where those before it have no point. */
+function cloudsToPick({ groups, blend, share, x: left, width }, x) {
+  const [a, b] = groups;
+  if (blend === 2) return [(x - left) / width < share ? b : a];
+  if (blend !== 1 || share === 0.5) return [groups.flat()];
+  // Of two clouds that fade, the one that is better seen comes first; one without a share is invisible.
+  const order = share < 0.5 ? [a, b] : [b, a];
+  return share > 0 && share < 1 ? order : order.slice(0, 1);
+}
+
+function pickFrom(clouds, stage, panel, x, y) {
   const at = [((x - panel.x) / panel.width) * 2 - 1, 1 - ((y - panel.y) / panel.height) * 2];
   const [reachX, reachY] = [(2 * PICK_PIXELS) / panel.width, (2 * PICK_PIXELS) / panel.height];
   const matrix = new THREE.Matrix4().multiplyMatrices(stage.camera.projectionMatrix, stage.camera.matrixWorldInverse);
@@ -15,11 +33,9 @@ function pick(stage, x, y) {
   const { low, high } = stage.clip;
   const outside = (p) => p.x < low[0] || p.x > high[0] || p.y < low[1] || p.y > high[1] || p.z < low[2] || p.z > high[2]
     || Math.abs(normal.dot(p) - place) > half;
-  const swiped = panel.blend === 2 && (x - panel.x) / panel.width < panel.share;
-  const groups = panel.blend === 2 ? [panel.groups[swiped ? 1 : 0]] : panel.groups;
   let best = null;
   const world = new THREE.Vector3();
-  for (const cloud of groups.flat()) {
+  for (const cloud of clouds) {
     const categories = cloud.hidden.length ? cloud.columns[cloud.used] : null;
     for (const node of cloud.nodes) {
       if (!node.drawn) continue;
