@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter, map_coordinates
 from scipy.spatial import cKDTree
 
 from pointup.errors import ConfigError, FileError
@@ -207,6 +208,41 @@ def test_density_is_the_number_of_points_per_area() -> None:
     density = density_channel(thinned).values
     for side, expected in ((thinned[:, 0] < 45, 4.0), (thinned[:, 0] > 55, 1.0)):
         assert np.median(density[side]) == pytest.approx(expected, rel=0.1)
+
+
+def test_density_is_that_of_a_smoothed_grid() -> None:
+    # 100 x 50 cells of one metre, with four points each on average.
+    points = np.random.default_rng(0).random((20_000, 3)) * [100, 50, 9]
+    points[:2] = [[0, 0, 0], [100, 50, 0]]
+    counts = np.histogram2d(points[:, 0], points[:, 1], [np.arange(102), np.arange(52)])[0]
+    smooth = gaussian_filter(counts, 1.0)
+    expected = map_coordinates(smooth, points[:, :2].T - 0.5, order=1, mode="nearest")
+    np.testing.assert_allclose(density_channel(points).values, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_points", [300, 40_000])
+@pytest.mark.parametrize("away", [[500, 0], [500, 300], [20_000, 9000], [1e7, -1e7]])
+def test_a_point_far_away_leaves_the_density_of_the_others(
+    num_points: int, away: list[float]
+) -> None:
+    # A transect with 4 points/m2.
+    length = num_points / 40
+    points = np.random.default_rng(0).random((num_points, 3)) * [length, 10, 1]
+    alone = density_channel(points).values
+    density = density_channel(np.vstack([points, [*away, 0]])).values[:-1]
+    inside = (np.abs(points[:, :2] - [length / 2, 5]) < [length / 2 - 2, 3]).all(axis=1)
+    assert np.median(density[inside]) == pytest.approx(np.median(alone[inside]), rel=0.06)
+    assert np.median(density[inside]) == pytest.approx(4, rel=0.1)
+
+
+def test_tiles_far_from_each_other_have_their_own_density() -> None:
+    random = np.random.default_rng(0)
+    tiles = [
+        random.random((size, 3)) * 100 + [20_000 * i, 7000 * i, 0]
+        for i, size in enumerate((10_000, 40_000))
+    ]
+    density = np.split(density_channel(np.vstack(tiles)).values, [10_000])
+    assert [np.median(part) for part in density] == pytest.approx([1, 4], rel=0.1)
 
 
 def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path: Path) -> None:

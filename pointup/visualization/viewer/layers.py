@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-from scipy.ndimage import gaussian_filter, map_coordinates
 from scipy.spatial import cKDTree
 
 from pointup.visualization.rendering import point_spacing
+from pointup.visualization.viewer.density import ground_density
 
 CLASS_NAMES = {
     0: "never classified", 1: "unclassified", 2: "ground", 3: "low vegetation",
@@ -98,25 +98,9 @@ def error_channel(
 
 
 def density_channel(points: np.ndarray, unit: str = "") -> Channel:
-    """Points per area on the ground, from a smoothed grid with about four points in a cell.
-
-    points: (N, 3) with N > 1 and z up. The cells have a side of two spacings; the counts are
-    smoothed with a Gaussian of one cell and interpolated at the points. Near the border of the
-    survey the density is too low, because cells beyond it are empty.
-    """
-    low = points[:, :2].min(axis=0)
-    extent = points[:, :2].max(axis=0) - low
-    area = max(float(extent.prod()), 1e-12)
-    cell = max(2.0 * np.sqrt(area / len(points)), float(extent.max()) / 4000, 1e-9)
-    place = (points[:, :2] - low) / cell
-    shape = np.floor(place.max(axis=0)).astype(int) + 1
-    flat = np.floor(place).astype(np.int64) @ np.array([shape[1], 1])
-    counts = np.bincount(flat, minlength=shape.prod()).reshape(shape)
-    smooth = gaussian_filter(counts.astype(np.float64), 1.0) / cell**2
-    density = map_coordinates(smooth, place.T - 0.5, order=1, mode="nearest")
-    return Channel(
-        density.astype(np.float32), label="point density", unit=f"points/{unit or 'unit'}²"
-    )
+    """Points per area on the ground, see `ground_density`; points (N, 3) with N > 1 and z up."""
+    density = ground_density(points[:, :2]).astype(np.float32)
+    return Channel(density, label="point density", unit=f"points/{unit or 'unit'}²")
 
 
 def spacing_channel(points: np.ndarray, unit: str = "") -> Channel:
