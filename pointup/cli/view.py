@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from itertools import chain
-from typing import Annotated, Literal
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from pointup.cli.input_files import Inputs
 from pointup.cli.output_files import File, HtmlFile, Title, describe_page
 from pointup.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pointup.visualization.viewer import Scene
+
+TOUCHING = 0.01
+"""Tiles that lie side by side are at most this share of their extent apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,8 @@ class View:
             print(f"note: {note}", file=sys.stderr)
         reference = names[-1] if self.reference else None
         scene = scene_of_files(groups, reference, self.max_points, self.up)
+        for note in notes_on_places(scene):
+            print(f"note: {note}", file=sys.stderr)
         size = write_viewer(self.output, [scene], self.title or scene.name)
         for layer in scene.layers:
             shown = len(layer.positions)
@@ -74,3 +82,38 @@ class View:
             print(f"{layer.name}: {layer.num_points:,} points{part}")
         print(describe_page(self.output, size))
         return 0
+
+
+def notes_on_places(scene: Scene) -> list[str]:
+    """A note on each cloud whose horizontal bounding box is apart from those of all others: they
+    appear as dots far from each other, and distances to a reference say nothing.
+    """
+    import numpy as np
+
+    axes = [0, 1] if scene.up == "z" else [0, 2]
+    boxes = {
+        layer.name: np.array([layer.positions.min(axis=0)[axes], layer.positions.max(axis=0)[axes]])
+        for layer in scene.layers
+        if len(layer.positions)
+    }
+    if len(boxes) < 2:
+        return []
+    extent = max(float((high - low).max()) for low, high in boxes.values())
+    gaps = {}
+    for pair in combinations(boxes, 2):
+        (low, high), (other_low, other_high) = (boxes[name] for name in pair)
+        beside = np.maximum(other_low - high, low - other_high)
+        gaps[pair] = float(np.linalg.norm(np.maximum(beside, 0)))
+    nearest = [
+        min((pair for pair in gaps if name in pair), key=lambda pair: gaps[pair]) for name in boxes
+    ]
+    notes = []
+    for pair in dict.fromkeys(nearest):
+        gap = gaps[pair]
+        if gap > TOUCHING * extent:
+            distance = f"{gap:,.0f}" if gap >= 100 else f"{gap:.3g}"
+            notes.append(
+                f"{pair[0]} and {pair[1]} do not overlap: they are {distance} {scene.unit}".rstrip()
+                + " apart. Check that they are of the same place and in the same coordinate system"
+            )
+    return notes

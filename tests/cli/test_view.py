@@ -12,9 +12,9 @@ from pointup.cli.main import main
 from pointup.io.files import PointCloud, write_points
 
 
-def write_landscape(path: Path, num_points: int, seed: int) -> Path:
+def write_landscape(path: Path, num_points: int, seed: int, east: float = 0.0) -> Path:
     x, y = np.random.default_rng(seed).random((2, num_points)) * 60
-    points = np.column_stack([x + 1000, y + 2000, np.sin(x / 9)])
+    points = np.column_stack([x + 1000 + east, y + 2000, np.sin(x / 9)])
     classes = np.full(num_points, 2, dtype=np.uint8)
     write_points(path, PointCloud(points, {"classification": classes}))
     return path
@@ -98,3 +98,24 @@ def test_a_survey_without_a_survey_format_opens_with_its_heights(tmp_path: Path)
         assert main([*words, "--ratio", "2", "--oversampling", "1", "--view", str(page)]) == 0
         (scene,) = scenes_of(page)
         assert scene["up"] == up
+
+
+def test_clouds_that_do_not_overlap_are_named_with_their_distance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = {
+        name: str(write_landscape(tmp_path / f"{name}.laz", 900, seed, east))
+        for seed, (name, east) in enumerate({"a": 0, "b": 30, "next": 90.2, "far": 5060}.items())
+    }
+    page = ["-o", str(tmp_path / "p.html")]
+
+    def notes(*words: str) -> list[str]:
+        assert main(["view", *words, *page]) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if "overlap" in line]
+
+    assert notes(paths["a"], paths["b"], paths["next"]) == []
+    (note,) = notes(paths["a"], paths["far"])
+    assert note.startswith("note: a and far do not overlap: they are 5,00")
+    assert "same coordinate system" in note
+    (note,) = notes(paths["b"], paths["a"], "--reference", paths["far"])
+    assert note.startswith("note: b and ") and " 4,97" in note
