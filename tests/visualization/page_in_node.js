@@ -1,6 +1,7 @@
 // Runs the scripts of the viewer in Node.js: all of them, with a document and a graphics card that
-// do nothing. Reads {page, scripts, manifest, blocks, hash, webgl, script} in JSON, where `page` is the
-// folder of the scripts, and prints in JSON what `script`, the body of an async function, returns.
+// do nothing. Reads {page, scripts, manifest, blocks, hash, webgl, hide, script} in JSON: `page` is the folder
+// of the scripts, `hide` lists names that are not known. Prints in JSON what `script`, the body of an async
+// function, returns.
 "use strict";
 const fs = require("fs");
 const vm = require("vm");
@@ -53,6 +54,7 @@ const context = {
   },
   listeners,
 };
+for (const name of asked.hide) delete context[name];
 Object.assign(context, { window: context, self: context, globalThis: context });
 vm.createContext(context);
 const run = (name) => vm.runInContext(fs.readFileSync(`${asked.page}/${name}`, "utf8"), context);

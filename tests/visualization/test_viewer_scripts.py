@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
@@ -22,8 +23,17 @@ FRAME = "stage.frame(performance.now() + 1000);"
 """A frame at rest, which saves the state in the address."""
 
 
-def in_page(scenes: Sequence[Scene], script: str, link: str = "", webgl: bool = True) -> Any:
-    """What a script returns in the opened page; `link` is the part of the address after "#"."""
+def in_page(
+    scenes: Sequence[Scene],
+    script: str,
+    link: str = "",
+    webgl: bool = True,
+    hide: Sequence[str] = (),
+) -> Any:
+    """What a script returns in the opened page.
+
+    link: the part of the address from "#" on. hide: names that the browser does not know.
+    """
     html = document.viewer_html(scenes, "a test")
     found = re.search(r'id="manifest">(.*?)</script>', html)
     assert found
@@ -34,6 +44,7 @@ def in_page(scenes: Sequence[Scene], script: str, link: str = "", webgl: bool = 
         "blocks": re.findall(r'id="block\d+">(.*?)</script>', html),
         "hash": link,
         "webgl": webgl,
+        "hide": hide,
         "script": script,
     }
     ran = subprocess.run(
@@ -75,7 +86,7 @@ def test_a_link_to_other_data_is_ignored_and_the_page_says_so(other: Scene) -> N
     script = "return [state.clip, state.size, stage.scene, byId('message').textContent]"
     clip, size, scene, message = in_page([other], script, link)
     assert clip["low"] == scene["low"] and clip["high"] == scene["high"] and size == 1
-    assert "other data" in message
+    assert "of other data" in message
 
 
 def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
@@ -84,7 +95,55 @@ def test_a_link_to_other_data_leaves_an_open_page_as_it_is() -> None:
     size, message = in_page(
         [survey(100)], script + "return [state.size, byId('message').textContent]"
     )
-    assert size == 2 and "other data" in message
+    assert size == 2 and "of other data" in message
+
+
+def loading_message(scenes: Sequence[Scene], **options: Any) -> str:
+    """What the page says in place of the points; empty once these are shown."""
+    script = "return byId('loading').removed ? '' : byId('loading').firstElementChild.textContent"
+    return in_page(scenes, script, **options)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"clip": None},
+        {"clip": {"low": [0, 0], "high": [1, 1, 1]}},
+        {"pose": {"target": [0, 0, 0]}},
+        {"pose": None},
+        {"shown": [True]},
+        {"color": "none"},
+        {"mode": "none"},
+        {"ranges": {"height": "1"}},
+        {"ranges": {"height": [2, 1]}},
+        {"colormaps": {"height": "none"}},
+        {"points": [[1, 2]]},
+        {"size": "large"},
+        {"scene": "length"},
+        {"scene": 1},
+    ],
+    ids=str,
+)
+def test_a_link_that_was_edited_is_ignored_and_the_page_says_so(edit: dict[str, Any]) -> None:
+    link = link_of([survey(100)], "await change({ shading: 0 })")
+    content = json.loads(unquote(link.removeprefix("#view=")))
+    changed = f"#view={quote(json.dumps(content | edit))}"
+    assert loading_message([survey(100)], link=changed) == ""
+    script = "return [state.shading, byId('message').textContent]"
+    shading, message = in_page([survey(100)], script, changed)
+    assert shading == 0.5 and "The link is ignored" in message
+    assert in_page([survey(100)], script, link) == [0, ""]
+
+
+@pytest.mark.parametrize("link", ["#view=", "#view=%7B%22scene", "#view=5", "#view=null", "#top"])
+def test_a_link_that_was_cut_leaves_the_page_usable(link: str) -> None:
+    assert loading_message([survey(100)], link=link) == ""
+
+
+def test_webgl_is_named_only_where_the_renderer_fails() -> None:
+    assert "WebGL 2" in loading_message([survey(100)], webgl=False)
+    message = loading_message([survey(100)], hide=["DecompressionStream"])
+    assert "a browser of 2023 or later" in message and "WebGL" not in message
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ async function openLink(otherwise) {
     await open(kept.scene, kept);
     overlay.measured = points.map((point) => new THREE.Vector3(...point));
   }
-  if (saved) say(restored ? "" : "The link is of other data than this page has. It is ignored.");
+  if (saved) say(restored ? "" : "The link is ignored: it is of other data than this page has, or has been changed.");
 }
 
 function say(text) {
@@ -264,6 +264,7 @@ document.addEventListener("keydown", (event) => {
 addEventListener("hashchange", () => openLink(() => null));
 
 async function start() {
+  if (!globalThis.DecompressionStream) throw new Error("Its points are compressed; a browser of 2023 or later reads them");
   if (innerWidth <= 720) togglePanel();
   listenToControls();
   await openLink(() => open(0));
@@ -275,6 +276,6 @@ async function start() {
 }
 
 start().catch((error) => {
-  byId("loading").firstElementChild.textContent = `This page can't be shown: ${error.message}. It needs WebGL 2 and a browser of 2023 or later.`;
+  byId("loading").firstElementChild.textContent = `This page can't be shown. ${error.message}.`;
   throw error;
 });

@@ -7,11 +7,19 @@ const MAX_DRAWN = 6e6;
 // In motion, slow machines draw fewer pixels: shares of the resolution at rest.
 const SCALES = [1, 0.7, 0.5, 0.35];
 
+function makeRenderer(canvas) {
+  try {
+    return new THREE.WebGLRenderer({ canvas, antialias: false, preserveDrawingBuffer: true });
+  } catch (error) {
+    throw new Error(`It needs WebGL 2, which this browser lacks or has switched off (${error.message})`, { cause: error });
+  }
+}
+
 class Stage extends Viewpoint {
   constructor(canvas, scene) {
     super(canvas, scene);
     Object.assign(this, { clouds: [], budget: 5e5, coarse: 0, panels: [], listeners: [] });
-    this.renderer = Stage.renderer ??= new THREE.WebGLRenderer({ canvas, antialias: false, preserveDrawingBuffer: true });
+    this.renderer = Stage.renderer ??= makeRenderer(canvas);
     this.renderer.autoClear = false;
     this.options = { size: 1, shading: 0.5, dark: true, mode: "side", share: 0.5, turning: false };
     this.clip = { low: [...scene.low], high: [...scene.high], on: false, angle: 0, place: 0, thickness: 1 };
