@@ -16,6 +16,8 @@ from pointup.errors import ConfigError
 if TYPE_CHECKING:
     from pointup.visualization.viewer import Scene
 
+REFERENCE = "reference"
+"""Name of the cloud of --reference."""
 TOUCHING = 0.01
 """Tiles that lie side by side are at most this share of their extent apart."""
 
@@ -38,7 +40,7 @@ class View:
     ] = None
     """Names of the clouds, one for each input. By default the names of the files."""
     reference: File = None
-    """One more cloud; the others can be coloured by their distance to it."""
+    """One more cloud, named reference; the others can be coloured by their distance to it."""
     max_points: int = 2_000_000
     """Largest number of points of each cloud; of more, a random subset is shown."""
     up: Literal["y", "z"] | None = None
@@ -56,22 +58,28 @@ class View:
         if not self.inputs:
             raise ConfigError("no input: name files or folders to show")
         paths = [*self.inputs, *([self.reference] if self.reference else [])]
-        names = list(name_inputs(paths))
+        names = list(name_inputs(paths))[: len(self.inputs)]
         if self.names is not None:
             if len(self.names) != len(self.inputs) or len(set(self.names)) < len(self.names):
                 raise ConfigError(
                     f"--names: give {len(self.inputs)} different names, one for each input"
                 )
-            names = [*self.names, *(["reference"] if self.reference else [])]
-            if len(set(names)) < len(names):
-                raise ConfigError("--names: reference is the name of the --reference; give another")
+            if not all(name.strip() for name in self.names):
+                raise ConfigError("--names: a name is empty; give each input one")
+            names = list(self.names)
+        if self.reference:
+            if REFERENCE in names:
+                raise ConfigError(
+                    f"--names: {REFERENCE} is the name of the --reference; give the input another"
+                )
+            names.append(REFERENCE)
         groups = {
             name: find_inputs([path], point_extensions)
             for name, path in zip(names, paths, strict=True)
         }
         for note in notes_on_systems(list(chain.from_iterable(groups.values()))):
             print(f"note: {note}", file=sys.stderr)
-        reference = names[-1] if self.reference else None
+        reference = REFERENCE if self.reference else None
         scene = scene_of_files(groups, reference, self.max_points, self.up)
         for note in notes_on_places(scene):
             print(f"note: {note}", file=sys.stderr)

@@ -75,6 +75,27 @@ def test_no_cloud_may_have_the_name_of_the_reference(
     assert main([*words, "--names", "one", "reference"]) == 1
     assert "reference is the name of the --reference" in capsys.readouterr().err
     assert main([*words, "--names", "one", "two"]) == 0
+    (tmp_path / "b.laz").rename(tmp_path / "reference.laz")
+    words[2] = str(tmp_path / "reference.laz")
+    assert main(words) == 1
+    assert "--names: reference is the name of the --reference" in capsys.readouterr().err
+
+
+def test_the_reference_is_named_so_with_and_without_names(tmp_path: Path) -> None:
+    paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in ("a", "drone")]
+    page = tmp_path / "p.html"
+    words = ["view", paths[0], "--reference", paths[1], "-o", str(page)]
+    for options, names in (([], ["a", "reference"]), (["--names", "x"], ["x", "reference"])):
+        assert main([*words, *options]) == 0
+        assert [layer["name"] for layer in scenes_of(page)[0]["layers"]] == names
+
+
+def test_an_empty_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in "ab"]
+    for name in ("", " "):
+        words = ["view", *paths, "-o", str(tmp_path / "p.html"), "--names", "one", name]
+        assert main(words) == 1
+        assert "--names: a name is empty" in capsys.readouterr().err
 
 
 def test_folders_keep_what_follows_a_dot(tmp_path: Path) -> None:
@@ -118,4 +139,4 @@ def test_clouds_that_do_not_overlap_are_named_with_their_distance(
     assert note.startswith("note: a and far do not overlap: they are 5,00")
     assert "same coordinate system" in note
     (note,) = notes(paths["b"], paths["a"], "--reference", paths["far"])
-    assert note.startswith("note: b and ") and " 4,97" in note
+    assert note.startswith("note: b and reference do not overlap") and " 4,97" in note
