@@ -183,3 +183,42 @@ def test_a_click_in_a_fade_picks_no_cloud_that_is_invisible(
       const at = overlay.project(new THREE.Vector3(4.5, 4.5, 0), stage.panels[0]);
       return pick(stage, ...at)?.cloud.layer.name"""
     assert in_page([Scene("a", layers)], script) == picked
+
+
+def heights(low: float, high: float) -> Scene:
+    x, y, z = np.linspace(0, 1, 1001) * np.array([[50], [50], [high - low]])
+    return Scene("a", [Layer("a", np.column_stack([x, y, z + low]))], unit="m")
+
+
+RANGE = "return [byId('low').value, byId('high').value, rangeOf(state, scene)]"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "decimals"), [(1650.1234, 1650.9876, 4), (12010.4, 12260.6, 1), (0, 3e5, 0)]
+)
+def test_range_boxes_show_thousandths_of_the_span(low: float, high: float, decimals: int) -> None:
+    shown_low, shown_high, ends = in_page([heights(low, high)], RANGE)
+    assert [shown_low, shown_high] == [round(end, decimals) for end in ends]
+    assert max(abs(shown_low - ends[0]), abs(shown_high - ends[1])) < 1e-3 * (high - low)
+
+
+def test_an_edited_end_of_a_range_leaves_the_other_one_exact() -> None:
+    scenes = [heights(1650.12345, 1650.98765)]
+    _, _, (low, high) = in_page(scenes, RANGE)
+    edit = "byId('{}').value = '{}'; await byId('{}').onchange({{ target: byId('{}') }});"
+    first = edit.format("low", "1650.5", "low", "low")
+    assert in_page(scenes, first + RANGE)[2] == [1650.5, high]
+    assert in_page(scenes, edit.format("high", "1650.5", "high", "high") + RANGE)[2] == [
+        low,
+        1650.5,
+    ]
+
+
+def test_an_empty_range_box_changes_nothing_and_is_filled_again() -> None:
+    scenes = [heights(1650.12345, 1650.98765)]
+    before = in_page(scenes, RANGE)
+    for box in ("low", "high"):
+        script = (
+            f"byId('{box}').value = ''; await byId('{box}').onchange({{ target: byId('{box}') }});"
+        )
+        assert in_page(scenes, script + RANGE) == before

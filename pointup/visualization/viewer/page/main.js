@@ -99,13 +99,8 @@ function listenToControls() {
   };
   byId("color").onchange = (event) => change({ color: event.target.value });
   byId("colormap").onchange = (event) => change({ colormaps: { ...state.colormaps, [state.color]: event.target.value } });
-  for (const id of ["low", "high"]) {
-    byId(id).onchange = () => {
-      const range = [Number(byId("low").value), Number(byId("high").value)];
-      if (range[0] < range[1]) change({ ranges: { ...state.ranges, [state.color]: range } });
-      else say("The first number of a range is the smaller one.");
-    };
-  }
+  byId("low").onchange = (event) => setRangeEnd(0, event.target.value);
+  byId("high").onchange = (event) => setRangeEnd(1, event.target.value);
   for (const name of ["size", "shading", "share"]) byId(name).oninput = (event) => change({ [name]: Number(event.target.value) }, false);
   for (const name of ["dark", "turning"]) byId(name).onchange = (event) => change({ [name]: event.target.checked });
   byId("slice").onchange = (event) => setSlice(event.target.checked);
@@ -122,6 +117,16 @@ function listenToControls() {
   byId("link").hidden = !hasAddress;
   byId("help").onclick = showKeys;
   byId("toggle").onclick = togglePanel;
+}
+
+/** Set one end of the range of colours; the other one stays as it is, although its box shows it rounded. */
+function setRangeEnd(end, text) {
+  const range = [...rangeOf(state, scene)];
+  range[end] = Number(text);
+  // The text is empty where the input is no number.
+  if (text.trim() === "") showRangeEnds(state, scene);
+  else if (range[0] < range[1]) change({ ranges: { ...state.ranges, [state.color]: range } });
+  else say("The first number of a range is the smaller one.");
 }
 
 function setSlice(on) {

@@ -95,11 +95,17 @@ function showClouds(state, scene, stage, change) {
 
 function showRange(state, scene) {
   byId("range").hidden = !isScale(scene, state.color);
-  const [low, high] = rangeOf(state, scene);
-  byId("low").value = Number(low.toPrecision(5));
-  byId("high").value = Number(high.toPrecision(5));
+  showRangeEnds(state, scene);
   byId("colormap").replaceChildren(...Object.keys(manifest.colormaps).map((name) =>
     element("option", { value: name, textContent: name, selected: name === colormapOf(state, scene) })));
+}
+
+/** The ends of the range, with as many decimals as tell thousandths of it apart. */
+function showRangeEnds(state, scene) {
+  const [low, high] = rangeOf(state, scene);
+  const decimals = Math.min(Math.max(3 - Math.floor(Math.log10(high - low)), 0), 100);
+  byId("low").value = Number(low.toFixed(decimals));
+  byId("high").value = Number(high.toFixed(decimals));
 }
 
 function showCategories(state, scene, change) {
