@@ -50,6 +50,11 @@ class Demo:
 
         if self.max_megabytes < 1 or not 0 < self.port < 65536:
             raise ConfigError("--max-megabytes must be at least 1, --port within 1 to 65535")
+        if self.model is not None:
+            from pointup.model.upsampler import Upsampler
+
+            # An error here is for the one who starts the page, not for each visitor.
+            Upsampler.from_pretrained(self.model)
         with TemporaryDirectory(prefix="pointup-demo-") as folder:
             app = demo_app(Path(folder), self.model, self.max_megabytes)
             import uvicorn

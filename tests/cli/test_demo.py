@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from browser import open_browser
 
+from pointup.cli import demo
 from pointup.cli.demo import demo_app, upsample_upload
 from pointup.cli.main import main
+from pointup.errors import ConfigError
 from pointup.io.files import read_points
 
 
@@ -27,6 +29,27 @@ def test_without_gradio_the_remedy_is_named(
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["demo"]) == 1
     assert "pip install 'pointup[demo]'" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_is_refused_before_the_page_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[str | None] = []
+
+    def serve(folder: Path, model: str | None, max_megabytes: int) -> None:
+        served.append(model)
+        raise ConfigError("served")
+
+    monkeypatch.setattr(demo, "demo_app", serve)
+    for model, message in (
+        ("shaps", "did you mean shapes"),
+        (str(tmp_path), "neither an included model"),
+    ):
+        assert main(["demo", "--model", model]) == 1
+        assert message in capsys.readouterr().err
+    assert served == []
+    assert main(["demo", "--model", "shapes"]) == 1
+    assert served == ["shapes"]
 
 
 @pytest.mark.slow
