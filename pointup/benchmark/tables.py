@@ -105,6 +105,20 @@ def read_results(path: Path) -> Mapping[str, Any]:
     return results
 
 
+def check_results_path(path: Path) -> None:
+    """Raise FileError where `write_results` can't write. Call it before measuring."""
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: there is no folder {path.parent}; make it")
+    part = path.with_name(f".{path.name}.part")
+    try:
+        if path.is_dir():
+            raise FileError(f"{path}: is a folder; name a file in it")
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
+
+
 def write_results(path: Path, machine: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
     """Write the measurements as JSON, atomically. Raises FileError where that fails."""
     part = path.with_name(f".{path.name}.part")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 
 from pointup.cli.output_files import File
-from pointup.errors import ConfigError, FileError
+from pointup.errors import ConfigError
 
 SECTIONS = ("sampler", "reading", "data-path", "knn", "step", "reference", "upsampling", "scaling")
 QUICK_SECONDS = 7.0
@@ -57,9 +57,6 @@ class Bench:
             )
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"--seconds {self.seconds:g}: must be above 0")
-        for path in (self.json,):
-            if path is not None and not path.parent.is_dir():
-                raise FileError(f"{path}: there is no folder {path.parent}; make it")
 
         from pointup.benchmark.machine import (
             describe_machine,
@@ -68,10 +65,12 @@ class Bench:
             machine_lines,
         )
         from pointup.benchmark.sections import ALL, SIMULATED
-        from pointup.benchmark.tables import read_results, write_results
+        from pointup.benchmark.tables import check_results_path, read_results, write_results
         from pointup.benchmark.timing import Effort
         from pointup.upsampling.in_memory import default_device
 
+        if self.json is not None:
+            check_results_path(self.json)
         before = read_results(self.compare) if self.compare else None
         device = default_device() if self.device is None else device_named(self.device)
         seconds = QUICK_SECONDS if self.quick else SECONDS

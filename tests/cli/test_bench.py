@@ -319,3 +319,18 @@ def test_invalid_sections_and_files_are_refused_by_name(tmp_path: Path) -> None:
             Bench(compare=tmp_path / "list.json").run()
     with pytest.raises(FileError, match="there is no folder"):
         Bench(json=tmp_path / "missing" / "new.json").run()
+
+
+@pytest.mark.parametrize("name", ["folder", "n" * 300])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+
+    def measure(*_: object) -> None:
+        pytest.fail("measured")
+
+    monkeypatch.setattr("pointup.benchmark.machine.describe_machine", measure)
+    with pytest.raises(FileError, match=f"{name}: "):
+        Bench(json=tmp_path / name).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
