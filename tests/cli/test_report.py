@@ -99,6 +99,21 @@ def test_a_report_without_its_dataset_says_what_is_missing(data: Path, tmp_path:
     assert "gone: no such directory" in html and "<iframe" not in html and "<svg" in html
 
 
+def test_data_relative_to_the_folder_of_training_is_named_so_elsewhere(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("pairs", "own/pairs"):
+        # The second one could be a name on the Hub.
+        run = make_run(tmp_path / name.replace("/", "_"), Path(name), 0.003, [0.9])
+        assert main(["report", str(run), "-o", str(tmp_path / "report.html")]) == 0
+        printed = capsys.readouterr().out
+        assert f"directory {name} is relative to the folder in which {run} was trained" in printed
+    monkeypatch.chdir(data.parent)
+    run = make_run(tmp_path / "beside", Path("pairs"), 0.003, [0.9])
+    samples = samples_of_runs(read_runs([run]), 4)
+    assert len(samples.scenes) == 3
+
+
 def test_one_run_is_compared_with_the_defaults(data: Path, tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "run", data, 0.02, [0.9]), "run")
     assert differing_options([run]) == {"data": [[str(data)], []], "learning_rate": [0.02, 0.003]}

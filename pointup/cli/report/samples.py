@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,7 +60,18 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
     device = default_device()
     models = {run.name: load_model(str(run.path / "model"), device) for run in runs}
     min_points = max(model.config.k for model in models.values())
-    usable, _ = open_split(sources, "validation", min_points)
+    try:
+        usable, _ = open_split(sources, "validation", min_points)
+    except DataError as error:
+        names = [source.name for source in sources]
+        missing = [n for n in names if not (Path(n).exists() or Path(n).is_absolute())]
+        if not missing:
+            raise
+        # A name such as a/b may be one on the Hub.
+        raise DataError(
+            f"{error}. A directory {' or '.join(missing)} is relative to the folder in which "
+            f"{first.path} was trained; run this command in that folder"
+        ) from error
     pairs = PairDataset(usable)
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
