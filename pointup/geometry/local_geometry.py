@@ -1,8 +1,13 @@
-"""Local geometry of each point in units of its spacing, the scale-invariant input of the model."""
+"""Local geometry of each point in units of its spacing, the scale-invariant input of the model.
+
+Vectors are multiplied and summed element by element: where the user or the environment allows it,
+torch computes matrix products of float32 in TF32, with 10 bits of precision.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -76,7 +81,10 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     # A missing neighbour is the point itself here, and adds nothing to the sums.
     relative = to_nearest.masked_fill(missing.unsqueeze(2), 0.0) / spacing.unsqueeze(2)
     mean = relative.sum(1) / found
-    covariance = relative.transpose(1, 2) @ relative / found.unsqueeze(2)
+    by_axis = relative.permute(
+        2, 1, 0
+    ).contiguous()  # Points last: other orders take 4 times as long.
+    covariance = (by_axis * by_axis.unsqueeze(1)).sum(2).permute(2, 0, 1) / found.unsqueeze(2)
     normal = plane_normals(covariance - mean.unsqueeze(2) * mean.unsqueeze(1))
     return LocalGeometry(index, missing, relative, spacing, local_spacing, mean, covariance, normal)
 
@@ -127,8 +135,9 @@ def plane_normals(covariance: Tensor) -> Tensor:
     axis = identity[first.abs().argmin(1)]
     u = directions(torch.linalg.cross(first, axis))
     v = torch.linalg.cross(first, u)
-    in_plane = torch.stack([u, v], dim=1)
-    (uu, uv), (_, vv) = (row.unbind(1) for row in (in_plane @ unit @ in_plane.mT).unbind(1))
+    in_plane = torch.stack([u.T, v.T])
+    image = (in_plane.unsqueeze(1) * unit.permute(1, 2, 0).contiguous()).sum(2)
+    (uu, uv), (_, vv) = (row.unbind() for row in (image.unsqueeze(1) * in_plane).sum(2).unbind())
     across, along = 2 * uv, uu - vv
     angle = torch.atan2(across, along)[:, None] / 2
     second = torch.cos(angle) * v - torch.sin(angle) * u
@@ -190,15 +199,20 @@ def describe_neighbors(
     (N, S, 3).
     """
     own = geometry.normal.unsqueeze(2)
-    above = (relative @ own).abs()
-    below = (relative * normal).sum(-1, keepdim=True).abs()
-    cosine = (normal @ own).abs()
+    factors = torch.cat([geometry.covariance, geometry.mean.unsqueeze(2), own], dim=2)
+    *image, inwards, above = product(
+        relative.unbind(2), factors.permute(2, 0, 1).unsqueeze(2)
+    ).unbind()
+    along = product(image, relative)
+    below = (relative * normal).sum(-1, keepdim=True)
+    cosine = (normal * geometry.normal.unsqueeze(1)).sum(-1, keepdim=True)
     density = torch.log(spacing / geometry.spacing.unsqueeze(1)).clamp(-5, 5)
-    inwards = relative @ geometry.mean.unsqueeze(2)
-    along = (relative @ geometry.covariance * relative).sum(-1, keepdim=True)
-    return torch.cat(
+    inwards, along, above = (values.unsqueeze(2) for values in (inwards, along, above))
+    described = torch.cat(
         [relative, length(relative), density, inwards, along, above, below, cosine], dim=-1
     )
+    described[..., -3:].abs_()
+    return described
 
 
 @outside_autocast
@@ -229,7 +243,8 @@ def describe_neighbors_of_children(
     return torch.stack([x, y, z, safe_sqrt(squared), onwards, inwards, above, below, one])
 
 
-def product(vectors: tuple[Tensor, Tensor, Tensor], others: Tensor) -> Tensor:
+def product(vectors: Sequence[Tensor], others: Tensor) -> Tensor:
+    """Scalar products of vectors, given as x, y and z, with others (..., 3)."""
     x, y, z = vectors
     along = torch.addcmul(x * others[..., 0], y, others[..., 1])
     return torch.addcmul(along, z, others[..., 2])

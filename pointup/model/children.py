@@ -24,7 +24,7 @@ from pointup.model.anchors import Anchors, anchors_of_slots
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
-from pointup.model.offsets import encode_positions, mean_offset, mean_offset_to_planes, offset_along
+from pointup.model.offsets import encode_positions, mean_offset, offset_along
 from pointup.model.precision import described_in
 
 SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
@@ -193,12 +193,9 @@ class ChildDecoder(PointEncoder):
             x_NRC = self.refine(x_NRC, kv_refine, local.missing, child_g)
             x_normed_NRC = self.pull_norm(x_NRC)
             weights = offset_along(self.pull(x_normed_NRC), child_g)
-            to_points, to_planes = weights.masked_fill(local.missing.unsqueeze(1), 0.0).float()
-            moved = (
-                mean_offset(to_points, local.relative, from_parent)
-                + mean_offset_to_planes(to_planes, local.relative, from_parent, normal_of_neighbor)
-                + self.arch(x_normed_NRC).float() * arch
-            )
+            weights = weights.masked_fill(local.missing.unsqueeze(1), 0.0).float()
+            moved = mean_offset(weights, local.relative, from_parent, normal_of_neighbor)
+            moved = moved + self.arch(x_normed_NRC).float() * arch
             offset = moved if offset is None else offset + moved
         assert offset is not None
         return offset, x_normed_NRC

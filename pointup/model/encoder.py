@@ -210,15 +210,15 @@ class PointEncoder(nn.Module):
 
         def turn(block: Block, x: Tensor, g: Tensor) -> Tensor:
             local = geometry.rows(block.points)
-            fit, follow = offset_along(self.normal(self.normal_norm(x)), g).masked_fill(
+            weights = offset_along(self.normal(self.normal_norm(x)), g).masked_fill(
                 local.missing, 0.0
             )
-            own, others = local.normal.unsqueeze(2), geometry.normal[local.index]
-            with torch.autocast(x.device.type, enabled=False):
-                fit = fit.float() * (local.relative @ own).squeeze(2)
-                follow = follow.float() * (others @ own).squeeze(2).sign()
-                turned = follow.unsqueeze(1) @ others - fit.unsqueeze(1) @ local.relative
-            return directions(local.normal + turned.squeeze(1) / g.shape[1])
+            vectors = torch.stack([local.relative, geometry.normal[local.index]])
+            along = (vectors * local.normal.unsqueeze(1)).sum(-1, keepdim=True)
+            along[0].neg_()
+            along[1].sign_()
+            turned = (weights.float().unsqueeze(-1) * (along * vectors)).sum((0, 2))
+            return directions(local.normal + turned / g.shape[1])
 
         modules = (self.normal_norm, self.normal)
         return in_blocks(
