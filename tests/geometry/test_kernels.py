@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -38,10 +38,21 @@ Sets = tuple[Tensor, Tensor, Tensor, Tensor]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
-needs_gpu = pytest.mark.skipif(IS_INTERPRETED or not HAS_GPU, reason="needs a CUDA GPU")
-needs_device = pytest.mark.skipif(
-    not (IS_INTERPRETED or HAS_GPU), reason="needs a CUDA GPU; run in the interpreter instead"
-)
+
+
+def needs_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of the GPU itself, which `pytest -m gpu` selects."""
+    is_missing = IS_INTERPRETED or not HAS_GPU
+    return pytest.mark.gpu(pytest.mark.skipif(is_missing, reason="needs a CUDA GPU")(test))
+
+
+def needs_device(test: Callable[..., None]) -> Callable[..., None]:
+    """A test of the GPU, which `pytest -m gpu` selects; in the interpreter a test of that."""
+    reason = "needs a CUDA GPU; run in the interpreter instead"
+    test = pytest.mark.skipif(not (IS_INTERPRETED or HAS_GPU), reason=reason)(test)
+    return test if IS_INTERPRETED else pytest.mark.gpu(test)
+
+
 few = settings(deadline=None, max_examples=6 if IS_INTERPRETED else 60)
 # On a GPU they are fast.
 long = pytest.mark.slow if IS_INTERPRETED else pytest.mark.skipif(False, reason="")
@@ -297,3 +308,16 @@ def test_neighbours_in_large_clouds_are_those_of_trees(k: int, by_tiles: bool) -
         expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]], k=ranks)[0] ** 2
         result = squared[query_ptr[i] : query_ptr[i + 1]].cpu().numpy()
         np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="about tests on a GPU")
+def test_the_marker_gpu_selects_every_test_of_the_kernels_on_a_gpu() -> None:
+    files = sorted(Path(__file__).parent.glob("test_kernels*.py"))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-n", "0", "-m", "gpu", *files]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    selected = set(re.findall(r"::(\w+)", done.stdout))
+    source = "".join(file.read_text() for file in files)
+    pattern = r"^@needs_(?:gpu|device)\n(?:^[@)\s].*\n)*?def (test_\w+)"
+    of_the_gpu = set(re.findall(pattern, source, re.MULTILINE))
+    assert len(of_the_gpu) > 20 and selected == of_the_gpu
