@@ -13,7 +13,13 @@ from test_doctor import driver
 from pointup.cli.doctor import kernels as doctor_kernels
 from pointup.cli.doctor import launch as doctor_launch
 from pointup.cli.doctor.finding import ok, warn
-from pointup.cli.doctor.kernels import kernel_finding, pairs_bound, pairs_finding, speed_findings
+from pointup.cli.doctor.kernels import (
+    kernel_finding,
+    pairs_bound,
+    pairs_finding,
+    pairs_per_cycle,
+    speed_findings,
+)
 from pointup.errors import PointupError
 from pointup.geometry.kernels import trial
 
@@ -66,11 +72,18 @@ def test_searches_and_thinning_are_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pairs/s" in findings[0].text and " of 480 in" in findings[1].text
 
 
+def test_the_bound_of_an_a100_is_its_units_of_float32() -> None:
+    of_a100, of_others = pairs_per_cycle(8, 0), pairs_per_cycle(8, 6)
+    assert of_a100 == pytest.approx(64 / 6) and of_others == pytest.approx(128 / 8.5)
+    pairs = 2 * 8 * 25_000**2
+    assert pairs / (108 * 1.41e9 * of_a100) == pytest.approx(6.2e-3, abs=5e-5)
+
+
 def test_pairs_per_second_are_compared_with_the_hardware_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(tmp_path, "echo NVIDIA H100 80GB HBM3, 1980 MHz; echo Another, [N/A]", monkeypatch)
-    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, multi_processor_count=132)
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     bound = pairs_bound(CPU)
     assert bound == pytest.approx(132 * 128 * 1.98e9 / 8.7)

@@ -26,6 +26,9 @@ INSTRUCTIONS_PER_PAIR = {8: 8.5, 9: 8.7, 10: 5.6}
 """Instructions for each pair in the loop of the nearest-neighbour search, by compute capability."""
 LANES = 128
 """Instructions issued by a multiprocessor in a cycle times threads of each, from sm_80 on."""
+FLOAT32_BOUND = {(8, 0): 64 / 6.0}
+"""Pairs for each multiprocessor and cycle, by compute capability, where float32 is the bound: the
+A100 has 64 lanes of float32 for 6.0 such instructions a pair."""
 SLOW_SHARE = 0.2
 """Share of the bound below which a search is slow. Other work of the search and clocks below the
 highest still leave more than this."""
@@ -97,11 +100,18 @@ def pairs_bound(device: torch.device) -> float | None:
     # GPUs of the same name have the same highest clock.
     clocks = {name.strip(): parse_number(mhz.strip()) for name, _, mhz in parts}
     megahertz = clocks.get(properties.name)
-    instructions = INSTRUCTIONS_PER_PAIR.get(properties.major)
-    if megahertz is None or instructions is None or torch.version.hip:
+    pairs = pairs_per_cycle(properties.major, properties.minor)
+    if megahertz is None or pairs is None or torch.version.hip:
         return None
-    lanes: int = properties.multi_processor_count * LANES
-    return lanes * megahertz * 1e6 / instructions
+    return float(properties.multi_processor_count * megahertz * 1e6 * pairs)
+
+
+def pairs_per_cycle(major: int, minor: int) -> float | None:
+    """Pairs that a multiprocessor compares in a cycle at most; None for an unknown capability."""
+    instructions = INSTRUCTIONS_PER_PAIR.get(major)
+    if instructions is None:
+        return None
+    return FLOAT32_BOUND.get((major, minor), LANES / instructions)
 
 
 def duration(work: Callable[[], object], device: torch.device) -> float:
