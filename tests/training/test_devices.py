@@ -32,9 +32,13 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment of a process that `accelerate launch` with use_cpu: false starts."""
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+    for name in (
+        "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
 
 
 @pytest.mark.parametrize(
@@ -83,9 +87,46 @@ def test_more_processes_than_devices_are_refused_before_they_form_a_group(
 
 
 @pytest.mark.parametrize(
+    ("num_devices", "environment"),
+    [
+        (8, {"WORLD_SIZE": "16", "LOCAL_RANK": "3"}),
+        (8, {"WORLD_SIZE": "16", "LOCAL_RANK": "7", "LOCAL_WORLD_SIZE": "8"}),
+        # Each process sees the device that a scheduler gave it.
+        (1, {"WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}),
+    ],
+)
+def test_processes_that_a_scheduler_starts_are_not_refused(
+    num_devices: int, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: num_devices),
+    ):
+        prepare_devices()
+
+
+def test_a_process_whose_number_is_beyond_the_devices_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
+    monkeypatch.setenv("LOCAL_RANK", "9")
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: 8),
+        pytest.raises(ConfigError, match=r"10 processes .* sees 8"),
+    ):
+        prepare_devices()
+
+
+@pytest.mark.parametrize(
     ("has_gpu", "name", "value", "message"),
     [
-        (True, "WORLD_SIZE", "2", "2 processes were launched on this machine, .* sees 1;"),
+        (True, "LOCAL_WORLD_SIZE", "2", "2 processes were launched on this machine, .* sees 1;"),
         (True, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "accumulation_steps is 4; leave"),
         (False, "WORLD_SIZE", "8", "torch sees no accelerator: .* 8 processes would share the CPU"),
     ],

@@ -14,16 +14,18 @@ from pointup.errors import ConfigError
 def prepare_devices() -> None:
     """Decide whether this process uses an accelerator, before the process group forms.
 
-    Raises ConfigError for more processes than devices on this machine, and for several processes
-    that were launched for accelerators if torch sees none. A single process continues on the CPU
-    and prints the reason. Call this before torch uses the accelerator.
+    Raises ConfigError for more processes than devices on this machine, as far as the environment
+    tells, and for several processes that were launched for accelerators if torch sees none. A
+    single process continues on the CPU and prints the reason. Call this before torch uses the
+    accelerator.
     """
     use_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower()
     if use_cpu in ("true", "1", "yes"):
         return
     if torch.accelerator.is_available():
         allocate_expandable()
-        check_number_of_devices(local_processes(), torch.accelerator.device_count())
+        num_devices = torch.accelerator.device_count()
+        check_number_of_devices(local_processes(num_devices), num_devices)
         return
     # Without this, each process launched on a machine without accelerators forms a world of 1.
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -39,9 +41,17 @@ def prepare_devices() -> None:
     print(f"{reason}; continuing on the CPU", file=sys.stderr, flush=True)
 
 
-def local_processes() -> int:
-    """Number of processes of this run on this machine, from the launcher's environment."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+def local_processes(num_devices: int) -> int:
+    """Number of processes of this run on this machine that use the devices that this process sees:
+    the smallest that the environment allows.
+
+    A launcher that does not tell the number, as `WORLD_SIZE` with `LOCAL_RANK`, tells that there
+    are at least `LOCAL_RANK` + 1. A scheduler may show each process a device of its own; then one
+    device is enough. Processes of torchrun and `accelerate launch` all see the same devices.
+    """
+    if num_devices == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", int(os.environ.get("LOCAL_RANK", 0)) + 1))
 
 
 def check_number_of_devices(num_processes: int, num_devices: int) -> None:
