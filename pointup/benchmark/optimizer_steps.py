@@ -15,6 +15,7 @@ from pointup.benchmark.timing import now
 from pointup.datasets.batch import move
 from pointup.geometry.validity import assume_valid
 from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.devices import sum_in_float32
 from pointup.training.distributed.reduction import StepReduction, StepTotals
 from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
@@ -46,6 +47,7 @@ class TrainingWork:
 
     def __init__(self, group: Any, precision: str = "fp32", loss: LossConfig | None = None) -> None:
         self.loss = loss or LossConfig()
+        sum_in_float32()
         torch.manual_seed(0)
         self.device: torch.device = group.device
         self.dtype = PRECISIONS[precision]

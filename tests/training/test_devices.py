@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
@@ -121,6 +122,24 @@ def test_a_process_whose_number_is_beyond_the_devices_is_refused(
         pytest.raises(ConfigError, match=r"10 processes .* sees 8"),
     ):
         prepare_devices()
+
+
+@pytest.mark.parametrize("place", ["training", "benchmark"])
+def test_products_of_16_bits_add_up_in_float32(place: str, tmp_path: Path) -> None:
+    products = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
+    before = {name: getattr(products, name) for name in names}
+    try:
+        for name in names:
+            setattr(products, name, True)
+        if place == "training":
+            make_accelerator(tmp_path)
+        else:
+            TrainingWork(SingleProcess(torch.device("cpu")))
+        assert not any(getattr(products, name) for name in names)
+    finally:
+        for name, value in before.items():
+            setattr(products, name, value)
 
 
 @pytest.mark.parametrize(

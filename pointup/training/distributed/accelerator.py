@@ -18,7 +18,7 @@ from accelerate.commands.launch import launch_command_parser
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
-from pointup.training.distributed.devices import device_module, prepare_devices
+from pointup.training.distributed.devices import device_module, prepare_devices, sum_in_float32
 from pointup.training.distributed.preemption import ending_with_launcher
 from pointup.training.distributed.process_group import join_group, world_size
 
@@ -45,7 +45,7 @@ def fix_order_of_sums() -> None:
 def make_accelerator(
     output_dir: Path, log_with: tuple[str, ...] = (), collective_timeout_minutes: float = 20.0
 ) -> Accelerator:
-    """The Accelerator for the launcher's configuration.
+    """The Accelerator for the launcher's configuration; products of 16 bits add up in float32.
 
     Raises ConfigError if fewer processes were started than requested, if there are more processes
     than devices, for parallelism other than plain data parallelism, for accumulation steps set in
@@ -58,6 +58,7 @@ def make_accelerator(
         raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose from {known}")
     check_accumulation()
     prepare_devices()
+    sum_in_float32()
     # Accelerate always passes this argument; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     with ending_with_launcher():

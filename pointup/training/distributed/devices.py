@@ -90,6 +90,15 @@ def allocate_expandable() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
+def sum_in_float32() -> None:
+    """Make CUDA's matrix products of 16 bits add up in float32.
+
+    By default cuBLAS may add partial sums of a split product in 16 bits.
+    """
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def device_module(device: torch.device) -> ModuleType | None:
     """torch's module of an accelerator that reports its memory; None for the CPU and MPS."""
     if device.type == "cpu":
