@@ -10,12 +10,19 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_geometric.data import Batch, Data
 
+from pointup.datasets.interrupts import start_fork_server
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
 
@@ -106,7 +113,8 @@ def make_loader(
     group receives: the training process ends them. If a batch of a worker takes longer than
     `timeout` seconds, the loader raises RuntimeError; without workers there is no timeout. For
     CUDA and XPU devices, batches are in pinned memory, so that the copy to the device does not
-    block.
+    block. For all devices but the CPU, workers come from a fork server, because libraries of
+    devices, as CUDA and NCCL, must not be forked; the dataset must be picklable then.
     """
     if num_workers:
         _raise_open_files_limit()
@@ -122,11 +130,43 @@ def make_loader(
         pin_memory=device.type in PINNED_FOR,
         timeout=timeout if num_workers else 0,
         worker_init_fn=_start_worker,
+        multiprocessing_context=_fork_server() if num_workers and device.type != "cpu" else None,
     )
+
+
+def _fork_server() -> BaseContext:
+    """A context whose processes are forked from a server that has imported the main module."""
+    if "forkserver" not in get_all_start_methods():  # Windows
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])
+    start_fork_server()
+    return context
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    """Looks for dead workers often: of those from a fork server no signal tells."""
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        until = time.monotonic() + timeout
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                found, batch = super()._try_get_data(min(left, MP_STATUS_CHECK_INTERVAL))
+            except (EOFError, ConnectionError) as error:
+                # The tensors of a dead worker are lost; its end is known a moment later.
+                if not wait([worker.sentinel for worker in self._workers], timeout=1.0):
+                    raise
+                raise RuntimeError("DataLoader worker exited unexpectedly") from error
+            if found or left <= MP_STATUS_CHECK_INTERVAL:
+                return found, batch
 
 
 class _Loader(DataLoader[Data]):
     """Blocks signals while workers start: a worker does not yet ignore them then."""
+
+    def _get_iterator(self) -> Any:
+        return _Batches(self) if self.num_workers else super()._get_iterator()
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         if not hasattr(signal, "pthread_sigmask"):  # Windows

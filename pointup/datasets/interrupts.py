@@ -65,3 +65,20 @@ def _handlers() -> dict[int, signal._HANDLER]:
         # None if the handler was not installed from Python.
         if handler not in (signal.SIG_IGN, None)
     }
+
+
+def start_fork_server() -> None:
+    """Start the fork server of multiprocessing, unless it runs, with `STOP_SIGNALS` blocked.
+
+    They reach the whole process group; without its server, workers end. Processes from the server
+    start with these signals blocked. Not for Windows.
+    """
+    from multiprocessing import forkserver, resource_tracker
+
+    # The server starts the tracker, which unblocks the signals, unless it runs.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

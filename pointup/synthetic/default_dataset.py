@@ -21,6 +21,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from pointup.datasets.cache import cache_root
+from pointup.datasets.interrupts import STOP_SIGNALS, start_fork_server
 from pointup.datasets.meshes import draw_source
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
@@ -156,6 +157,8 @@ def _ordered_map(num_workers: int) -> Iterator[OrderedMap]:
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
     context = get_context(method)
     context.set_forkserver_preload(["__main__", __name__])
+    if method == "forkserver":
+        start_fork_server()  # Workers of a later training come from it, too.
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
     try:
         yield lambda function, number: with_progress(pool.map(function, range(number)), number)
@@ -171,6 +174,8 @@ def _ordered_map(num_workers: int) -> Iterator[OrderedMap]:
 def _start_worker() -> None:
     # Ctrl-C reaches the whole process group; only the parent process handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def default_sample(

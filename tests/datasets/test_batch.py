@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,66 @@ def test_workers_make_the_same_batches_as_the_process_itself(samples):
             assert one.name == other.name
             assert torch.equal(one.pos, other.pos)
             assert torch.equal(one.target, other.target)
+
+
+def test_workers_for_a_device_come_from_a_fork_server_and_make_the_same_batches(samples):
+    sampler = TokenBudgetBatchSampler(samples.sizes, 1000, seed=1)
+    loader = make_loader(samples, sampler, num_workers=2, device=torch.device("meta"))
+    alone, by_workers = list(make_loader(samples, sampler)), list(loader)
+    # As after a lowered budget: a new loader in the place of the old one.
+    again = list(make_loader(samples, sampler, num_workers=1, device=torch.device("meta")))
+    assert len(alone) == len(by_workers) == len(again) == len(sampler)
+    for one, *others in zip(alone, by_workers, again, strict=True):
+        assert all(torch.equal(one.pos, other.pos) for other in others)
+    assert loader.multiprocessing_context.get_start_method() == "forkserver"
+    assert make_loader(samples, sampler, num_workers=2).multiprocessing_context is None
+
+
+def test_errors_and_deaths_of_workers_from_a_fork_server_are_reported_at_once(samples):
+    meta = torch.device("meta")
+    with pytest.raises(IndexError):
+        next(iter(make_loader(samples, [[(0, 10**6)]], num_workers=1, device=meta)))
+    others = active_children()
+    batches = iter(make_loader(samples, [[(0, 0)]] * 500, num_workers=1, device=meta))
+    next(batches)
+    (worker,) = (child for child in active_children() if child not in others)
+    os.kill(worker.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    assert time.monotonic() - began < 60, "the timeout is 300 s"
+
+
+SERVER_SCRIPT = """
+import os, signal, sys
+from multiprocessing import active_children
+import psutil, torch
+from pointup.datasets.batch import make_loader
+from pointup.datasets.pair_dataset import PairDataset, open_samples
+
+if __name__ == "__main__":
+    samples = PairDataset(open_samples(sys.argv[1], "train"))
+    loader = make_loader(samples, [[(0, i)] for i in range(40)], 2, device=torch.device("meta"))
+    batches = iter(loader)
+    workers = [child.pid for child in active_children()]
+    (server,) = {psutil.Process(worker).ppid() for worker in workers}
+    assert server != os.getpid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for process in (server, *workers):
+            os.kill(process, number)
+    print(len(list(batches)), "batches")
+"""
+
+
+def test_a_signal_to_the_process_group_leaves_the_fork_server_and_its_workers_alive(
+    pair_directory, tmp_path
+):
+    script = tmp_path / "script.py"
+    script.write_text(SERVER_SCRIPT)
+    done = subprocess.run(
+        [sys.executable, script, pair_directory], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout == "40 batches\n", done.stdout + done.stderr
 
 
 SCRIPT = """
