@@ -81,9 +81,8 @@ def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> 
     # A missing neighbour is the point itself here, and adds nothing to the sums.
     relative = to_nearest.masked_fill(missing.unsqueeze(2), 0.0) / spacing.unsqueeze(2)
     mean = relative.sum(1) / found
-    by_axis = relative.permute(
-        2, 1, 0
-    ).contiguous()  # Points last: other orders take 4 times as long.
+    # Points last: other orders take four times as long.
+    by_axis = relative.permute(2, 1, 0).contiguous()
     covariance = (by_axis * by_axis.unsqueeze(1)).sum(2).permute(2, 0, 1) / found.unsqueeze(2)
     normal = plane_normals(covariance - mean.unsqueeze(2) * mean.unsqueeze(1))
     return LocalGeometry(index, missing, relative, spacing, local_spacing, mean, covariance, normal)
