@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import tyro
-import yaml
 
 from pointup.errors import ConfigError, PointupError
+from pointup.model.config import ModelConfig
 from pointup.option_help import with_option_help
-from pointup.training.config import (
-    NOT_OPTIONS,
-    TrainConfig,
-    as_dict,
-    flattened,
-    option,
-)
-from pointup.training.renamed_options import RENAMED_OPTIONS, with_current_options
+from pointup.training.config import TrainConfig, option
+from pointup.training.options_file import options_of_file
+from pointup.training.renamed_options import RENAMED_OPTIONS
 
 LENGTHS = frozenset({"--steps", "--epochs", "--hours"})
 OPTIONS_FILE = """
 
 --config FILE reads options from a YAML or JSON file, such as the config.json of a run or a preset
-(`pointup config` lists them); flags override them."""
+(`pointup config` lists them); flags override them. A value of null
+means that the option is not given."""
 
 
 def parse_command_line(
@@ -45,13 +40,18 @@ def parse_command_line(
     names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
     for name in sorted(names & RENAMED_OPTIONS.keys()):
         raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
-    options = flags_of_file(file) if file else {}
+    options = options_of_file(file) if file else {}
     # The last value of a repeated flag wins, except for `--data`, which collects its values, and
     # for the lengths, of which a run takes only one.
     overridden = {"--data"} & names | (LENGTHS if LENGTHS & names else set())
     from_file = [
-        flag for name, flags in options.items() if name not in overridden for flag in flags
+        word
+        for name, value in options.items()
+        if option(name) not in overridden
+        for word in flag_of(option(name), value)
     ]
+    if file and are_parsed(flags) and not are_parsed(from_file + flags):
+        check_model_options(file, options)
     try:
         return tyro.cli(
             with_option_help(TrainConfig),
@@ -82,40 +82,24 @@ def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
     return rest, file
 
 
-def flags_of_file(path: Path) -> dict[str, list[str]]:
-    """The options in a YAML or JSON file, such as the config.json of a run, as flags by name."""
+def check_model_options(file: Path, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the file, for model options of it that are out of range.
+
+    tyro would report them as if they were flags.
+    """
+    given = {
+        name.removeprefix("model."): value
+        for name, value in options.items()
+        if name.startswith("model.")
+    }
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"--config {path}: no such file") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"--config {path}: can't be read as YAML ({reason})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"--config {path}: holds no options; write one per line, such as `steps: 2000`"
-        )
-    known = flattened(as_dict(TrainConfig()))
-    flags: dict[str, list[str]] = {}
-    for key, value in flattened(with_current_options(values)).items():
-        name = key.replace("-", "_")
-        if name in NOT_OPTIONS:
-            continue
-        if name not in known:
-            raise ConfigError(
-                f"--config {path}: {key} is no option of train.py; see `train.py --help`"
-            )
-        flags[option(name)] = flag_of(option(name), value)
-    if not are_parsed(chain.from_iterable(flags.values())):
-        wrong = next((words for words in flags.values() if not are_parsed(words)), [])
-        raise ConfigError(
-            f"--config {path}: `{' '.join(wrong)}` is no valid option; see `train.py --help`"
-        )
-    return flags
+        ModelConfig(**given)
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: {error}") from None
 
 
 def are_parsed(flags: Iterable[str]) -> bool:
-    """Whether all values are of the kind that their option takes; ranges are not checked."""
+    """Whether tyro accepts the flags: ranges are checked for options of the model only."""
     try:
         are_valid(flags)
     except SystemExit:

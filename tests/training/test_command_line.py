@@ -98,8 +98,15 @@ def test_former_names_are_read_from_files_and_refused_as_flags_with_the_new_name
         ("1: 2\n", "1 is no option"),
         ("yes: true\n", "True is no option"),
         ("model: {1: 2}\n", "model.1 is no option"),
-        ("steps: [5, 6]\n", "`--steps 5 6` is no valid option"),
-        ("seed: 1\nmodel: {k: many}\n", "`--model.k many` is no valid option"),
+        ("steps: [5, 6]\n", r"steps is \[5, 6\]; it must be a whole number in digits or null"),
+        ("seed: 1\nmodel: {k: many}\n", "model.k is 'many'; it must be a whole number in digits"),
+        ("steps: 1e3\n", "steps is '1e3'; it must be a whole number in digits or null"),
+        ('crop: "true"\n', "crop is 'true'; it must be true or false, without quotes"),
+        ("lr_scaling: on\n", "lr_scaling is True; it must be none or sqrt or linear"),
+        ("log_with: [null]\n", r"log_with is \[None\]; it must be a list, each item a text"),
+        ("loss: {coverage: [1]}\n", r"coverage is \[1\]; it must be a number or \[a number, a"),
+        ("loss: 3\n", "loss is 3; it must be a group of options"),
+        ("model: {dropout: 2.0}\n", r"model.dropout is 2.0; it must lie in \[0, 1\)"),
         ("seed: 1\nlearning_rate: -1\n", "--learning-rate is -1.0; it must be greater than 0"),
         ("steps: [\n", "can't be read as YAML"),
     ],
@@ -111,6 +118,30 @@ def test_a_file_that_holds_something_else_is_refused(
     with pytest.raises(ConfigError, match=complaint) as error:
         parse("--config", file)
     assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["output_dir", "log_with", "seed", "crop", "loss", "model"])
+def test_null_in_a_file_means_that_the_option_is_not_given(tmp_path: Path, name: str) -> None:
+    assert parse("--config", written(tmp_path / "run.yaml", f"{name}: null\n")) == TrainConfig()
+
+
+def test_null_in_a_file_is_none_where_an_option_has_this_value(tmp_path: Path) -> None:
+    file = written(tmp_path / "run.yaml", "initial_model: null\nsteps:\n")
+    assert parse("--config", file) == TrainConfig()
+
+
+def test_on_and_off_need_no_quotes_in_a_file(tmp_path: Path) -> None:
+    for word in ("on", "off", "'off'", "auto"):
+        file = written(tmp_path / "run.yaml", f"gradient_checkpointing: {word}\n")
+        assert parse("--config", file).gradient_checkpointing == word.strip("'")
+
+
+def test_options_of_a_model_that_fit_only_together_may_be_in_a_file(tmp_path: Path) -> None:
+    file = written(tmp_path / "run.yaml", "model: {feature_dim: 50, heads: 5, child_heads: 5}\n")
+    assert parse("--config", file).model.feature_dim == 50
+    assert parse("--config", file, "--model.heads", 10).model.heads == 10
+    file = written(tmp_path / "run.yaml", "model: {feature_dim: 50, child_heads: 5}\n")
+    assert parse("--config", file, "--model.heads", 5).model.heads == 5
 
 
 def test_a_file_that_is_missing_or_not_named_is_refused(tmp_path: Path) -> None:
