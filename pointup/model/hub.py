@@ -54,6 +54,9 @@ MODEL_CARD = """---
 Upsamples point clouds by any ratio: `pointup upsample cloud.laz -o dense.laz --model DIR`, or
 in Python `pointup.upsample(points, ratio=4, model="DIR")`. If you share the model, add here what
 data it was trained on and which accuracy it reaches.
+
+No licence is stated. Before you share the model, set `license` at the top of this file, such as
+`license: cc-by-4.0`; it must agree with the licences of the training data.
 """
 
 

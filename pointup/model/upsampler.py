@@ -51,7 +51,6 @@ class Upsampler(
     StoredModel,
     library_name="pointup",
     tags=["point-cloud", "upsampling", "lidar"],
-    license="apache-2.0",
     model_card_template=MODEL_CARD,
 ):
     """Upsample packed point clouds by any ratio.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from test_model import as_if_trained, packed
 
 from pointup import Upsampler
@@ -147,6 +148,13 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
     assert not loaded.training
     pos, ptr = packed(50)
     assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
+
+
+def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path: Path) -> None:
+    as_if_trained().save_pretrained(tmp_path)
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.license is None and card.data.library_name == "pointup"
+    assert "set `license` at the top of this file" in card.text
 
 
 def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
