@@ -67,7 +67,8 @@ class StoredModel(PyTorchModelHubMixin):
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
         """Save weights (safetensors) and options (config.json), in the Hub's format."""
-        kwargs.setdefault("config", {"format": FORMAT, **asdict(self.config)})
+        if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
+            kwargs["config"] = {"format": FORMAT, **asdict(self.config)}
         return super().save_pretrained(save_directory, **kwargs)
 
     def _save_pretrained(self, save_directory: Path) -> None:

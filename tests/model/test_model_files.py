@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hub import local_hub
 from huggingface_hub import ModelCard
 from test_model import as_if_trained, packed
 
@@ -155,6 +156,17 @@ def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path: 
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.license is None and card.data.library_name == "pointup"
     assert "set `license` at the top of this file" in card.text
+
+
+def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = as_if_trained()
+    with local_hub(monkeypatch) as hub:
+        model.push_to_hub("me/wavy")
+    for name, content in hub.files["me/wavy"].items():
+        (tmp_path / name).write_bytes(content)
+    assert Upsampler.from_pretrained(tmp_path).config == model.config
 
 
 def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
