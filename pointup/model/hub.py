@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import redirect_stdout
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import nn
+from safetensors.torch import save, save_file
+from torch import Tensor, nn
 
 from pointup.errors import ModelError
 from pointup.model.config import ModelConfig, with_current_names
@@ -60,22 +66,49 @@ No licence is stated. Before you share the model, set `license` at the top of th
 """
 
 
+@dataclass(frozen=True)
+class SourceCard:
+    """The model card (README.md) of the directory or repository that a model was loaded from."""
+
+    text: bytes
+    fingerprint: str
+    """`fingerprint` of the model that the card describes."""
+
+
 class StoredModel(PyTorchModelHubMixin):
     """A model stored with its `config`, whose format and options are checked before loading."""
 
     config: ModelConfig
+    source_card: SourceCard | None = None
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> str | None:
-        """Save weights (safetensors) and options (config.json), in the Hub's format."""
+        """Save weights (safetensors), options (config.json) and card (README.md), in the Hub's
+        format.
+
+        A loaded model keeps the card of its source, also in `push_to_hub`. A model that was trained
+        further, or whose options were changed, gets a new card without figures and licence, because
+        the old one would be wrong. A card that is already in the directory is not replaced.
+        """
+        card, path = self.source_card, Path(save_directory, "README.md")
+        if card and not path.exists() and card.fingerprint == self.fingerprint():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(card.text)
         if kwargs.get("config") is None:  # As `push_to_hub` passes it on.
             kwargs["config"] = {"format": FORMAT, **asdict(self.config)}
         return super().save_pretrained(save_directory, **kwargs)
 
-    def _save_pretrained(self, save_directory: Path) -> None:
+    def fingerprint(self) -> str:
+        """A checksum of weights and options."""
+        return sha256(save(self.weights_on_host(), {"config": repr(self.config)})).hexdigest()
+
+    def weights_on_host(self) -> dict[str, Tensor]:
+        """The weights on the CPU: the Hub's own function looks for shared memory on the device."""
         assert isinstance(self, nn.Module)
-        # From the CPU: the Hub's own function looks for shared memory on the device.
-        weights = {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(weights, save_directory / SAFETENSORS_SINGLE_FILE, metadata={"format": "pt"})
+        return {name: value.cpu().contiguous() for name, value in self.state_dict().items()}
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        path = save_directory / SAFETENSORS_SINGLE_FILE
+        save_file(self.weights_on_host(), path, metadata={"format": "pt"})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **kwargs: Any) -> Self:
@@ -101,7 +134,8 @@ class StoredModel(PyTorchModelHubMixin):
         elif name in SHIPPED:
             name = str(WEIGHTS / name)
         kwargs.pop("strict", None)  # Always strict.
-        stored = read_config(name, **{k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs})
+        download = {k: kwargs[k] for k in DOWNLOAD_ARGUMENTS if k in kwargs}
+        stored = read_config(name, **download)
         if "format" not in stored and (Path(name) / "model" / "config.json").is_file():
             raise ModelError(
                 f"{name}: is the directory of a run; its model is {Path(name) / 'model'}"
@@ -116,10 +150,14 @@ class StoredModel(PyTorchModelHubMixin):
         try:
             # The Hub's loader prints the source of the weights.
             with redirect_stdout(StringIO()):
-                return super().from_pretrained(name, strict=True, **kwargs)
+                model = super().from_pretrained(name, strict=True, **kwargs)
         except (RuntimeError, SafetensorError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
+        card = read_card(name, **download)
+        if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
+            model.source_card = SourceCard(card, model.fingerprint())
+        return model
 
     @classmethod
     def _from_pretrained(cls, **kwargs: Any) -> Self:
@@ -174,6 +212,16 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             "name; copy the model directory again"
         )
     return with_current_names(stored)
+
+
+def read_card(name: str, **kwargs: Any) -> bytes | None:
+    """README.md of a model directory or Hub repository; None if it has none that can be read."""
+    try:
+        if Path(name).is_dir():
+            return Path(name, "README.md").read_bytes()
+        return Path(hf_hub_download(name, "README.md", **kwargs)).read_bytes()
+    except (OSError, EntryNotFoundError, HfHubHTTPError):  # A model is of use without its card.
+        return None
 
 
 def _check_hub_name(name: str) -> None:

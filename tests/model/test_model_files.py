@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
+from pointup.model.hub import WEIGHTS
 from pointup.upsampling.models import load_model
 
 BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
@@ -167,6 +169,52 @@ def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(
     for name, content in hub.files["me/wavy"].items():
         (tmp_path / name).write_bytes(content)
     assert Upsampler.from_pretrained(tmp_path).config == model.config
+
+
+def test_an_included_model_keeps_its_card_when_it_is_uploaded_or_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = (WEIGHTS / "forest" / "README.md").read_bytes()
+    with local_hub(monkeypatch) as hub:
+        Upsampler.from_pretrained("forest").push_to_hub("me/x")
+    assert hub.files["me/x"]["README.md"] == card
+    load_model("forest", torch.device("cpu")).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_bytes() == card
+
+
+def test_a_model_that_was_changed_after_loading_gets_a_new_card(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    source = shutil.copytree(model_directory, tmp_path / "source")
+    (source / "README.md").write_bytes(b"# Mine \xff")
+    trained = Upsampler.from_pretrained(source)
+    with torch.no_grad():
+        trained.density.weight.add_(0.01)
+    options = Upsampler.from_pretrained(source, oversampling=4.0)
+    later = Upsampler.from_pretrained(source)
+    later.config = replace(later.config, reach=3.0)
+    for number, model in enumerate((trained, options, later)):
+        model.save_pretrained(tmp_path / str(number))
+        assert "# A pointup model" in (tmp_path / str(number) / "README.md").read_text()
+    same = Upsampler.from_pretrained(source, oversampling=later.config.oversampling)
+    same.save_pretrained(tmp_path / "same")
+    assert (tmp_path / "same" / "README.md").read_bytes() == b"# Mine \xff"
+    (source / "README.md").unlink()
+    Upsampler.from_pretrained(source).save_pretrained(tmp_path / "none")
+    assert "# A pointup model" in (tmp_path / "none" / "README.md").read_text()
+
+
+def test_a_model_of_the_hub_keeps_its_card(tmp_path: Path, model_directory: Path) -> None:
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    snapshot = shutil.copytree(model_directory, folder / "snapshots" / ("0" * 40))
+    (snapshot / "README.md").write_text("# Theirs")
+    where = {"cache_dir": tmp_path, "local_files_only": True}
+    Upsampler.from_pretrained("owner/name", **where).save_pretrained(tmp_path / "saved")
+    assert (tmp_path / "saved" / "README.md").read_text() == "# Theirs"
+    (snapshot / "README.md").unlink()
+    assert Upsampler.from_pretrained("owner/name", **where).source_card is None
 
 
 def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
