@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from pointup.errors import ConfigError, DataError
+from pointup.errors import ConfigError, DataError, FileError
 from pointup.io.cloud import PointCloud, cast_values, check_positions
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
@@ -87,8 +87,8 @@ def upsample(
         seed: breaks ties between equally good candidates.
         device: by default an accelerator if there is one, else the CPU.
 
-    Raises FileError for coordinates that are not (N, 3), not finite, or 1e12 and more; DataError
-    for fewer than two distinct points to upsample, and for `classes` if the cloud has no
+    Raises FileError for coordinates that are not (N, 3), not finite, masked, complex, or 1e12 and
+    more; DataError for fewer than two distinct points to upsample, and for `classes` if the cloud has no
     `classification`; ConfigError for invalid options, and for a device that can't be used;
     ModelError if the model can't be loaded.
     """
@@ -118,6 +118,7 @@ def upsample(
         options = replace(options, above_ground=has_heights(path, loaded.config))
     # With its index: a thread starts on the first GPU, whichever is the current one here.
     target_device = next(loaded.parameters()).device
+    _check_kind(given.positions if is_cloud else given)
     cloud = given if is_cloud else PointCloud(np.asarray(given).astype(np.float64))
     if cloud.positions.shape == (0, 3):
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
@@ -145,6 +146,18 @@ def upsample(
     attributes = {name: np.concatenate([part.attributes[name] for part in parts]) for name in names}
     result: Any = PointCloud(positions, attributes, cloud.header, cloud.path)
     return result if is_cloud else result.positions
+
+
+def _check_kind(positions: Any) -> None:
+    """Raise FileError for coordinates of which a conversion would lose the mask or a part."""
+    if isinstance(positions, np.ma.MaskedArray) and np.ma.is_masked(positions):
+        masked = np.ma.getmaskarray(positions).reshape(len(positions), -1).any(axis=1)
+        raise FileError(
+            f"points: {masked.sum()} of {len(positions)} are masked; leave them out: "
+            "points[~points.mask.any(axis=1)]"
+        )
+    if np.iscomplexobj(positions):
+        raise FileError("points: complex coordinates; give real ones, such as points.real")
 
 
 def _own_attributes(cloud: PointCloud) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sheets import sheet, small_model
 from typed import Result, is_one_line, left_in, positions
 
@@ -74,6 +75,23 @@ def test_an_invalid_cloud_is_an_error(
 def test_invalid_options_are_errors(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"must be"):
         UpsampleOptions(**options)
+
+
+def test_masked_points_are_refused_with_the_remedy() -> None:
+    points = np.ma.masked_greater(sheet(60), sheet(60).max(axis=0) - 0.1)
+    masked = points.mask.any(axis=1)
+    message = rf"^points: {masked.sum()} of 60 are masked; leave them out: points\[~points\.mask"
+    for given in (points, PointCloud(points)):
+        with pytest.raises(FileError, match=message):
+            upsample(given, 2.0, model=small_model())
+    made = upsample(points[~points.mask.any(axis=1)], 2.0, model=small_model())
+    assert np.array_equal(made, upsample(sheet(60)[~masked], 2.0, model=small_model()))
+
+
+def test_complex_coordinates_are_refused() -> None:
+    for given in (sheet(60) + 1j, torch.from_numpy(sheet(60) + 1j), (sheet(60) + 1j).tolist()):
+        with pytest.raises(FileError, match=r"^points: complex coordinates; give real ones"):
+            upsample(given, 2.0, model=small_model())
 
 
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "cuda:99"])
