@@ -57,7 +57,9 @@ def _as_written(
     if source.classification is not None:
         cloud.attributes[CLASSIFICATION] = source.classification
     try:
-        made = upsample(cloud, ratio, density=density, model=upsampler, above_ground=True)
+        # A density replaces the ratio, by which the survey was thinned.
+        by_ratio = ratio if density is None else None
+        made = upsample(cloud, by_ratio, density=density, model=upsampler, above_ground=True)
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
     return made.positions

@@ -18,7 +18,7 @@ from pointup.upsampling.attributes import added_dimensions
 from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.models import has_heights, load_model, shipped_for
-from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.store.point_store import build_survey_store
 from pointup.upsampling.store.resolution import check_magnitudes
@@ -28,7 +28,7 @@ Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
 
 def upsample(
     points: Cloud,
-    ratio: float = 4.0,
+    ratio: float | None = None,
     *,
     density: float | None = None,
     model: Upsampler | str | Path | None = None,
@@ -62,7 +62,7 @@ def upsample(
     become `round(ratio * n)`. `originals=False` leaves all measured points out.
 
     The result is what `pointup upsample` writes, up to the resolution of the file. Options:
-        ratio: output points for each input point, 1 or more.
+        ratio: output points for each input point, 1 or more; by default 4.
         density: target density in points per unit of area on the ground, instead of a ratio. Places
             that are denser already get no new points.
         model: a model, its directory, its name on the Hub, or an included model: "lidar" (the
@@ -88,16 +88,18 @@ def upsample(
         device: by default an accelerator if there is one, else the CPU.
 
     Raises FileError for coordinates that are not (N, 3), not finite, masked, complex, or 1e12 and
-    more; DataError for fewer than two distinct points to upsample, and for `classes` if the cloud has no
-    `classification`; ConfigError for invalid options, and for a device that can't be used;
-    ModelError if the model can't be loaded.
+    more; DataError for fewer than two distinct points to upsample, and for `classes` if the cloud
+    has no `classification`; ConfigError for invalid options, for a ratio together with a density,
+    and for a device that can't be used; ModelError if the model can't be loaded.
     """
     given: Any = points
     is_cloud = isinstance(given, PointCloud)
     path = given.path if is_cloud else None
     originals = originals and not denoise
+    if ratio is not None and density is not None:
+        raise ConfigError("ratio and density: give one of them")
     options = UpsampleOptions(
-        ratio=ratio,
+        ratio=DEFAULT_RATIO if ratio is None else ratio,
         density=density,
         originals=originals,
         max_distance=max_distance,

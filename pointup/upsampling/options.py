@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from pointup.errors import ConfigError
 from pointup.model.config import MAX_OVERSAMPLING, MAX_PASS_RATIO, ModelConfig
+
+DEFAULT_RATIO = 4.0
+"""Ratio if neither a ratio nor a density is given."""
 
 LARGEST_RATIO = 100.0
 """Largest ratio of `pointup upsample` without `--force`."""
@@ -23,7 +27,7 @@ PASS_RATIO = 4.0
 class UpsampleOptions:
     """Options of upsampling. Raises ConfigError for invalid values."""
 
-    ratio: float = 4.0
+    ratio: float = DEFAULT_RATIO
     """Output points for each input point, 1 or more."""
     density: float | None = None
     """Target density in points per unit of area on the ground, instead of a ratio. Denser places
@@ -41,6 +45,12 @@ class UpsampleOptions:
     """Breaks ties between equally good candidates."""
 
     def __post_init__(self) -> None:
+        for name in ("ratio", "density", "max_distance", "oversampling"):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) or (value is None and name != "ratio")):
+                raise ConfigError(
+                    f"{name.replace('_', ' ')} {value!r:.40}: give a number, such as 4.0"
+                )
         if not (math.isfinite(self.ratio) and self.ratio >= 1):
             raise ConfigError(
                 f"ratio {self.ratio:g}: must be a finite number of at least 1; thin the cloud to "

@@ -94,6 +94,21 @@ def test_complex_coordinates_are_refused() -> None:
             upsample(given, 2.0, model=small_model())
 
 
+@pytest.mark.parametrize("value", ["4", torch.tensor([4.0]), np.array([4.0, 4.0]), [4.0]])
+def test_an_option_that_is_no_number_is_an_error_that_names_it(value: object) -> None:
+    for name in ("ratio", "density", "max_distance", "oversampling"):
+        message = rf"^{name.replace('_', ' ')} .*: give a number, such as 4\.0$"
+        with pytest.raises(ConfigError, match=message):
+            upsample(sheet(60), model=small_model(), **{name: value})
+    assert len(upsample(sheet(60), np.float32(2), model=small_model())) == 120
+
+
+def test_ratio_and_density_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="ratio and density: give one of them"):
+        upsample(sheet(60), 4.0, density=3000.0, model=small_model())
+    assert len(upsample(sheet(60), model=small_model())) == 240
+
+
 @pytest.mark.parametrize("device", ["foo", "cpu:x", "cuda:99"])
 def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
     with pytest.raises(ConfigError, match=rf"^device {device}: can't be used \(.*'cpu'$") as raised:

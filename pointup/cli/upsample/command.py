@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pointup.model.upsampler import Upsampler
     from pointup.upsampling.options import UpsampleOptions
 
-DEFAULT_RATIO = 4.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Upsample:
@@ -269,7 +267,7 @@ class Upsample:
         return has_heights(job.source, model.config)
 
     def _options(self) -> UpsampleOptions:
-        from pointup.upsampling.options import UpsampleOptions
+        from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 
         if self.ratio is not None and self.density is not None:
             raise ConfigError("--ratio and --density: give one of them")
