@@ -1,4 +1,4 @@
-"""A Hub on this machine: an HTTP server that takes what `huggingface_hub` uploads."""
+"""A Hub on this machine: an HTTP server that takes uploads of `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from huggingface_hub import constants
 class LocalHub:
     """`repos`: by name, whether private; `files`: content by repository and path.
 
-    A request without the token is refused, as on the Hub.
+    A request without the token is refused, as on the Hub. Every download is refused with `refusal`,
+    a status and an error code of the Hub.
     """
 
     token = "hf_for_tests"
@@ -25,6 +26,7 @@ class LocalHub:
         self.repos: dict[str, bool] = {}
         self.files: dict[str, dict[str, bytes]] = {}
         self.url = ""
+        self.refusal = 404, "RepoNotFound"
 
     def answer(self, path: str, body: bytes) -> dict:
         if path == "/api/repos/create":
@@ -66,12 +68,20 @@ def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
             self.end_headers()
             self.wfile.write(content)
 
+        def do_HEAD(self) -> None:
+            status, code = hub.refusal
+            self.send_response(status)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
         def log_message(self, *words: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", hub.token)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -12,13 +12,16 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
-from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
+from huggingface_hub import PyTorchModelHubMixin, constants, hf_hub_download
 from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
 from huggingface_hub.errors import (
     EntryNotFoundError,
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 from safetensors import SafetensorError
 from safetensors.torch import save, save_file
@@ -47,7 +50,7 @@ LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "
 
 NO_MODEL = (
     f"neither an included model ({', '.join(SHIPPED)}), a model directory (config.json, "
-    "model.safetensors) nor a Hub repository (OWNER/NAME) that can be reached; train.py writes a "
+    "model.safetensors) nor the name of a Hub repository (OWNER/NAME); train.py writes a "
     "model directory, model/ in its output directory"
 )
 
@@ -127,7 +130,7 @@ class StoredModel(PyTorchModelHubMixin):
             raise ModelError(f"unknown model option: {', '.join(strange)}")
         if isinstance(pretrained_model_name_or_path, Path):
             # str(Path("./shapes")) is the name of an included model.
-            if not pretrained_model_name_or_path.is_dir():
+            if not pretrained_model_name_or_path.exists():
                 raise ModelError(
                     f"{name}: no such directory; give the name of a model as a string, not a Path"
                 )
@@ -196,13 +199,17 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
     """
     path = Path(name) / "config.json"
     try:
+        if Path(name).is_file():
+            raise ModelError(f"{name}: is a file; give its directory, {Path(name).parent}")
         if not Path(name).is_dir():
             _check_hub_name(name)
             path = Path(hf_hub_download(name, "config.json", **kwargs))
         stored = json.loads(path.read_text(encoding="utf-8"))
     # HFValidationError (a name that the Hub can't have) is a ValueError too, as are the errors of
     # decoding UTF-8 and JSON: it is caught first, because no file is at fault.
-    except (OSError, HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (EntryNotFoundError, HfHubHTTPError) as error:
+        raise ModelError(f"{name}: no such directory; {reason_of_hub(error)}") from error
+    except (OSError, HFValidationError) as error:
         raise ModelError(f"{name}: {NO_MODEL}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not a valid config.json ({error})") from error
@@ -212,6 +219,30 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             "name; copy the model directory again"
         )
     return with_current_names(stored)
+
+
+def reason_of_hub(error: Exception) -> str:
+    """Why the Hub gave no config.json, and the remedy."""
+    log_in = "log in with `hf auth login`"
+    if isinstance(error, GatedRepoError):
+        return f"access to the Hub repository must be requested on its page; then {log_in}"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"the Hub has no such repository, or it is private; check the name, or {log_in}"
+    if isinstance(error, RevisionNotFoundError):
+        return "the Hub repository has no such revision; leave it out for the newest"
+    if isinstance(error, LocalEntryNotFoundError):
+        if constants.HF_HUB_OFFLINE:
+            return "the Hub's cache has no such model, and HF_HUB_OFFLINE is set; unset it"
+        if error.__cause__ is None:
+            return "the Hub's cache has no such model; leave out local_files_only"
+        return f"the Hub can't be reached ({first_line(error.__cause__)}); check the connection"
+    if isinstance(error, EntryNotFoundError):
+        return "the Hub repository has no config.json; it is no model of pointup"
+    return f"the Hub refuses ({first_line(error)}); {log_in}"
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 def read_card(name: str, **kwargs: Any) -> bytes | None:

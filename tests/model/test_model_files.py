@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hub import local_hub
-from huggingface_hub import ModelCard
 from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
-from pointup.model.hub import WEIGHTS
 from pointup.upsampling.models import load_model
 
 BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
@@ -153,68 +149,13 @@ def test_a_saved_model_loads_and_gives_the_same_points(tmp_path: Path) -> None:
     assert torch.equal(model(pos, ptr, 4.0).pos, loaded(pos, ptr, 4.0).pos)
 
 
-def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path: Path) -> None:
-    as_if_trained().save_pretrained(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.license is None and card.data.library_name == "pointup"
-    assert "set `license` at the top of this file" in card.text
-
-
-def test_a_model_that_was_never_saved_can_be_loaded_after_its_upload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = as_if_trained()
-    with local_hub(monkeypatch) as hub:
-        model.push_to_hub("me/wavy")
-    for name, content in hub.files["me/wavy"].items():
-        (tmp_path / name).write_bytes(content)
-    assert Upsampler.from_pretrained(tmp_path).config == model.config
-
-
-def test_an_included_model_keeps_its_card_when_it_is_uploaded_or_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card = (WEIGHTS / "forest" / "README.md").read_bytes()
-    with local_hub(monkeypatch) as hub:
-        Upsampler.from_pretrained("forest").push_to_hub("me/x")
-    assert hub.files["me/x"]["README.md"] == card
-    load_model("forest", torch.device("cpu")).save_pretrained(tmp_path)
-    assert (tmp_path / "README.md").read_bytes() == card
-
-
-def test_a_model_that_was_changed_after_loading_gets_a_new_card(
-    model_directory: Path, tmp_path: Path
-) -> None:
-    source = shutil.copytree(model_directory, tmp_path / "source")
-    (source / "README.md").write_bytes(b"# Mine \xff")
-    trained = Upsampler.from_pretrained(source)
-    with torch.no_grad():
-        trained.density.weight.add_(0.01)
-    options = Upsampler.from_pretrained(source, oversampling=4.0)
-    later = Upsampler.from_pretrained(source)
-    later.config = replace(later.config, reach=3.0)
-    for number, model in enumerate((trained, options, later)):
-        model.save_pretrained(tmp_path / str(number))
-        assert "# A pointup model" in (tmp_path / str(number) / "README.md").read_text()
-    same = Upsampler.from_pretrained(source, oversampling=later.config.oversampling)
-    same.save_pretrained(tmp_path / "same")
-    assert (tmp_path / "same" / "README.md").read_bytes() == b"# Mine \xff"
-    (source / "README.md").unlink()
-    Upsampler.from_pretrained(source).save_pretrained(tmp_path / "none")
-    assert "# A pointup model" in (tmp_path / "none" / "README.md").read_text()
-
-
-def test_a_model_of_the_hub_keeps_its_card(tmp_path: Path, model_directory: Path) -> None:
-    folder = tmp_path / "models--owner--name"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    snapshot = shutil.copytree(model_directory, folder / "snapshots" / ("0" * 40))
-    (snapshot / "README.md").write_text("# Theirs")
-    where = {"cache_dir": tmp_path, "local_files_only": True}
-    Upsampler.from_pretrained("owner/name", **where).save_pretrained(tmp_path / "saved")
-    assert (tmp_path / "saved" / "README.md").read_text() == "# Theirs"
-    (snapshot / "README.md").unlink()
-    assert Upsampler.from_pretrained("owner/name", **where).source_card is None
+def test_a_file_of_a_model_is_refused_with_its_directory(model_directory: Path) -> None:
+    file = model_directory / "model.safetensors"
+    for given in (file, str(file)):
+        with pytest.raises(
+            ModelError, match=f"^{file}: is a file; give its directory, {file.parent}"
+        ):
+            Upsampler.from_pretrained(given)
 
 
 def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> None:
@@ -231,19 +172,6 @@ def test_an_error_about_a_directory_without_a_model_names_it(tmp_path: Path) -> 
     config.write_text(json.dumps({**json.loads(config.read_text()), "format": 99}))
     with pytest.raises(ModelError, match="format 99"):
         Upsampler.from_pretrained(tmp_path / "model")
-
-
-def test_a_cached_model_is_loaded_offline(tmp_path: Path, model_directory: Path) -> None:
-    folder = tmp_path / "models--owner--name"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(model_directory, folder / "snapshots" / ("0" * 40))
-    where = {"cache_dir": tmp_path, "local_files_only": True, "strict": True}
-    loaded = Upsampler.from_pretrained("owner/name", **where)
-    assert loaded.config == Upsampler.from_pretrained(model_directory).config
-    (folder / "snapshots" / ("0" * 40) / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="owner/name: the weights can't be loaded"):
-        Upsampler.from_pretrained("owner/name", **where)
 
 
 def test_a_run_directory_is_refused_with_the_place_of_its_model(
