@@ -10,7 +10,7 @@ import torch
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
-from pointup.training.config import TrainConfig
+from pointup.training.config import TrainConfig, option
 from pointup.upsampling.models import load_model
 
 EXTENSIONS = frozenset(
@@ -68,9 +68,11 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
         model = load_model(config.initial_model, torch.device("cpu")).train()
         changed = _changed(model.config, config.model)
         if given := sorted(changed.keys() - EXTENSIONS):
+            names = [f"model.{name}" for name in given]
             raise ConfigError(
                 f"--initial-model {config.initial_model} sets the model options; leave out "
-                + ", ".join(f"--model.{name.replace('_', '-')}" for name in given)
+                f"{', '.join(map(option, names))} (in a file of --config "
+                f"{', '.join(names)})"
             )
         if changed:
             torch.manual_seed(config.seed)

@@ -56,8 +56,10 @@ def test_heights_can_be_given_with_an_initial_model(stored: str) -> None:
 
 
 def test_options_that_do_not_fit_the_weights_are_refused_by_name(stored: str) -> None:
-    given = ModelConfig(num_layers=9, column_layers=1)
-    refused = r"sets the model options; leave out --model\.num-layers$"
+    given = ModelConfig(num_layers=9, feature_dim=64, column_layers=1)
+    flags = r"--model\.feature-dim, --model\.num-layers"
+    keys = r"in a file of --config model\.feature_dim, model\.num_layers"
+    refused = rf"sets the model options; leave out {flags} \({keys}\)$"
     with pytest.raises(ConfigError, match=refused):
         initial_model(TrainConfig(initial_model=stored, model=given))
 
