@@ -17,10 +17,17 @@ def output_sizes(ptr: Tensor, ratio: Tensor | float) -> Tensor:
     """Number of points of each cloud after upsampling, `round(ratio * N)`.
 
     Shapes: `ptr` (B+1,), `ratio` a number or (B,), result (B,) int64.
-    Raises ValueError for a ratio that is below 1 or not finite.
+    Raises ValueError for a ratio that is no number, below 1 or not finite, and for another number
+    of ratios than of clouds.
     """
     sizes = sizes_from_ptr(on_host(ptr))
-    ratios = _in_float64(ratio).expand(sizes.shape)
+    ratios = _in_float64(ratio)
+    if ratios.shape not in ((), (1,), sizes.shape):
+        raise ValueError(
+            f"upsampling ratio of shape {tuple(ratios.shape)} for {len(sizes)} clouds; give a "
+            "number, or one for each cloud"
+        )
+    ratios = ratios.expand(sizes.shape)
     invalid = ~(torch.isfinite(ratios) & (ratios >= 1.0))
     if invalid.any():
         raise ValueError(
@@ -34,7 +41,13 @@ def _in_float64(ratio: Tensor | float) -> Tensor:
     """The ratio on the CPU; a number would become float32, in which 1.05 x 30 is below 31.5."""
     if isinstance(ratio, Tensor):
         return on_host(ratio).double()
-    return torch.tensor(ratio, dtype=torch.float64)
+    try:
+        return torch.tensor(ratio, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(
+            f"upsampling ratio {ratio!r:.40} is no number; give one, or a tensor with one for each "
+            "cloud"
+        ) from None
 
 
 def slots_for_ratio(ratio: Tensor | float, slots_per_ratio: float = 2.0) -> Tensor:

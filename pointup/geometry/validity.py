@@ -34,7 +34,8 @@ def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
     """Check each pair of points (N, 3) and ptr (B + 1,), with one read from the device for all.
 
     Raises NonFiniteError for points that are not finite (naming the cloud), ValueError for a ptr
-    that does not fit the points and for sets with different numbers of clouds.
+    that is not int64, decreases or does not fit the points, and for sets with different numbers of
+    clouds.
     """
     (_, query_ptr), (pos, ptr) = clouds[0], clouds[-1]
     if len(query_ptr) != len(ptr):
@@ -46,21 +47,46 @@ def check_clouds(*clouds: tuple[Tensor, Tensor]) -> None:
         return
     # The points are often their own queries.
     distinct = clouds[:1] if clouds[0][0] is pos else clouds
+    for _, ptr in distinct:
+        _check_kind(ptr)
     answers = [
-        torch.stack([ptr[0], ptr[-1], torch.isfinite(pos).all().to(ptr.dtype)])
+        torch.stack([*_summary(ptr), torch.isfinite(pos).all().to(ptr.dtype)])
         for pos, ptr in distinct
     ]
-    for (pos, ptr), (first, last, is_finite) in zip(
+    for (pos, ptr), (*summary, is_finite) in zip(
         distinct, torch.stack(answers).tolist(), strict=True
     ):
-        if first != 0 or last != len(pos) or pos.dim() != 2:
-            raise ValueError(
-                f"ptr runs from {first} to {last} for points of shape {tuple(pos.shape)}; "
-                "expected (N, 3) points and a ptr from 0 to N"
-            )
+        _check_bounds(pos, *summary)
         if not is_finite:
             bad = ~torch.isfinite(pos).all(1)
             cloud = int(batch_from_ptr(ptr, len(pos))[bad][0])
             raise NonFiniteError(
                 f"cloud {cloud} has coordinates that are not finite; drop those points"
             )
+
+
+def check_ptr(pos: Tensor, ptr: Tensor) -> None:
+    """Raise ValueError for a ptr on the CPU that is not int64, decreases or does not fit the points
+    (N, 3) on any device."""
+    _check_kind(ptr)
+    _check_bounds(pos, *torch.stack(_summary(ptr)).tolist())
+
+
+def _summary(ptr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First bound, last bound and number of clouds that end before they start."""
+    return ptr[0], ptr[-1], (ptr[1:] < ptr[:-1]).sum()
+
+
+def _check_kind(ptr: Tensor) -> None:
+    if ptr.dtype != torch.int64 or ptr.dim() != 1 or not len(ptr):
+        raise ValueError(f"ptr of shape {tuple(ptr.shape)} and {ptr.dtype}: must be (B + 1,) int64")
+
+
+def _check_bounds(pos: Tensor, first: int, last: int, num_reversed: int) -> None:
+    if first != 0 or last != len(pos) or pos.dim() != 2:
+        raise ValueError(
+            f"ptr runs from {first} to {last} for points of shape {tuple(pos.shape)}; "
+            "expected (N, 3) points and a ptr from 0 to N"
+        )
+    if num_reversed:
+        raise ValueError("ptr decreases; it must hold the bounds of one cloud after another")

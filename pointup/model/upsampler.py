@@ -35,6 +35,7 @@ from pointup.geometry.packed import (
     sizes_from_ptr,
     to_device,
 )
+from pointup.geometry.validity import check_ptr
 from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import children_kept
 from pointup.model.calibration import calibrate
@@ -103,8 +104,9 @@ class Upsampler(
 
         Shapes: `pos` (N, 3) float32, `ptr` (B+1,) int64, `ratio` a number or (B,), at least 1.
         The result is differentiable in the weights; the choice of children is not. Raises
-        ValueError for a ratio that is below 1 or not finite, for non-finite points, and for points
-        that are not (N, 3) or no floats.
+        ValueError for a ratio that is below 1, not finite or no number, for another number of
+        ratios than of clouds, for non-finite points, for points that are not (N, 3) or no floats,
+        and for a `ptr` that is not int64, decreases or does not run from 0 to N.
 
         Under autocast features have its dtype; coordinates stay float32. Points of another floating
         dtype are cast to float32.
@@ -124,8 +126,12 @@ class Upsampler(
 
     def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
         """`forward` in the precision of the weights."""
+        if not isinstance(ptr, Tensor):
+            raise ValueError(f"ptr is a {type(ptr).__name__}: must be a tensor (B + 1,) int64")
+        bounds = on_host(ptr)
+        check_ptr(pos, bounds)
         num_out = output_sizes(ptr, ratio)
-        sizes = sizes_from_ptr(on_host(ptr))
+        sizes = sizes_from_ptr(bounds)
         slots = slots_for_ratio(ratio, self.config.slots_per_ratio).expand(sizes.shape)
         candidates_ptr = to_device(ptr_from_sizes(sizes * slots), ptr.device)
         if len(pos) == 0:

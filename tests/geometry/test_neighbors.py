@@ -224,6 +224,11 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused() -> None:
     pos = torch.zeros(6, 3)
     with pytest.raises(ValueError, match="ptr runs from 0 to 5"):
         knn(pos, torch.tensor([0, 5]), 1)
+    with pytest.raises(ValueError, match="ptr decreases"):
+        knn(pos, torch.tensor([0, 8, 6]), 1)
+    for wrong in (torch.tensor([0, 6], dtype=torch.int32), torch.tensor([[0, 6]])):
+        with pytest.raises(ValueError, match=r"must be \(B \+ 1,\) int64"):
+            knn(pos, wrong, 1)
     with pytest.raises(ValueError, match="2 clouds of queries for 1 clouds of points"):
         nearest(pos, torch.tensor([0, 3, 6]), pos, torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="k must be at least 1"):

@@ -191,6 +191,40 @@ def test_empty_clouds_single_points_and_duplicates_have_finite_output() -> None:
     assert output.pos.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("ptr", "message"),
+    [
+        (torch.tensor([0, 40, 30, 100]), "ptr decreases"),
+        (torch.tensor([0, 120, 100]), "ptr decreases"),
+        (torch.tensor([0, 50, 90]), "ptr runs from 0 to 90"),
+        (torch.tensor([100]), "ptr runs from 100 to 100"),
+        (torch.tensor([0.0, 100.0]), r"torch\.float32: must be \(B \+ 1,\) int64"),
+        (torch.tensor([0, 100], dtype=torch.int32), r"torch\.int32: must be \(B \+ 1,\) int64"),
+        (torch.tensor([[0, 100]]), r"ptr of shape \(1, 2\)"),
+        (torch.tensor([], dtype=torch.int64), r"ptr of shape \(0,\)"),
+        ([0, 100], r"ptr is a list: must be a tensor"),
+    ],
+)
+def test_a_ptr_that_does_not_fit_the_points_is_refused(ptr: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_if_trained()(torch.rand(100, 3), ptr, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "message"),
+    [
+        ("2", "upsampling ratio '2' is no number"),
+        (None, "upsampling ratio None is no number"),
+        (torch.tensor([2.0, 3.0, 4.0]), r"ratio of shape \(3,\) for 2 clouds"),
+        (torch.tensor([[2.0], [3.0]]), r"ratio of shape \(2, 1\) for 2 clouds"),
+    ],
+)
+def test_a_ratio_that_does_not_fit_the_clouds_is_refused(ratio: Tensor, message: str) -> None:
+    pos, ptr = packed(50, 40)
+    with pytest.raises(ValueError, match=message):
+        as_if_trained()(pos, ptr, ratio)
+
+
 def test_an_empty_batch_can_be_propagated_backward() -> None:
     model = as_if_trained()
     output = model(torch.empty(0, 3), torch.tensor([0, 0, 0]), 4.0)
