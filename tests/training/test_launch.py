@@ -12,8 +12,10 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState
+from accelerate.utils import LoggerType
 
 from pointup.errors import ConfigError
+from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
     make_accelerator,
     processes_requested,
@@ -159,3 +161,13 @@ def test_products_of_matrices_are_the_same_on_one_thread_as_on_several() -> None
         env={**unordered, "OMP_NUM_THREADS": "4"},
     )
     assert ended.stdout == "True\nTrue\n", ended.stdout + ended.stderr
+
+
+def test_a_tracker_that_is_not_installed_is_an_error_and_nothing_else_is_printed(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accelerator, "get_available_trackers", lambda: [LoggerType.TENSORBOARD])
+    for names in (("tensorboard", "swanlab"), ("swanlab",), ("all", "swanlab")):
+        with pytest.raises(ConfigError, match=r"^--log-with swanlab: the package is not installed"):
+            make_accelerator(tmp_path, names)
+    assert not AcceleratorState._shared_state and not recwarn.list

@@ -19,7 +19,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pointup.errors import ConfigError
 from pointup.evaluation.cloud_metrics import Metric
 from pointup.training.config import TrainConfig
 from pointup.training.distributed.reduction import StepTotals
@@ -302,11 +301,3 @@ def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path: Path) -
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [Path("logs/rank_1.log")]
     assert "for the main process" not in (tmp_path / files[0]).read_text()
-
-
-def test_a_tracker_that_is_not_installed_is_an_error(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
-    config = TrainConfig(output_dir=tmp_path, log_with=("tensorboard", "swanlab"))
-    with pytest.raises(ConfigError, match=r"swanlab.*not installed"):
-        Monitor(accelerator, config)

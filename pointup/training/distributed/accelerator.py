@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
@@ -49,13 +51,11 @@ def make_accelerator(
 
     Raises ConfigError if fewer processes were started than requested, if there are more processes
     than devices, for parallelism other than plain data parallelism, for accumulation steps set in
-    the launcher, for fp16 on a CPU, for a dynamo backend, and for an unknown tracker.
+    the launcher, for fp16 on a CPU, for a dynamo backend, and for a tracker that is unknown or not
+    installed.
     """
     check_number_of_processes()
-    unknown = [name for name in log_with if name not in LoggerType.list()]
-    if unknown:
-        known = ", ".join(LoggerType.list())
-        raise ConfigError(f"--log-with {unknown[0]}: no such tracker; choose from {known}")
+    check_trackers(log_with)
     check_accumulation()
     prepare_devices()
     sum_in_float32()
@@ -124,6 +124,22 @@ def check_number_of_processes() -> None:
             f"accelerate launch was to start {requested} processes but started 1; use "
             "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
         )
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise ConfigError for a tracker that is unknown or whose package is not installed.
+
+    Accelerate drops the latter.
+    """
+    installed = {LoggerType.ALL.value, *(tracker.value for tracker in get_available_trackers())}
+    for name in names:
+        if name not in LoggerType.list():
+            known = ", ".join(LoggerType.list())
+            raise ConfigError(f"--log-with {name}: no such tracker; choose from {known}")
+        if name not in installed:
+            raise ConfigError(
+                f"--log-with {name}: the package is not installed; install it or leave it out"
+            )
 
 
 def check_accumulation() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
-from pointup.errors import ConfigError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.terminal import literal
 from pointup.training.config import TrainConfig
@@ -54,8 +53,6 @@ class Monitor:
     attempt, are removed from metrics.jsonl and from TensorBoard's curves. With `evaluation_due` the
     evaluation of that step is removed too, because it is repeated. `labels` name the datasets of a
     run that trains on several.
-
-    Raises ConfigError, on every process, for a tracker whose package is not installed.
     """
 
     def __init__(
@@ -76,13 +73,6 @@ class Monitor:
         self.learning_rate = math.nan
         self.num_evaluations = 0
         self.trackers = Trackers(accelerator)
-        # Accelerate silently drops trackers whose package is not installed.
-        found = {getattr(tracker, "value", tracker) for tracker in accelerator.log_with}
-        missing = [name for name in config.log_with if name not in found and name != "all"]
-        if missing:
-            raise ConfigError(
-                f"--log-with {missing[0]}: the package is not installed; install it or leave it out"
-            )
 
     def __enter__(self) -> Monitor:
         self.log.__enter__()
