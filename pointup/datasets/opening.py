@@ -51,7 +51,10 @@ def source_of_split(
     if not len(held_out):
         if split == "train":
             return split, None
-        raise DataError(f"{label}: one sample can't be split; add a validation split")
+        raise DataError(
+            f"{label}: one sample can't be split into training and validation; add a validation "
+            "split, or train on it together with a dataset that has one"
+        )
     if split == "train":
         return split, np.setdiff1d(np.arange(number), held_out)
     logger.warning(

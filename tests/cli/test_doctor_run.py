@@ -23,6 +23,8 @@ from pointup.cli.doctor.run_directory import run_findings
 from pointup.cli.main import main
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
+from pointup.datasets.table_store import open_together
+from pointup.errors import DataError
 from pointup.model.upsampler import Upsampler
 from pointup.training.run_directory.checkpoint import save_checkpoint, save_model
 
@@ -55,6 +57,21 @@ def test_bad_samples_are_named_and_a_dataset_without_good_ones_fails(tmp_path: P
     assert validation.level == "fail" and "pointup inspect" in validation.remedy
     (missing,) = data_findings(str(tmp_path / "none"), 12, "auto")
     assert missing.level == "fail" and "none" in missing.text
+
+
+def test_a_dataset_of_one_pair_fails_with_what_training_would_say(tmp_path: Path) -> None:
+    folder = tmp_path / "pairs"
+    write_pairs([Pair("only", cloud(20), cloud(40))], [], folder, {})
+    train, validation = data_findings(str(folder), 12, "auto")
+    assert train.level == "ok" and validation.level == "fail"
+    assert validation.text.startswith(f"training refuses {folder}: one sample can't be split into")
+    remedy = "add a validation split, or train on it together with a dataset that has one"
+    assert validation.remedy == remedy
+    with pytest.raises(DataError, match=remedy):
+        open_together([folder], "validation")
+    write_pairs([Pair("a", cloud(20), cloud(40))], [Pair("b", cloud(21), cloud(40))],
+                tmp_path / "other", {})  # fmt: skip
+    assert list(map(len, open_together([folder, tmp_path / "other"], "validation"))) == [0, 1]
 
 
 @pytest.fixture

@@ -23,7 +23,10 @@ def data_findings(name: str, min_points: int, token_budget: int | str | None) ->
         try:
             yield from split_findings(name, split, min_points, token_budget)
         except DataError as error:
-            yield fail(f"data, {split}", reason_of(error), "`pointup prepare` makes datasets")
+            # What a run on this dataset alone ends with, in two parts: reason and remedy.
+            reason, _, remedy = reason_of(error).partition("; ")
+            remedy = remedy or "`pointup prepare` makes datasets"
+            yield fail(f"data, {split}", f"training refuses {reason}", remedy)
             return
 
 
