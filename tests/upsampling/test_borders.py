@@ -26,6 +26,11 @@ def ball(num_points: int) -> np.ndarray:
     return points / np.linalg.norm(points, axis=1, keepdims=True)
 
 
+def within(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """`within_borders` of children of their nearest measured points."""
+    return within_borders(points, cKDTree(measured).query(points)[1], measured, measured)
+
+
 def nearest_of_hull(corners: np.ndarray, point: np.ndarray) -> np.ndarray:
     """The point of the convex hull of points (K, 2) that is nearest to a point (2,)."""
     hull = ConvexHull(corners)
@@ -46,7 +51,7 @@ def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(
     measured, axes = sheet(num_measured, seed), turn(seed)[:, :2]
     rng = np.random.default_rng(seed + 1)
     points = 5.0 + rng.uniform(-0.3, 1.3, (40, 2)) @ axes.T
-    moved = within_borders(points, measured)
+    moved = within(points, measured)
     num_near = min(NUM_NEIGHBORS, num_measured)
     near = measured[cKDTree(measured).query(points, k=num_near)[1]]
     expected = [
@@ -59,9 +64,9 @@ def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(
 
 def test_nothing_moves_on_curved_parts_and_without_three_measured_points() -> None:
     measured, points = ball(300), 1.01 * ball(1000)
-    assert np.array_equal(within_borders(points, measured), points)
-    assert np.array_equal(within_borders(points, measured[:2]), points)
-    assert within_borders(points[:0], measured).shape == (0, 3)
+    assert np.array_equal(within(points, measured), points)
+    assert np.array_equal(within(points, measured[:2]), points)
+    assert within(points[:0], measured).shape == (0, 3)
 
 
 def test_new_points_of_a_flat_square_lie_on_it() -> None:

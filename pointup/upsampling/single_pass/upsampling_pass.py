@@ -230,7 +230,8 @@ class UpsamplingPass:
             limits = config.relaxation_residual, config.volume_relaxation
             points = relax(points, fixed, self.num_steps, sheets, *limits)[: len(selected)]
         if sheets:
-            points = within_borders(points, sources)
+            core = region.rows["position"][region.places(block)]
+            points = within_borders(points, picked["row"], core, sources)
         new = picked | self._measured.settle(region, points, selected)
         kept = self._measured.is_kept(new["position"], new["distance"])
         of_rows = {"target_count": new.pop("target_count")}
