@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,14 @@ from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import training_loader
-from pointup.training.distributed import accelerator, devices
+from pointup.training.distributed import accelerator, devices, launcher
 from pointup.training.distributed.accelerator import check_accumulation, make_accelerator
 from pointup.training.distributed.devices import (
     check_number_of_devices,
     prepare_devices,
     why_no_accelerator,
 )
+from pointup.training.distributed.launcher import LaunchRequest
 from pointup.training.evaluation import Evaluation
 from pointup.training.faults import available_memory, token_budget
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
@@ -40,6 +42,7 @@ def launched_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
 
 
 @pytest.mark.parametrize(
@@ -174,26 +177,52 @@ def test_what_a_launcher_asks_in_vain_is_refused_before_a_group_forms(
 def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def prepare(use_cpu: str | None, request: LaunchRequest | None = None) -> str:
+        if use_cpu is None:
+            monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+        else:
+            monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
+        with (
+            mock.patch("torch.accelerator.is_available", lambda: False),
+            mock.patch.object(devices, "why_no_accelerator", lambda: "the driver is asleep"),
+            mock.patch.object(launcher, "launch_request", lambda: request),
+        ):
+            prepare_devices()
+        assert os.environ["ACCELERATE_USE_CPU"].lower() == "true"
+        return capsys.readouterr().err
+
+    said = "torch sees no accelerator: the driver is asleep; continuing on the CPU\n"
+    assert prepare("False") == said
+    assert prepare("True") == prepare(None) == ""
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    # `accelerate launch` does not set ACCELERATE_USE_CPU for several processes.
+    assert prepare("True") == prepare(None, LaunchRequest(8, use_cpu=True)) == ""
+    for variable, request in (("False", None), (None, LaunchRequest(8, use_cpu=False))):
+        with pytest.raises(ConfigError, match=r"the driver is asleep; 8 .* use_cpu: true"):
+            prepare(variable, request)
+    # The command of the launcher is unreadable: one process of each machine says what happens.
+    assert prepare(None) == said
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert prepare(None) == ""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")  # As torchrun.
+    assert prepare(None) == ""
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+def test_several_processes_launched_for_the_cpu_use_no_gpu(
+    num_gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "")
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
     with (
-        mock.patch("torch.accelerator.is_available", lambda: False),
-        mock.patch.object(devices, "why_no_accelerator", lambda: "the driver is asleep"),
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: num_gpus),
+        mock.patch.object(launcher, "launch_request", lambda: LaunchRequest(2, use_cpu=True)),
     ):
         prepare_devices()
-        said = capsys.readouterr().err
-        assert said.startswith("torch sees no accelerator: the driver is asleep")
-        assert said.count("\n") == 1
-        monkeypatch.setenv("ACCELERATE_USE_CPU", "False")
-        monkeypatch.setenv("WORLD_SIZE", "8")
-        with pytest.raises(ConfigError, match=r"the driver is asleep; 8 .* use_cpu: true"):
-            prepare_devices()
-        for use_cpu in ("True", None):  # As requested, or without a launcher.
-            monkeypatch.setenv("WORLD_SIZE", "8" if use_cpu else "1")
-            if use_cpu is None:
-                monkeypatch.delenv("ACCELERATE_USE_CPU")
-            else:
-                monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
-            prepare_devices()
-        assert not capsys.readouterr().err
+    assert os.environ["ACCELERATE_USE_CPU"] == "true"
 
 
 def test_the_reason_for_no_gpu_names_the_build_the_variable_or_the_driver(

@@ -7,7 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import psutil
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
@@ -15,12 +17,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import LoggerType
 
 from pointup.errors import ConfigError
-from pointup.training.distributed import accelerator
-from pointup.training.distributed.accelerator import (
-    make_accelerator,
-    processes_requested,
-    seed_micro_batch,
-)
+from pointup.training.distributed import accelerator, launcher
+from pointup.training.distributed.accelerator import make_accelerator, seed_micro_batch
+from pointup.training.distributed.launcher import launch_arguments, launch_request, read_request
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 
@@ -45,19 +44,94 @@ def test_every_config_parses_with_accelerates_own_loader(
     assert len(list(CONFIGS.glob("*.yaml"))) == 5
 
 
-def test_the_number_of_processes_is_read_from_the_launchers_command_line(tmp_path: Path) -> None:
+def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path: Path) -> None:
     four = tmp_path / "four.yaml"
     four.write_text((CONFIGS / "cpu2.yaml").read_text().replace("processes: 2", "processes: 4"))
-    python = "/usr/bin/python3"
-    assert processes_requested([python, "/bin/accelerate", "launch", "--cpu", "train.py"]) == 1
-    assert processes_requested(
-        [python, "/bin/accelerate", "launch", "--cpu", "--num_processes", "3", "train.py"]
-    ) == 3  # fmt: skip
-    assert processes_requested(
-        [python, "/bin/accelerate-launch", "--config_file", str(four), "train.py", "--steps", "3"]
-    ) == 4  # fmt: skip
-    assert processes_requested(["bash", "-c", "python train.py"]) == 1
-    assert processes_requested([]) == 1
+    eight = str(CONFIGS / "8gpu.yaml")
+
+    def request(*command: str) -> tuple[int, bool] | None:
+        arguments = launch_arguments(["/usr/bin/python3", *command])
+        return None if arguments is None else read_request(arguments, tmp_path)
+
+    assert request("/bin/accelerate", "launch", "--cpu", "train.py") == (1, True)
+    three = ("--num_processes", "3", "train.py", "--num_processes", "5")
+    assert request("/bin/accelerate", "launch", "--cpu", *three) == (3, True)
+    assert request("/bin/accelerate", "launch", "--multi_gpu", *three) == (3, False)
+    for name in ("/bin/accelerate-launch", "accelerate.commands.launch"):
+        assert request("-m", name, "--config_file", str(four), "train.py", "--cpu") == (4, True)
+        assert request("-m", name, "--config_file", "four.yaml", "train.py") == (4, True)
+        assert request("-m", name, "--config_file", eight, "train.py", "--cpu") == (8, False)
+        assert request("-m", name, "--config_file", eight, *three) == (3, False)
+    assert request("-c", "python train.py") is None
+    assert request("/bin/torchrun", "--nproc_per_node", "2", "train.py") is None
+    assert launch_arguments([]) is None
+
+
+@pytest.mark.parametrize("default", ["cpu2", "8gpu"])
+def test_the_file_of_accelerate_config_is_read_if_none_is_named(
+    default: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "default_config_file", str(CONFIGS / f"{default}.yaml"))
+    monkeypatch.setattr(
+        "accelerate.commands.config.config_args.default_config_file", str(CONFIGS / "cpu.yaml")
+    )
+    num_processes = 2 if default == "cpu2" else 8
+    assert read_request(["train.py"], Path()) == (num_processes, default == "cpu2")
+    assert read_request(["--cpu", "train.py"], Path()) == (1, True)
+
+
+@pytest.mark.parametrize("error", [psutil.AccessDenied(1), psutil.NoSuchProcess(1)], ids=repr)
+def test_a_hidden_launcher_has_no_request(error: psutil.Error) -> None:
+    hidden = mock.Mock(cmdline=mock.Mock(side_effect=error))
+    with mock.patch("psutil.Process.parents", lambda process: [hidden]):
+        assert launch_request() is None
+
+
+def test_a_launcher_whose_configuration_was_removed_has_no_request(tmp_path: Path) -> None:
+    command = ["python", "-m", "accelerate.commands.launch", "--config_file", "gone.yaml", "run.py"]
+    parent = mock.Mock(cmdline=lambda: command, cwd=lambda: str(tmp_path))
+    with mock.patch("psutil.Process.parents", lambda process: [parent]):
+        assert launch_request() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launched_by", ["8gpu", "cpu2", "wrapper", "torchrun"])
+def test_several_processes_use_what_they_were_launched_for_or_end(
+    launched_by: str, tmp_path: Path
+) -> None:
+    """Real launches; torch sees two devices at first, then none."""
+    script = tmp_path / "device.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "from pointup.training.distributed.devices import prepare_devices\n"
+        "from pointup.training.exit_status import exit_status\n"
+        "def run():\n"
+        "    for number in (2, 0):\n"
+        "        torch.accelerator.device_count = lambda: number\n"
+        "        torch.accelerator.is_available = lambda: number > 0\n"
+        "        prepare_devices()\n"
+        "        print(number, os.environ.pop('ACCELERATE_USE_CPU', 'gpu'), flush=True)\n"
+        "sys.exit(exit_status(run, 'device.py'))\n"
+    )
+    wrapper = tmp_path / "wrapper.sh"
+    wrapper.write_text(f"{sys.executable} {script}; exit $?\n")
+    words = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--config_file"]
+    words += [CONFIGS / f"{'cpu2' if launched_by == 'cpu2' else '8gpu'}.yaml"]
+    words += ["--num_processes", 2, "--main_process_port", 0]
+    words += ["--no_python", "bash", wrapper] if launched_by == "wrapper" else [script]
+    if launched_by == "torchrun":
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        words += ["--nproc_per_node", 2, script]
+    ended = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    lines = sorted(ended.stdout.splitlines())
+    if launched_by in ("8gpu", "wrapper"):
+        assert ended.returncode != 0 and lines and set(lines) == {"2 gpu"}
+        assert ended.stderr.count("device.py: error: torch sees no accelerator: ") == 1
+        assert "; 2 processes would share the CPU: fix that, or set use_cpu: true" in ended.stderr
+    else:
+        assert ended.returncode == 0, ended.stderr
+        assert lines == ["0 true"] * 2 + ["2 true" if launched_by == "cpu2" else "2 gpu"] * 2
+        assert "accelerator" not in ended.stderr
 
 
 def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import sys
 import warnings
@@ -14,13 +12,12 @@ import numpy as np
 import psutil
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.commands.config.config_args import default_config_file, load_config_from_file
-from accelerate.commands.launch import launch_command_parser
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
 
 from pointup.errors import ConfigError
 from pointup.training.distributed.devices import device_module, prepare_devices, sum_in_float32
+from pointup.training.distributed.launcher import launch_request
 from pointup.training.distributed.preemption import ending_with_launcher
 from pointup.training.distributed.process_group import join_group, world_size
 
@@ -114,14 +111,10 @@ def check_number_of_processes() -> None:
     """
     if "WORLD_SIZE" in os.environ:
         return
-    try:
-        parent = psutil.Process().parent()
-        requested = processes_requested(parent.cmdline()) if parent else 1
-    except psutil.Error:
-        return  # The process of another user, which a system may hide.
-    if requested > 1:
+    request = launch_request()
+    if request and request.num_processes > 1:
         raise ConfigError(
-            f"accelerate launch was to start {requested} processes but started 1; use "
+            f"accelerate launch was to start {request.num_processes} processes but started 1; use "
             "distributed_type MULTI_GPU with use_cpu: true, as in accelerate_configs/cpu2.yaml"
         )
 
@@ -150,25 +143,6 @@ def check_accumulation() -> None:
             f"the launcher's gradient_accumulation_steps is {steps}; leave it out, and give "
             f"train.py --accumulation-steps {steps}"
         )
-
-
-def processes_requested(command: list[str]) -> int:
-    """Number of processes that an `accelerate launch` command line requests; 1 for any other."""
-    words = [Path(word).name for word in command]
-    if "accelerate-launch" in words:
-        arguments = command[words.index("accelerate-launch") + 1 :]
-    elif "launch" in words and any(word.startswith("accelerate") for word in words):
-        arguments = command[words.index("launch") + 1 :]
-    else:
-        return 1
-    with contextlib.redirect_stderr(io.StringIO()):
-        options, _ = launch_command_parser().parse_known_args(arguments)
-    if options.num_processes is not None:
-        return int(options.num_processes)
-    config_file = options.config_file
-    if config_file is None and not options.cpu and Path(default_config_file).is_file():
-        config_file = default_config_file
-    return int(load_config_from_file(config_file).num_processes or 1) if config_file else 1
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:

@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 
 from pointup.errors import ConfigError
+from pointup.training.distributed.launcher import is_cpu_requested
 
 
 def prepare_devices() -> None:
@@ -19,8 +20,9 @@ def prepare_devices() -> None:
     single process continues on the CPU and prints the reason. Call this before torch uses the
     accelerator.
     """
-    use_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower()
-    if use_cpu in ("true", "1", "yes"):
+    use_cpu = is_cpu_requested()
+    if use_cpu:
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # The launcher does not set it for several.
         return
     if torch.accelerator.is_available():
         allocate_expandable()
@@ -29,16 +31,18 @@ def prepare_devices() -> None:
         return
     # Without this, each process launched on a machine without accelerators forms a world of 1.
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    if not use_cpu:  # Without a launcher no accelerator was requested.
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    is_launched = num_processes > 1 and "ACCELERATE_MIXED_PRECISION" in os.environ
+    if use_cpu is None and not is_launched:  # Without `accelerate launch` none was requested.
         return
     reason = f"torch sees no accelerator: {why_no_accelerator()}"
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    if num_processes > 1:
+    if num_processes > 1 and use_cpu is not None:
         raise ConfigError(
             f"{reason}; {num_processes} processes would share the CPU: fix that, or set "
             "use_cpu: true to train on the CPU"
         )
-    print(f"{reason}; continuing on the CPU", file=sys.stderr, flush=True)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"{reason}; continuing on the CPU", file=sys.stderr, flush=True)
 
 
 def local_processes(num_devices: int) -> int:
