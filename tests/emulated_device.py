@@ -143,6 +143,9 @@ def emulated() -> Iterator[None]:
             neighbors.put_own_first(index)
         return squared, index
 
+    def radii(*arguments: Any) -> Tensor:
+        return insertion.settle(*arguments[:4])
+
     def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
         return thinning._sample_buckets(pos, bounds, counts)
 
@@ -164,7 +167,7 @@ def emulated() -> Iterator[None]:
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
         (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
-        (kernels_of_insertion, "settle", _answered(kernels_of_insertion.settle, insertion.settle)),
+        (kernels_of_insertion, "settle", _answered(kernels_of_insertion.settle, radii)),
         # Thinning on a GPU keeps other points; with the CPU's, the results can be compared.
         (model, "sample_by_spacing", _answered(model.sample_by_spacing, model.sample_by_spacing)),
     ]

@@ -72,7 +72,8 @@ def insertion_radii(pos: Tensor, ptr: Tensor, counts: Tensor) -> Tensor:
     if kernels.take(pos, NUM_NEIGHBORS):
         from pointup.geometry.kernels.insertion import settle as settle_there
 
-        squared = settle_there(neighbor, squared, parent.int(), reach)
+        num_levels = (len(node_ptr) - 1) // (len(ptr) - 1)
+        squared = settle_there(neighbor, squared, parent.int(), reach, num_levels)
     else:
         squared = settle(neighbor, squared, parent, reach)
     return squared[rank[: len(pos)]].masked_fill(is_copy, 0.0).sqrt()

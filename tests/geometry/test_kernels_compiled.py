@@ -217,12 +217,12 @@ def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
             "left_after": "*i32",
             "num_points": "i32",
             "num_before": "i32",
+            "patience": "i32",
         },
         {
             "K": NUM_NEIGHBORS,
             "BLOCK": insertion.BLOCK,
             "PASSES": insertion.PASSES,
-            "PATIENCE": insertion.PATIENCE,
         },
         architecture,
         num_warps=insertion.NUM_WARPS,

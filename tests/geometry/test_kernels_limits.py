@@ -123,7 +123,7 @@ def test_radii_of_the_kernel_equal_those_of_torch() -> None:
         neighbor: torch.Tensor, squared: torch.Tensor, parent: torch.Tensor, limit: torch.Tensor
     ) -> torch.Tensor:
         settled.append(plain(neighbor, squared, parent, limit))
-        settled.append(settle(neighbor, squared, parent.int(), limit))
+        settled.append(settle(neighbor, squared, parent.int(), limit, num_levels=2))
         return settled[-1]
 
     # Duplicates, ties on a grid, an empty cloud and one of a single point.

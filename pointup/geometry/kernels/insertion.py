@@ -15,10 +15,13 @@ BLOCK = 16
 NUM_WARPS = 1
 # Most passes of a program over a block of its points per round; it stops when nothing changes.
 PASSES = 8
-# Rounds without a change after which a program no longer waits for others.
+# Rounds without a change, for each level of the hierarchy, after which a program no longer waits
+# for others: these may not run at all. Most points of a level wait for those of all coarser levels.
+# If all programs advance together, each level takes about 20 passes.
 PATIENCE = 32
-# Launches in which programs share the points. One launch settles all points if its programs run
-# concurrently; a last launch of a single program settles the points that these leave.
+# Launches in which programs share the points. The first settles all points if its programs run
+# concurrently, at about the same speed; the second goes on where they did not. A last launch of a
+# single program settles the points that both leave.
 LAUNCHES = 2
 # Programs per multiprocessor, which run concurrently: 8 warps of 255 registers per thread fit.
 PROGRAMS = 8
@@ -35,7 +38,7 @@ def scrambled(number: tl.tensor) -> tl.tensor:
     return number * -1640531535
 
 
-@triton.jit(do_not_specialize=["num_points", "num_before"])
+@triton.jit(do_not_specialize=["num_points", "num_before", "patience"])
 def insertion_kernel(
     neighbor: tl.tensor,
     squared: tl.tensor,
@@ -46,10 +49,10 @@ def insertion_kernel(
     left_after: tl.tensor,
     num_points: tl.tensor,
     num_before: tl.tensor,
+    patience: tl.tensor,
     K: tl.constexpr,
     BLOCK: tl.constexpr,
     PASSES: tl.constexpr,
-    PATIENCE: tl.constexpr,
 ) -> None:
     """Each program handles every `num_programs`-th block of points, in rounds.
 
@@ -58,14 +61,15 @@ def insertion_kernel(
     program only makes it wait: the result does not depend on the order in which programs run.
 
     Programs end at once if the `num_before` programs of the previous launch left no point
-    unsettled. They count the points that they leave. A single program changes something in each
-    round, because no point precedes the one with the largest radius: it settles all points.
+    unsettled, and leave after `patience` rounds without a change. They count the points that they
+    leave. A single program changes something in each round, because no point precedes the one with
+    the largest radius: it settles all points.
     """
     program = tl.program_id(0)
     before = tl.arange(0, MOST_PROGRAMS)
     num_left = tl.sum(tl.load(left_before + before, mask=before < num_before, other=0), axis=0)
     num_left = tl.where(num_before > 0, num_left, 1)
-    num_rounds = tl.where(num_left > 0, PATIENCE, 0)
+    num_rounds = tl.where(num_left > 0, patience, 0)
     while num_rounds > 0:
         num_left = num_left * 0
         num_changed = num_left
@@ -106,30 +110,39 @@ def insertion_kernel(
                     num_passes = tl.where(num_now > 0, num_passes - 1, 0)
                     tl.debug_barrier()
                 num_left += tl.sum((own >= 0).to(tl.int32), axis=0)
-        num_rounds = tl.where(num_changed > 0, PATIENCE, num_rounds - 1)
+        num_rounds = tl.where(num_changed > 0, patience, num_rounds - 1)
         num_rounds = tl.where(num_left > 0, num_rounds, 0)
     tl.store(left_after + program, num_left)
 
 
-def settle(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
-    """As `insertion_radii.settle`, which states the shapes; `parent` is int32 here."""
+def settle(
+    neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor, num_levels: int
+) -> Tensor:
+    """As `insertion_radii.settle`, which states the shapes; `parent` is int32 here.
+
+    `num_levels`: levels of the hierarchy; each is settled after the next coarser one.
+    """
     state = limit.masked_fill(parent >= 0, torch.inf).view(torch.int32)
     num_programs = max(1, min(triton.cdiv(len(state), BLOCK), programs_at_once(state.device)))
     grids = [num_programs] * LAUNCHES + [1]
     left = torch.empty(
         (len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device
     )
-    # The interpreter runs one program after the other: waiting for others is useless.
-    patience = PATIENCE if state.is_cuda else 1
+    patience = rounds_to_wait(state.device, num_levels)
     with torch.cuda.device_of(state):
         for launch, grid in enumerate(grids):
             insertion_kernel[(grid,)](
                 neighbor, squared, parent, limit, state, left[launch], left[launch + 1],
-                len(state), num_programs if launch else 0,
-                K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES, PATIENCE=patience,
-                num_warps=NUM_WARPS,
+                len(state), num_programs if launch else 0, patience,
+                K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES, num_warps=NUM_WARPS,
             )  # fmt: skip
     return (state & 0x7FFFFFFF).view(torch.float32)
+
+
+def rounds_to_wait(device: torch.device, num_levels: int) -> int:
+    """Rounds without a change after which a program leaves; 1 in the interpreter, which runs one
+    program after the other."""
+    return PATIENCE * num_levels if device.type == "cuda" else 1
 
 
 def programs_at_once(device: torch.device) -> int:

@@ -207,8 +207,12 @@ def try_insertion(device: torch.device) -> bool:
     neighbor = torch.where(is_near, index, -1)
     # All different: the order of equal radii depends on the kernel.
     limit = (0.5 * torch.from_numpy(np.random.default_rng(6).permutation(len(pos)))).float()
-    arguments = (neighbor.int(), squared, parent.int(), limit)
-    found = settle(*(values.contiguous().to(device) for values in arguments)).cpu()
+
+    def there(values: Tensor) -> Tensor:
+        return values.contiguous().to(device)
+
+    arguments = there(neighbor.int()), there(squared), there(parent.int()), there(limit)
+    found = settle(*arguments, num_levels=2).cpu()
     # A radius is the least distance to a near point with a larger radius, or its own bound.
     is_before = is_near & (found[index] > found[:, None])
     expected = squared.masked_fill(~is_before, torch.inf).amin(1)
