@@ -110,7 +110,8 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
         "        torch.accelerator.device_count = lambda: number\n"
         "        torch.accelerator.is_available = lambda: number > 0\n"
         "        prepare_devices()\n"
-        "        print(number, os.environ.pop('ACCELERATE_USE_CPU', 'gpu'), flush=True)\n"
+        "        line = f\"{number} {os.environ.pop('ACCELERATE_USE_CPU', 'gpu')}\\n\"\n"
+        "        os.write(1, line.encode())\n"  # in one piece, from both processes
         "sys.exit(exit_status(run, 'device.py'))\n"
     )
     wrapper = tmp_path / "wrapper.sh"
@@ -122,7 +123,9 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
     if launched_by == "torchrun":
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         words += ["--nproc_per_node", 2, script]
-    ended = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    # Tests before this one, in the same process, may have chosen a device.
+    env = {name: text for name, text in os.environ.items() if not name.startswith("ACCELERATE_")}
+    ended = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=env)
     lines = sorted(ended.stdout.splitlines())
     if launched_by in ("8gpu", "wrapper"):
         assert ended.returncode != 0 and lines and set(lines) == {"2 gpu"}
