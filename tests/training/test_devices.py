@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +78,15 @@ def test_other_errors_are_not_out_of_memory() -> None:
         assert not is_out_of_memory(RuntimeError(message)), message
 
 
+@contextmanager
+def torch_sees(number: int) -> Iterator[None]:
+    with (
+        mock.patch("torch.accelerator.is_available", lambda: True),
+        mock.patch("torch.accelerator.device_count", lambda: number),
+    ):
+        yield
+
+
 def test_more_processes_than_devices_are_refused_before_they_form_a_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -83,8 +94,7 @@ def test_more_processes_than_devices_are_refused_before_they_form_a_group(
     monkeypatch.setenv("WORLD_SIZE", "16")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     with (
-        mock.patch("torch.accelerator.is_available", lambda: True),
-        mock.patch("torch.accelerator.device_count", lambda: 4),
+        torch_sees(4),
         pytest.raises(ConfigError, match=r"8 processes .* sees 4; give --num_processes 4"),
     ):
         prepare_devices()
@@ -106,10 +116,7 @@ def test_processes_that_a_scheduler_starts_are_not_refused(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with (
-        mock.patch("torch.accelerator.is_available", lambda: True),
-        mock.patch("torch.accelerator.device_count", lambda: num_devices),
-    ):
+    with torch_sees(num_devices):
         prepare_devices()
 
 
@@ -120,8 +127,7 @@ def test_a_process_whose_number_is_beyond_the_devices_is_refused(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.setenv("LOCAL_RANK", "9")
     with (
-        mock.patch("torch.accelerator.is_available", lambda: True),
-        mock.patch("torch.accelerator.device_count", lambda: 8),
+        torch_sees(8),
         pytest.raises(ConfigError, match=r"10 processes .* sees 8"),
     ):
         prepare_devices()
@@ -217,8 +223,7 @@ def test_several_processes_launched_for_the_cpu_use_no_gpu(
     monkeypatch.setenv("ACCELERATE_USE_CPU", "")
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     with (
-        mock.patch("torch.accelerator.is_available", lambda: True),
-        mock.patch("torch.accelerator.device_count", lambda: num_gpus),
+        torch_sees(num_gpus),
         mock.patch.object(launcher, "launch_request", lambda: LaunchRequest(2, use_cpu=True)),
     ):
         prepare_devices()
