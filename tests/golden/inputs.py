@@ -108,12 +108,13 @@ def sparse_and_dense(folder: Path) -> Path:
 def large_survey(folder: Path) -> Path:
     """sparse/ and dense/ of five small files far from each other, by their size a large survey.
 
-    Files far apart lie in different regions. A hole behind the last point takes no space on disk.
+    With blocks of 2,000 units each region is a block, and each file lies in two or four of them.
+    The hole behind the last point of a file takes no space on the disk.
     """
     for side, number in (("sparse", 300), ("dense", 1200)):
         for i in range(5):
             points, classes = terrain(number, 10 + i)
-            away = np.array([4000.0 * i, 3000.0 * (i % 2), 0])
+            away = np.array([4000.0 * i - 16, 3000.0 * (i % 2) - 13, 0])
             path = write_las(folder / side / f"{i}.las", points + away, classes)
         with path.open("r+b") as file:
             file.truncate(SPARSE_BYTES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import inputs
@@ -52,8 +52,8 @@ PREPARED = {
     "thin, all points": "thin surveys/dense.las --tile 15 --block 1 --min-points 16 "
     "--pattern poisson --target all --include-noise --strip 1 --validation 0.2 --num-workers 1",
     "pairs by regions": "pairs --source large/sparse --target large/dense "
-    "--tile 10 --block 2 --min-points 8 --validation 0.2 --num-workers 2",
-    "thin by regions": "thin large/dense --tile 15 --block 1 --min-points 16 "
+    "--tile 10 --block 200 --min-points 4 --validation 0.2 --num-workers 2",
+    "thin by regions": "thin large/dense --tile 10 --block 200 --min-points 8 "
     "--pattern mixed --validation 0.2 --num-workers 1",
     "meshes": "meshes shapes/ --num-source 64 --samples-per-mesh 3 --noise 0:0.02 " + MESHES,
     "patches of meshes": "meshes shapes/ --num-source 256 --patches 3 --patch-size 48 " + MESHES,
@@ -105,15 +105,19 @@ def pointup(command: str) -> None:
 def launch(num_processes: int, *words: object) -> None:
     """Launch a script or module in one or two processes."""
     config = ROOT / "accelerate_configs" / ("cpu.yaml" if num_processes == 1 else "cpu2.yaml")
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config,
-               "--main_process_port", free_port(), *words]  # fmt: skip
-    ended = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=280)
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file", config,
+        "--main_process_port", free_port(), *words,
+    ]  # fmt: skip
+    ended = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=280
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def files_of(output: Path) -> Iterator[Path]:
+def files_of(output: Path) -> list[Path]:
     """A file, or those of a folder without hidden ones."""
-    yield from [output] if output.is_file() else sorted(output.glob("[!.]*"))
+    return [output] if output.is_file() else sorted(output.glob("[!.]*"))
 
 
 def write_inputs(options: str, folder: Path) -> None:
@@ -132,14 +136,14 @@ def prepare(case: str, folder: Path) -> Path:
     return folder / name
 
 
-@pytest.mark.parametrize("processes", ["one", "one, in tiles", "two, in tiles"])
+@pytest.mark.parametrize("processes", ["1 process", "1 process, in tiles", "2 processes, in tiles"])
 @pytest.mark.parametrize("case", UPSAMPLED)
 def test_upsampled_files_are_the_recorded_ones(case: str, processes: str, work: Path) -> None:
     write, output, options = UPSAMPLED[case]
     command = f"upsample {write(work / 'in').relative_to(work)} -o {output} {options}"
     if "in tiles" in processes:
         command += f" --tile {0.7 if 'in/shape' in command else 8} --token-budget 700"
-    if processes.startswith("two"):
+    if processes.startswith("2"):
         launch(2, "-m", "pointup", *command.split())
     else:
         pointup(command)
@@ -174,8 +178,10 @@ def test_trained_weights_are_the_recorded_ones(slots: str, work: Path) -> None:
     stop = ["--target-chamfer", 100] if "stopped" in slots or "then" in slots else []
 
     def train(num_processes: int, *more: object) -> None:
-        launch(num_processes, ROOT / "train.py", "--data", data.name, "--output-dir", "run",
-               "--accumulation-steps", 4 // num_processes, *TRAINED.split(), *more)  # fmt: skip
+        launch(
+            num_processes, ROOT / "train.py", "--data", data.name, "--output-dir", "run",
+            "--accumulation-steps", 4 // num_processes, *TRAINED.split(), *more,
+        )  # fmt: skip
 
     train(first, *stop)
     if stop:
