@@ -19,12 +19,12 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from pointup.cli.next_commands import commands_after_training
 from pointup.datasets.batch import move
-from pointup.geometry.validity import assume_valid
+from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import open_closed_streams
-from pointup.training.command_line import parse_command_line
-from pointup.training.config import TrainConfig, quick_config
+from pointup.training.config import TrainConfig, parse_command_line, quick_config
 from pointup.training.datasets import open_training_data, training_loader, training_sampler
 from pointup.training.distributed.accelerator import (
     enable_debug_checks,
@@ -43,19 +43,17 @@ from pointup.training.faults.token_budget import lower_budget_if_needed, settle_
 from pointup.training.faults.watchdog import Watchdog
 from pointup.training.fingerprint import Fingerprint
 from pointup.training.initialization import initial_model
-from pointup.training.next_commands import commands_after_training
 from pointup.training.objective import losses_of_model
-from pointup.training.optimizer import make_optimizer, set_learning_rate
 from pointup.training.progress import RunSchedule
 from pointup.training.resuming import continue_run, state_of_run
 from pointup.training.run import Run
-from pointup.training.run_directory.checkpointing import Saver
+from pointup.training.run_directory.checkpoint import Saver
 from pointup.training.run_directory.lock import RunLock
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.run_plan import plan_of_run
 from pointup.training.saved_config import claim_output_dir
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.training_state import TrainingState
+from pointup.training.training_state import TrainingState, make_optimizer, set_learning_rate
 
 
 def main(args: Sequence[str] | None = None, prog: str = "train.py") -> int:

@@ -21,8 +21,7 @@ from scipy.spatial import cKDTree
 
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
-from pointup.synthetic.forests import Stand
-from pointup.synthetic.landscapes import scene_of, stand_site
+from pointup.synthetic.landscapes import Stand, scene_of, stand_site
 from pointup.synthetic.movement import moved
 from pointup.synthetic.scanner import Scanner, airborne, drone, scan
 

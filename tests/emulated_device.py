@@ -116,12 +116,12 @@ def emulated() -> Iterator[None]:
     """In this context the emulated device is installed: memory, waits, kernels."""
     from triton.runtime.jit import JITFunction
 
-    from pointup.geometry import insertion_radii as insertion
     from pointup.geometry import kernels, neighbors, packed, thinning
+    from pointup.geometry import thinning as insertion
     from pointup.geometry.kernels import farthest, knn, nearest
     from pointup.geometry.kernels import insertion as kernels_of_insertion
     from pointup.model import upsampler as model
-    from pointup.training import optimizer
+    from pointup.training import training_state
     from pointup.training.run_directory import checkpoint
     from pointup.upsampling.single_pass import candidates
 
@@ -160,7 +160,7 @@ def emulated() -> Iterator[None]:
         (candidates, "_run", torch.no_grad()(candidates._run.__wrapped__)),
         (JITFunction, "__getitem__", _launch_nothing),
         (_foreach_utils, "_foreach_supported_types", [Tensor, torch.nn.Parameter, DeviceTensor]),
-        (optimizer, "FUSED", {"gpu"}),
+        (training_state, "FUSED", {"gpu"}),
         (packed, "COPIED_AHEAD", ("gpu",)),
         (kernels, "take", take),
         (knn, "knn_search", _answered(knn.knn_search, search_own_first)),

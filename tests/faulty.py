@@ -27,7 +27,7 @@ from pointup.training.evaluation import Evaluation
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import PeakMemory
 from pointup.training.run_directory import checkpoint
-from pointup.training.run_directory.checkpointing import Saver
+from pointup.training.run_directory.checkpoint import Saver
 
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (train, "open_training_data"),

@@ -133,7 +133,7 @@ def test_help_takes_less_than_a_second() -> None:
 
 def test_upsampling_imports_nothing_of_training_and_training_no_matplotlib() -> None:
     code = (
-        "import sys, pointup.cli.upsample.files, pointup.training.next_commands\n"
+        "import sys, pointup.cli.upsample.files, pointup.cli.next_commands\n"
         "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)\n"
         "import pointup.training.evaluation\n"
         "assert 'matplotlib' not in sys.modules"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from pointup.cli import main as cli
-from pointup.training.command_line import parse_command_line
+from pointup.training.config import parse_command_line
 
 WIDTH = 4000
 SUBCOMMANDS = {

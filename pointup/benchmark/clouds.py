@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pointup.datasets.batch import collate
-from pointup.datasets.locality import in_spatial_order
+from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import ptr_from_sizes
 
 RATIO = 4.0

@@ -15,7 +15,7 @@ import torch
 
 import pointup
 from pointup.errors import ConfigError
-from pointup.training.distributed.devices import why_no_accelerator
+from pointup.training.distributed.accelerator import why_no_accelerator
 
 LIBRARIES = ("torch", "numpy", "scipy", "fpsample", "accelerate", "datasets", "torch-geometric")
 LOAD_DIFFERS = 1.0

@@ -13,13 +13,13 @@ from torch_geometric.data import Batch
 
 from pointup.benchmark.timing import now
 from pointup.datasets.batch import move
-from pointup.geometry.validity import assume_valid
+from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
-from pointup.training.distributed.devices import sum_in_float32
+from pointup.training.distributed.accelerator import sum_in_float32
 from pointup.training.distributed.reduction import StepReduction, StepTotals
 from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
-from pointup.training.optimizer import make_optimizer
+from pointup.training.training_state import make_optimizer
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PARTS = ("forward", "loss", "backward", "update")

@@ -12,7 +12,7 @@ from typing import Self
 import psutil
 import torch
 
-from pointup.training.distributed.devices import device_module
+from pointup.training.distributed.accelerator import device_module
 
 INTERVAL = 0.005
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pointup.benchmark.clouds import one_cloud
-from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import (
     LocalGeometry,
     arches,
@@ -25,6 +24,7 @@ from pointup.geometry.local_geometry import (
     directions,
     local_geometry,
     shortened,
+    without_bridges,
 )
 from pointup.geometry.midpoints import output_sizes, slots_for_ratio
 from pointup.geometry.thinning import farthest_point_sample

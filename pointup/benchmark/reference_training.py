@@ -20,7 +20,7 @@ from pointup.benchmark.tables import Column, Row, Section
 from pointup.benchmark.timing import Effort, compare
 from pointup.benchmark.training_speed import token_budget
 from pointup.model.upsampler import Upsampler
-from pointup.training.distributed.devices import device_module
+from pointup.training.distributed.accelerator import device_module
 from pointup.training.objective import LossConfig
 
 QUICK_SIZES = (500, 2000)

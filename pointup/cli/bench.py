@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from pointup.cli.output_files import File
+from pointup.cli.input_files import File
 from pointup.errors import ConfigError
 
 SECTIONS = ("sampler", "reading", "data-path", "knn", "step", "reference", "upsampling", "scaling")

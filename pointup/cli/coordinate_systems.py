@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from pointup.io.length_unit import MIXED, LengthUnit
 
 
 def notes_on_systems(paths: Sequence[Path]) -> list[str]:
@@ -11,7 +13,7 @@ def notes_on_systems(paths: Sequence[Path]) -> list[str]:
 
     Such files are not refused: a header may name a system by mistake.
     """
-    from pointup.io.coordinate_systems import different_systems
+    from pointup.io.length_unit import different_systems
 
     (first, system), *others = list(different_systems(paths).items()) or [(Path(), "")]
     return [
@@ -19,3 +21,18 @@ def notes_on_systems(paths: Sequence[Path]) -> list[str]:
         "as if they were in the same system. Reproject one of them if they are not"
         for path, other in others
     ]
+
+
+def note_mixed(units: Mapping[Path, LengthUnit]) -> tuple[dict[Path, LengthUnit], list[str]]:
+    """The units without mixed ones, and a note on each file that has these.
+
+    Such files are not refused: many surveys name a unit of heights that theirs are not in.
+    """
+    lengths = {path: unit for path, unit in units.items() if unit != MIXED}
+    notes = [
+        f"{path}: by its coordinate system, heights are in another unit than x and y; distances "
+        "are computed as if they were in the same one. Convert the heights first if they are not"
+        for path, unit in units.items()
+        if unit == MIXED
+    ]
+    return lengths, notes

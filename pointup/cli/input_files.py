@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,3 +104,28 @@ def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
             depth += 1
         named[name if name not in named else printable(str(path))] = path
     return named
+
+
+ShardOption = Annotated[str | None, tyro.conf.arg(metavar="K/N", help_behavior_hint="(optional)")]
+
+
+def parse_shard(text: str | None) -> tuple[int, int] | None:
+    """K and N of "K/N", K from 1 to N; None for None. Raises ConfigError."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"--shard {text}: give K/N with K from 1 to N, as in --shard 3/64")
+    return int(found[1]), int(found[2])
+
+
+HtmlFile = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.html")]
+View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
+Picture = Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
+Title = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")]
+
+
+def describe_page(path: Path, size: int) -> str:
+    """The last line that a command prints about an HTML file of `size` bytes."""
+    return f"{path}: {size / 1e6:.1f} MB; open it in a browser"

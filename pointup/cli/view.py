@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from pointup.cli.input_files import Inputs
-from pointup.cli.output_files import File, HtmlFile, Title, describe_page
+from pointup.cli.input_files import File, HtmlFile, Inputs, Title, describe_page
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:

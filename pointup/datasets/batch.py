@@ -22,8 +22,8 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_geometric.data import Batch, Data
 
-from pointup.datasets.interrupts import start_fork_server
 from pointup.datasets.pair_dataset import PairDataset
+from pointup.datasets.workers import start_fork_server
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
 
 CPU = torch.device("cpu")

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from pointup.datasets.common_ground import on_common_ground
 from pointup.datasets.pair import Pair
-from pointup.datasets.surveys import HeldOutTiles, first_occurrences, read_block
-from pointup.datasets.thinning_patterns import PATTERNS, thin
-from pointup.datasets.tiles import split_tiles, survey_pairs
+from pointup.datasets.pair_writer import write_part
+from pointup.datasets.regions import Region, is_held_out
+from pointup.datasets.surveys import (
+    HeldOutTiles,
+    Place,
+    SortedFile,
+    first_occurrences,
+    read_block,
+    sort_file,
+    split_tiles,
+    survey_pairs,
+)
+from pointup.errors import ConfigError, FileError, PointupError
+from pointup.geometry.morton import without_holes
+from pointup.io.extents import FileExtent
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ def thinned_pairs(
 ) -> BlockPairs:
     """Make pairs by thinning: one for each tile of a block whose name STEM_X_Y is in `names`.
 
-    The source is a subset by `pattern` (see `pointup.datasets.thinning_patterns.thin`; "mixed"
+    The source is a subset by `pattern` (see `pointup.datasets.block_pairs.thin`; "mixed"
     draws a pattern for each tile). The target is `ratio` times as large as the source: the other
     points if `disjoint`, otherwise all points. The subset depends only on the tile's points, its
     name and the seed. Removed first are points at the position of another one, and points in the
@@ -134,3 +150,304 @@ def _num_in_tiles(points: np.ndarray, tile: float, stem: str, names: frozenset[s
     tiles = split_tiles(points[:, :2], tile)
     is_named = [f"{stem}_{x}_{y}" in names for x, y in tiles.xy.tolist()]
     return int(np.diff(tiles.ptr)[is_named].sum())
+
+
+# What worker processes do for a large survey: sort files into blocks, make the pairs of a region.
+#
+# A file is sorted once, into a folder that appears when it is complete, or into a text file with
+# the reason why it can't be used. A region waits for the folders of its files, which are sorted by
+# calls that began before it.
+
+SECONDS_BETWEEN_LOOKS = 0.02
+
+
+@dataclass(frozen=True)
+class RegionTiling:
+    """How regions are cut into blocks and tiles, and which of these are for validation.
+
+    Attributes:
+        tile: side length of a tile.
+        block: side length of a block in tiles.
+        size: side length of a region in blocks.
+        strip: width of the strip around validation tiles.
+        threshold, seed: for `is_held_out`, which says which blocks are for validation.
+        fewest_points: a tile with fewer points on a side is left out.
+        include_noise: whether noise and withheld points are kept.
+    """
+
+    tile: float
+    block: int
+    size: int
+    strip: float
+    threshold: float
+    seed: int
+    fewest_points: int
+    include_noise: bool = False
+
+
+MakePairs = Callable[[Place], partial[BlockPairs]]
+"""Returns the function that makes the pairs of a block of a place."""
+
+
+def sort_into(
+    folder: Path, path: Path, extent: FileExtent, tiling: RegionTiling, wanted: frozenset[Any]
+) -> None:
+    """Sort the points of a file that lie in the regions `wanted` into blocks, in `folder`.
+
+    If the file can't be used, `folder` becomes a text file with the reason.
+    """
+    if folder.exists():
+        return
+    staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    try:
+        regions = tiling.size, wanted
+        found = sort_file(path, staging, tiling.tile, tiling.block, regions, tiling.include_noise)
+        low, high = found.low.copy(), found.high.copy()
+        if np.isfinite(low).all() and not extent.holds(np.array([low, high])):
+            raise FileError(
+                f"{path}: points lie outside of the extent in its header, x from "
+                f"{extent.low[0]:.10g} to {extent.high[0]:.10g}, y from {extent.low[1]:.10g} to "
+                f"{extent.high[1]:.10g}; repair the header"
+            )
+        np.savez(
+            staging / "tiles.npz",
+            xy=found.tile_xy,
+            num=found.num_points,
+            low=low,
+            high=high,
+            noise=np.array(found.num_noise),
+        )
+        staging.rename(folder)
+    except PointupError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        reason = staging.with_suffix(".txt")
+        reason.write_text(str(error))
+        reason.rename(folder)
+
+
+def make_part(
+    folder: Path,
+    region: Region,
+    sorted_files: tuple[tuple[Path, ...], ...],
+    tiling: RegionTiling,
+    stem: str,
+    make: MakePairs,
+    held_out: np.ndarray,
+) -> None:
+    """Write the pairs of a region as a part of the dataset, in `folder`.
+
+    `held_out` (B, 2) int64 are the validation blocks whose strip may reach into the region.
+    `sorted_files` are the results of `sort_into` for each side; waits until they are there.
+    """
+    left_out: list[str] = []
+    sides = tuple(list(_usable(side, left_out)) for side in sorted_files)
+    facts: dict[str, Any] = {
+        "region": list(region.xy), "left_out": left_out, "num_tiles": 0, "num_filled": 0,
+        "points_in_tiles": 0, "points_in_pairs": 0, "num_repeated": 0, "num_outside": 0,
+        "noise": {file.folder.name: file.num_noise for side in sides for file in side},
+    }  # fmt: skip
+    pairs: dict[str, Iterable[Pair]] = {"train": [], "validation": []}
+    if all(sides):
+        place = Place(stem, sides)
+        xy = _inside(place.tiles_with(tiling.fewest_points), region, tiling)
+        filled = _inside(place.tiles_with(1), region, tiling)
+        facts["num_tiles"], facts["num_filled"] = len(xy), len(filled)
+        facts["points_in_tiles"] = int(place.num_points(xy).sum())
+        held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
+        around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
+        of_place = make(place)
+        pairs = {
+            split: _pairs(of_place, stem, xy[held == is_validation], tiling, near, facts)
+            for split, is_validation, near in (
+                ("train", False, around),
+                ("validation", True, None),
+            )
+        }
+    write_part(folder, region.number, pairs, facts)
+
+
+def blocks_of(
+    stem: str, tile_xy: np.ndarray, block: int
+) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
+    """The blocks of the given tiles, ascending, with the names of the tiles in each."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for x, y in tile_xy.tolist():
+        names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
+    for block_xy in sorted(names):
+        yield block_xy, frozenset(names[block_xy])
+
+
+def _pairs(
+    make: partial[BlockPairs],
+    stem: str,
+    tile_xy: np.ndarray,
+    tiling: RegionTiling,
+    around: HeldOutTiles | None,
+    facts: dict[str, Any],
+) -> Iterator[Pair]:
+    for block_xy, names in blocks_of(stem, tile_xy, tiling.block):
+        near = None if around is None else around.near_block(block_xy, tiling.block)
+        found = make(block_xy=block_xy, names=names, held_out=near)
+        facts["num_repeated"] += found.num_repeated
+        facts["num_outside"] += found.num_outside
+        for pair in found.pairs:
+            facts["points_in_pairs"] += len(pair.source) + len(pair.target)
+            yield pair
+
+
+def _usable(folders: tuple[Path, ...], left_out: list[str]) -> Iterator[SortedFile]:
+    for folder in folders:
+        while not folder.exists():
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        if folder.is_file():
+            left_out.append(folder.read_text())
+            continue
+        with np.load(folder / "tiles.npz") as found:
+            xy, num, low, high = (found[name] for name in ("xy", "num", "low", "high"))
+            yield SortedFile(folder, xy, num, low, high, int(found["noise"]))
+
+
+def _inside(tile_xy: np.ndarray, region: Region, tiling: RegionTiling) -> np.ndarray:
+    regions = tile_xy // (tiling.block * tiling.size)
+    return tile_xy[(regions == np.array(region.xy)).all(axis=1)]
+
+
+def _tiles_of(block_xy: np.ndarray, block: int) -> np.ndarray:
+    """The tiles (T, 2) of blocks (B, 2)."""
+    steps = np.stack(np.meshgrid(*[np.arange(block)] * 2, indexing="ij"), axis=-1)
+    return (block_xy[:, None] * block + steps.reshape(1, -1, 2)).reshape(-1, 2)
+
+
+CELLS_PER_TILE = 10
+SPACINGS_PER_CELL = 2.0
+
+
+def on_common_ground(clouds: Sequence[np.ndarray], tile: float) -> list[np.ndarray]:
+    """Masks (N,) bool of the points of each cloud (N, 3) that lie on ground that all clouds cover.
+
+    A cloud covers the cells with points, and holes between them up to three cells wide. Its cells
+    are a tenth of a tile wide, or two of its point spacings if these are wider. The clouds are cut
+    out of larger surveys along tiles of side length `tile`: what is beyond their border counts as
+    its mirror image.
+    """
+    if not all(map(len, clouds)):
+        return [np.zeros(len(points), dtype=bool) for points in clouds]
+    everything = np.concatenate([points[:, :2] for points in clouds])
+    first, last = (np.floor(f(axis=0) / tile) for f in (everything.min, everything.max))
+    low, width = first * tile, (last - first + 1) * tile
+    on_all = np.ones(len(everything), dtype=bool)
+    ends = np.cumsum([len(points) for points in clouds])
+    for points, end in zip(clouds, ends, strict=True):
+        cell = max(tile / CELLS_PER_TILE, SPACINGS_PER_CELL * _spacing(points, tile))
+        shape = np.maximum(np.floor(width / cell + 1e-6), 1).astype(np.int64)
+        x, y = np.clip((everything - low) / width * shape, 0, shape - 1).astype(np.int64).T
+        own = slice(end - len(points), end)
+        occupied = np.zeros(shape, dtype=bool)
+        occupied[x[own], y[own]] = True
+        on_all &= without_holes(occupied, "symmetric")[x, y]
+    return np.split(on_all, ends[:-1])
+
+
+def _spacing(points: np.ndarray, tile: float) -> float:
+    """About the horizontal point spacing of a cloud (N, 3) where it has points.
+
+    Where it covers a part of the tiles only, points per tile say too little, and points per
+    occupied cell say more: for points in random places, a mean of m in cells that hold any means
+    about 2 (m - 1) in all cells while there are few, and m when there are many.
+    """
+    cells = split_tiles(points[:, :2], tile / CELLS_PER_TILE)
+    per_occupied_cell = len(points) / len(cells)
+    per_cell = min(2 * (per_occupied_cell - 1), per_occupied_cell)
+    per_tile = np.diff(split_tiles(points[:, :2], tile).ptr)
+    # The number of points in the tile of the median point.
+    typical = float(np.median(np.repeat(per_tile, per_tile)))
+    return tile / np.sqrt(max(per_cell * CELLS_PER_TILE**2, typical))
+
+
+PATTERNS = ("random", "poisson", "scanline")
+
+# Spacing of the scan lines, in units of the point spacing along a line.
+LINE_SPACING = (2.0, 4.0)
+# Standard deviation of a return's distance from its sampling grid point, in the same units.
+JITTER = 0.2
+GOLDEN_RATIO = (1 + np.sqrt(5)) / 2
+HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def thin(positions: np.ndarray, ratio: float, pattern: str, rng: np.random.Generator) -> np.ndarray:
+    """Thin a cloud (N, 3): returns ascending indices of round(N / ratio) points.
+
+    Patterns: "random" draws points uniformly; "poisson" draws evenly spaced points; "scanline"
+    keeps points on parallel lines in the xy plane with a random heading, as a scanner records
+    ground, walls and shapes. The lines are two to four times as far apart as the points along them.
+    Raises ConfigError for another pattern or a ratio below 1.
+    """
+    if not (np.isfinite(ratio) and ratio >= 1):
+        raise ConfigError(f"thinning ratio {ratio}: must be at least 1")
+    num_kept = round(len(positions) / ratio)
+    if pattern == "random":
+        return np.sort(rng.choice(len(positions), num_kept, replace=False))
+    if pattern == "poisson":
+        # Imported here, because it needs torch and the other patterns don't.
+        from pointup.geometry.thinning import poisson_disk_subset
+
+        return poisson_disk_subset(positions, num_kept, rng)
+    if pattern == "scanline":
+        return _scan_lines(positions, num_kept, rng)
+    raise ConfigError(f"thinning pattern {pattern!r}: must be one of {', '.join(PATTERNS)}")
+
+
+def _scan_lines(positions: np.ndarray, num_kept: int, rng: np.random.Generator) -> np.ndarray:
+    if num_kept == 0:
+        return np.empty(0, dtype=np.int64)
+    heading, anisotropy = rng.uniform(0, np.pi), rng.uniform(*LINE_SPACING)
+    centred = positions - positions.mean(axis=0)
+    across = centred[:, 0] * np.cos(heading) + centred[:, 1] * np.sin(heading)
+    along = centred[:, 1] * np.cos(heading) - centred[:, 0] * np.sin(heading)
+    jitter = rng.normal(0, JITTER, (2, len(positions)))
+    phase = rng.random(2)
+    # The scan pattern is drawn. Its spacing is searched so that there are enough returns.
+    area = float(np.prod(np.maximum(np.ptp(centred[:, :2], axis=0), 1e-9)))
+    spacing = np.sqrt(area / (num_kept * anisotropy))
+    best = np.arange(len(positions))
+    for _ in range(12):
+        line, off_line = _nearest_cell(across / (spacing * anisotropy) + phase[0])
+        # Each line has another phase.
+        place, off_place = _nearest_cell(along / spacing + phase[1] + line * GOLDEN_RATIO)
+        beam = _hashed(line, place)
+        stray = (off_line * anisotropy + jitter[0]) ** 2 + (off_place + jitter[1]) ** 2
+        returns = _returns(beam, centred[:, 2] / spacing, stray)
+        if num_kept <= len(returns) < len(best):
+            best = returns
+        if num_kept <= len(returns) <= 1.02 * num_kept:
+            break
+        spacing *= np.sqrt(len(returns) / (1.01 * num_kept))
+    return np.sort(rng.choice(best, num_kept, replace=False))
+
+
+def _nearest_cell(coordinate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    cell = np.rint(coordinate)
+    return cell, coordinate - cell
+
+
+def _hashed(*numbers: np.ndarray) -> np.ndarray:
+    # Cells are hashed, because the linear index of an outlier's cell would overflow. If two cells
+    # collide, one return is lost.
+    cell = np.zeros(len(numbers[0]), dtype=np.uint64)
+    for number in numbers:
+        cell = (cell ^ number.astype(np.int64).view(np.uint64)) * HASH_FACTOR
+        cell ^= cell >> np.uint64(29)
+    return cell
+
+
+def _returns(beam: np.ndarray, height: np.ndarray, stray: np.ndarray) -> np.ndarray:
+    """Indices of the returns: for each beam and unit of height, the point with the least `stray`.
+
+    Units of height count from the lowest point of the beam.
+    """
+    _, beam_of = np.unique(beam, return_inverse=True)
+    lowest = np.full(beam_of.max() + 1, np.inf)
+    np.minimum.at(lowest, beam_of, height)
+    cell = _hashed(beam_of, np.floor(height - lowest[beam_of]))
+    order = np.lexsort((stray, cell))
+    return order[np.flatnonzero(np.diff(cell[order], prepend=~cell[order[:1]]))]

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pointup.datasets.checks import check_samples
 from pointup.datasets.columns import POINT_COLUMNS
-from pointup.datasets.sample_table import PLACE, SCHEMA, TRIPLE
+from pointup.datasets.samples import PLACE, SCHEMA, TRIPLE
 from pointup.datasets.workers import call_each
 from pointup.errors import DataError
 

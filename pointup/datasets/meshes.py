@@ -10,8 +10,8 @@ import numpy as np
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
+from pointup.datasets.block_pairs import PATTERNS, thin
 from pointup.datasets.pair import Pair
-from pointup.datasets.thinning_patterns import PATTERNS, thin
 from pointup.errors import ConfigError
 from pointup.geometry.surfaces import Surface
 from pointup.io.files import read_mesh

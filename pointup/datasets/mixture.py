@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.datasets.sizes import checked_integer
+from pointup.datasets.packing import checked_integer
 
 
 @dataclass(frozen=True)

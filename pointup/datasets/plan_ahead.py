@@ -20,8 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from pointup.datasets.mixture import Mixture
-from pointup.datasets.packing import Plan, plan_epoch
-from pointup.datasets.sizes import cropped_sizes
+from pointup.datasets.packing import Plan, cropped_sizes, plan_epoch
 
 logger = logging.getLogger("pointup")
 

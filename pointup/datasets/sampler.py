@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from pointup.datasets.mixture import Mixture
-from pointup.datasets.packing import VERSION, Plan, PlanStatistics, plan_epoch
-from pointup.datasets.plan_ahead import PlanAhead, Request
-from pointup.datasets.sizes import (
+from pointup.datasets.packing import (
+    VERSION,
+    Plan,
+    PlanStatistics,
     check_budget,
     checked_integer,
     checked_sizes,
     checksum_of_sizes,
     cropped_sizes,
+    plan_epoch,
 )
+from pointup.datasets.plan_ahead import PlanAhead, Request
 from pointup.errors import ConfigError
 
 logger = logging.getLogger("pointup")

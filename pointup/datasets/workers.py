@@ -13,21 +13,97 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import active_children, get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from threading import current_thread, main_thread
-from typing import TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
-from pointup.datasets.interrupts import STOP_SIGNALS, interrupts_held_back
 from pointup.errors import PointupError
+
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""Ctrl-C; `kill` and batch systems; a closed terminal. Windows has no SIGHUP."""
+
+
+@contextmanager
+def stopping_as_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first of STOP_SIGNALS; ignore further ones during clean-up.
+
+    Signals that were ignored before, such as SIGHUP under nohup, stay ignored. Does nothing outside
+    the main thread.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for other in handlers:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    handlers = {} if current_thread() is not main_thread() else _handlers()
+    try:
+        for number in handlers:
+            signal.signal(number, stop)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts_held_back() -> Iterator[None]:
+    """Defer STOP_SIGNALS to the end of the block, where the previous handler gets the first one.
+
+    Does nothing outside the main thread.
+    """
+    received: list[int] = []
+    handlers = {} if current_thread() is not main_thread() else _handlers()
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, frame: received.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in received[:1]:
+            signal.raise_signal(number)
+
+
+def _handlers() -> dict[int, signal._HANDLER]:
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    return {
+        number: handler
+        for number, handler in handlers.items()
+        # None if the handler was not installed from Python.
+        if handler not in (signal.SIG_IGN, None)
+    }
+
+
+def start_fork_server() -> None:
+    """Start the fork server of multiprocessing, unless it runs, with `STOP_SIGNALS` blocked.
+
+    They reach the whole process group; without its server, workers end. Processes from the server
+    start with these signals blocked. Not for Windows.
+    """
+    from multiprocessing import forkserver, resource_tracker
+
+    # The server starts the tracker, which unblocks the signals, unless it runs.
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
 
 Result = TypeVar("Result")
 # Workers take some seconds to start. Short work is finished before they are ready.
 SECONDS_ALONE = 2.0
 # The fork server imports these modules once for all workers.
-PRELOADED = ["pointup.datasets.meshes", "pointup.datasets.region_pairs"]
+PRELOADED = ["pointup.datasets.meshes", "pointup.datasets.block_pairs"]
 # Workers ignore these signals, because this process ends them.
 IGNORED_SIGNALS = tuple(number for number in STOP_SIGNALS if number != signal.SIGTERM)
 

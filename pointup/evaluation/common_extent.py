@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from pointup.errors import DataError
-from pointup.geometry.coverage import without_holes
+from pointup.geometry.morton import without_holes
 
 # A larger grid means stray points, or coordinates that are not in metres.
 MOST_CELLS = 200_000_000

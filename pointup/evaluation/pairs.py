@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -14,8 +15,7 @@ from pointup.evaluation.cloud_metrics import Figures, Metric, measure, metrics_i
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
-from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
-from pointup.evaluation.true_surface import measure_to_surface, surface_metrics
+from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metrics, lidar_metrics
 from pointup.geometry.midpoints import midpoint_upsample, output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
@@ -185,3 +185,44 @@ def _packed(clouds: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor,
     points = torch.from_numpy(np.concatenate([np.empty((0, 3)), *clouds]).astype(np.float32))
     ptr = ptr_from_sizes(torch.tensor([len(cloud) for cloud in clouds]))
     return points.to(device), ptr.to(device)
+
+
+def surface_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+    """The metrics of `measure_to_surface` besides "p2f", in the order to print."""
+    return {
+        f"off_surface_{far:g}": Metric(
+            f"beyond {unit.described(far)} of the true surface",
+            "%",
+            ""
+            if i
+            else "share of the new points that are farther than this from the true surface; for "
+            "the source and the second survey all points",
+        )
+        for i, far in enumerate(FAR)
+    }
+
+
+def measure_to_surface(
+    clouds: Mapping[str, np.ndarray], surface: Surface, unit: LengthUnit | None = UNKNOWN
+) -> dict[str, Figures]:
+    """The figures of `surface_metrics` for each cloud (P, 3) of a pair, by row.
+
+    `clouds` has the row "source". New points are those farther than `NEW_BEYOND` metres from every
+    point of it; a cloud without any counts as a whole. With `unit` None, for coordinates that are
+    no lengths on the ground, only "p2f" is measured.
+    """
+    source = cKDTree(clouds["source"])
+    measured: dict[str, Figures] = {}
+    for row, points in clouds.items():
+        if not len(points):
+            continue
+        distance = surface.distance(points)
+        measured[row] = {"p2f": 1e3 * float(distance.mean())}
+        if unit is None:
+            continue
+        is_new = np.asarray(source.query(points)[0]) > unit.of_metres(NEW_BEYOND)
+        new = distance[is_new] if is_new.any() else distance
+        for far in FAR:
+            share = np.mean(new > unit.of_metres(far))
+            measured[row][f"off_surface_{far:g}"] = 100 * float(share)
+    return measured

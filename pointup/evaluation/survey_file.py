@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from pointup.datasets.thinning_patterns import thin
+from pointup.datasets.block_pairs import thin
 from pointup.errors import DataError
 from pointup.io.files import iter_points
 from pointup.io.noise import CLASSIFICATION, attribute, is_noise, is_synthetic

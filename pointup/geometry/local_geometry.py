@@ -13,8 +13,14 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from pointup.geometry.gaps import beyond_gap
-from pointup.geometry.packed import batch_from_ptr, outside_autocast, safe_sqrt, segment_mean
+from pointup.geometry.neighbors import knn
+from pointup.geometry.packed import (
+    batch_from_ptr,
+    copied_ahead,
+    outside_autocast,
+    safe_sqrt,
+    segment_mean,
+)
 
 MAX_OFFSET = 1.0
 """Largest distance of a child from its anchor, in spacings of its parent."""
@@ -262,3 +268,163 @@ def shortened(offset: Tensor) -> Tensor:
 def length(vectors: Tensor) -> Tensor:
     """Length (..., 1) of vectors (..., 3), with gradient zero at zero."""
     return torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+
+
+GAP = 3.0
+"""A gap lies before a neighbour that is more than this many times as far away as the previous."""
+BRIDGE = 4.0
+"""A slot is tied only to neighbours within this many local spacings of one of both points."""
+
+# With this many neighbours on the near side, a gap needs no further condition.
+_MANY = 6
+# With this many, the farthest beyond the gap must be less than _WIDTH times as far as the nearest.
+_SOME, _WIDTH = 4, 2.0
+# With fewer, less than _WIDTH_OF_FEW times; and the mean unit vector to all beyond the gap must be
+# longer than _ONE_DIRECTION: they lie in one direction. Around a close pair they lie everywhere.
+_ONE_DIRECTION, _WIDTH_OF_FEW = 0.95, 1.5
+# The same ratio for a point that is alone: all others must be less than so many times as far.
+_WIDTH_ALONE = 1.25
+
+
+def beyond_gap(to_nearest: Tensor, distance: Tensor, not_found: Tensor) -> Tensor:
+    """Which of the K nearest points (N, K) lie beyond a gap.
+
+    A gap follows the nearest j where the next is more than `GAP` times as far away. On the near
+    side there must be six; or at least four, with the rest close together beyond the gap; or fewer,
+    with the rest also in one direction. Thus the neighbours of two returns of one pulse, which
+    surround them, stay neighbours. A point is alone if all others are far away in one place: all of
+    them are beyond the gap.
+
+    Shapes: `to_nearest` (N, K, 3) from the point to its nearest, the point itself first, `distance`
+    (N, K) ascending, `not_found` (N, K) bool, true only after all that are found; `to_nearest` and
+    `distance` are 0 there.
+    """
+    away, distance, found = to_nearest[:, 1:], distance[:, 1:], ~not_found[:, 1:]
+    num_nearest = distance.shape[1]
+    if num_nearest == 0:
+        return not_found
+    farthest = distance.amax(1, keepdim=True)
+    # Of each neighbour and those after it: how many, and the length of their mean direction.
+    unit = away / torch.linalg.vector_norm(away, dim=2, keepdim=True).clamp(min=1e-12)
+    rank, width = _by_rank(num_nearest, distance.dtype, distance.device)
+    num_from_here = found.sum(1, keepdim=True) - rank
+    sums = unit.flip(1).cumsum(1).flip(1)
+    one_way = torch.linalg.vector_norm(sums, dim=2) > _ONE_DIRECTION * num_from_here
+    before, after = distance[:, :-1], distance[:, 1:]
+    # Duplicates of the point itself are no near side of a gap.
+    is_gap = (after > GAP * before) & (before > 0)
+    is_far_off = one_way[:, 1:] & (farthest < _WIDTH_OF_FEW * after)
+    starts = is_gap & ((farthest < width * after) | is_far_off) & found[:, 1:]
+    if num_nearest > 2:
+        alone = (farthest < _WIDTH_ALONE * distance[:, :1]) & one_way[:, :1] & found[:, -1:]
+    else:
+        alone = torch.zeros_like(found[:, :1])
+    return torch.cat([not_found[:, :1], alone, starts], dim=1).cumsum(1) > 0
+
+
+@functools.lru_cache(maxsize=64)
+def _by_rank(num_nearest: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ranks (K,) of the nearest, and (K - 1,) for a gap before each but the first: the limit of the
+    ratio of the farthest distance to its own."""
+    # Cached across calls: a tensor created in inference mode could not join a graph later.
+    with torch.inference_mode(False):
+        rank = torch.arange(num_nearest, device=device)
+        width = torch.zeros(num_nearest, dtype=dtype, device=device)
+        width[_SOME:] = _WIDTH
+        width[_MANY:] = torch.inf
+        return rank, width[1:]
+
+
+def without_bridges(index: Tensor, rows: slice, pos: Tensor, local_spacing: Tensor) -> Tensor:
+    """Neighbours (n, R) of the points in `rows`, -1 for those across a gap.
+
+    A gap is wider than `BRIDGE` times the local spacing of both points.
+
+    Shapes: `index` (n, R) of all points, the point itself first, `pos` (N, 3), `local_spacing`
+    (N, 1).
+    """
+    other = torch.where(index < 0, index[:, :1], index)
+    distance = torch.linalg.vector_norm(pos[other] - pos[rows].unsqueeze(1), dim=-1)
+    wider = torch.maximum(local_spacing[rows], local_spacing[other].squeeze(2))
+    return index.masked_fill(distance > BRIDGE * wider, -1)
+
+
+# Columns: the points around each point in the horizontal plane, at any height.
+#
+# For surveys: the third coordinate is a height. A neighbourhood of a point in a crown holds no
+# ground and one of a ground point no crown; its column holds both.
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+"""Shares of the points of a column that lie below the heights of its profile."""
+NUM_FEATURES = 5
+"""Features that `describe_columns` gives for each point of a column."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of N points."""
+
+    index: Tensor
+    """(N, K) int64, some points of the column, the point itself first and in place of missing."""
+    missing: Tensor
+    """(N, K) bool: the cloud has fewer points."""
+    relative: Tensor
+    """(N, K, 3) float32 from the point to them, in the unit of the input."""
+    profile: Tensor
+    """(N, len(QUANTILES)) float32, quantiles of the heights of all points of the column over the
+    point, in the unit of the input."""
+
+
+def nearest_in_plane(pos: Tensor, ptr: Tensor, size: int) -> Tensor:
+    """The `size` horizontally nearest points (N, size) int64 of each point, itself first.
+
+    Shapes: `pos` (N, 3), `ptr` (B+1,). Where a cloud has fewer points, rows end with -1.
+    """
+    flat = torch.cat([pos[:, :2], torch.zeros_like(pos[:, 2:])], dim=1)
+    return knn(flat, ptr, size)[1]
+
+
+@outside_autocast
+def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
+    """The columns of points, of which every `stride`-th of the nearest in the plane is kept.
+
+    Shapes: `pos` (N, 3); `nearest` (n, S) int64 as from `nearest_in_plane`, of all points or of the
+    first n of them.
+    """
+    not_found, own = nearest < 0, nearest[:, :1]
+    nearest = torch.where(not_found, own, nearest)
+    heights = pos[:, 2][nearest] - pos[: len(nearest), 2:]
+    ordered = heights.masked_fill(not_found, torch.inf).sort(1).values
+    last = (~not_found).sum(1, keepdim=True) - 1
+    shares = torch.tensor(QUANTILES, dtype=pos.dtype)
+    shares = shares.to(pos.device, non_blocking=copied_ahead(pos.device))
+    profile = ordered.gather(1, (last * shares).round().long())
+    index = nearest[:, ::stride]
+    relative = pos[index] - pos[: len(nearest)].unsqueeze(1)
+    return Columns(index, not_found[:, ::stride], relative, profile)
+
+
+@outside_autocast
+def drops(columns: Columns, most: Tensor) -> Tensor:
+    """Drop (n, 1) from points to the lowest point of their column, at most `most` (n, 1)."""
+    return torch.minimum(-columns.profile[:, :1], most)
+
+
+@outside_autocast
+def describe_columns(columns: Columns, spacing: Tensor) -> Tensor:
+    """Description (n, K, 5) of the points of columns relative to their point.
+
+    The inverse hyperbolic sine of the relative position (3) and of the horizontal distance, in
+    units of the point's spacing (n, 1): linear near the point, logarithmic far above and below it.
+    Then the sign of the height, smoothed.
+    """
+    relative = columns.relative / spacing.unsqueeze(2)
+    across = torch.linalg.vector_norm(relative[..., :2], dim=-1, keepdim=True)
+    described = torch.cat([relative, across], dim=-1).asinh()
+    return torch.cat([described, relative[..., 2:].tanh()], dim=-1)
+
+
+@outside_autocast
+def describe_profiles(columns: Columns, spacing: Tensor) -> Tensor:
+    """The inverse hyperbolic sine (n, len(QUANTILES)) of the profiles in units of `spacing`."""
+    return (columns.profile / spacing).asinh()

@@ -19,8 +19,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pointup.geometry import kernels
-from pointup.geometry.packed import at_least_float32, on_host
-from pointup.geometry.validity import check_clouds
+from pointup.geometry.packed import at_least_float32, check_clouds, on_host
 
 # Queries per task on the CPU: small enough to spread one large cloud over the threads.
 _QUERIES_PER_TASK = 16_384

@@ -21,7 +21,7 @@ from pointup.io.cloud import (
     os_errors,
     warn_once,
 )
-from pointup.io.fixed_columns import FixedColumnWriter
+from pointup.io.pts import FixedColumnWriter
 
 ATTRIBUTES = {
     "intensity": "intensity", "colorRed": "red", "colorGreen": "green", "colorBlue": "blue",

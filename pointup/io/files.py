@@ -22,15 +22,12 @@ from pointup.io.cloud import (
     warn_once,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
-from pointup.io.kitti import SweepWriter, read_sweep
 from pointup.io.mesh_files import read_triangles
 from pointup.io.numpy_files import NpyWriter, NpzWriter, read_npy, read_npz
-from pointup.io.pcd import read_pcd
-from pointup.io.pcd_writer import PcdWriter
+from pointup.io.pcd import PcdWriter, read_pcd
 from pointup.io.ply import PlyWriter, read_ply
-from pointup.io.pts import PtsWriter, read_pts
-from pointup.io.text_tables import read_text
-from pointup.io.text_writer import TextWriter
+from pointup.io.pts import PtsWriter, SweepWriter, read_pts, read_sweep
+from pointup.io.text_tables import TextWriter, read_text
 
 __all__ = [
     "ExtraDimension",
@@ -131,7 +128,7 @@ def read_extremes(path: str | Path) -> PointCloud:
     """
     if Path(path).suffix.lower() in LAS_EXTENSIONS:
         return read_first(path, 2)
-    from pointup.io.las_conversion import extremes
+    from pointup.io.las_writer import extremes
 
     cloud = read_points(path)
     few = cloud.select(slice(2))

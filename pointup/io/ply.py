@@ -24,7 +24,7 @@ from pointup.io.cloud import (
     os_errors,
     warn_once,
 )
-from pointup.io.text_writer import write_rows
+from pointup.io.text_tables import write_rows
 
 TYPES = {
     "char": "i1",

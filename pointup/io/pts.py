@@ -6,15 +6,59 @@ A row holds x, y, z, intensity, red, green and blue.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pointup.errors import FileError
-from pointup.io.cloud import PointCloud, as_positions, check_positions
-from pointup.io.fixed_columns import FixedColumnWriter
-from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment
-from pointup.io.text_writer import write_rows
+from pointup.errors import DataError, FileError
+from pointup.io.cloud import (
+    ExtraDimension,
+    PointCloud,
+    PointWriter,
+    as_positions,
+    check_positions,
+    flatten_attributes,
+    os_errors,
+    warn_once,
+)
+from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment, write_rows
+
+
+class FixedColumnWriter(PointWriter):
+    """Writer of a format that has the columns `supported` and no others.
+
+    A warning names the attributes of `like` that are left out.
+    """
+
+    supported: tuple[str, ...] = ()
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        super().__init__(path)
+        flat = flatten_attributes(like.attributes)
+        names = dict.fromkeys([*flat, *(added.name for added in extra_dimensions)])
+        self.columns = [name for name in self.supported if name in names]
+        if left_out := [name for name in names if name not in self.supported]:
+            warn_once(
+                f"{path}: {path.suffix} files can't store {', '.join(left_out)}; left out (LAS, "
+                "PLY, PCD and CSV store them)"
+            )
+
+    def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
+        flat = flatten_attributes(attributes)
+        for name in self.columns:
+            if name not in flat:
+                raise DataError(f"{self.path}: all points need the same attributes; no {name}")
+        self._append_columns(positions, {name: flat[name] for name in self.columns})
+
+    @abstractmethod
+    def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        """Write points (N, 3) float64 and `columns` (N,), in the order of `supported`."""
+
 
 COUNT_LINE = re.compile(rb"(?m)^[ \t]*([0-9]{1,18})[ \t]*\r?$")
 COLOURS = ("red", "green", "blue")
@@ -87,3 +131,82 @@ class PtsWriter(FixedColumnWriter):
 
     def _write_count(self) -> None:
         self._stream.write(f"{self.num_points:>{COUNT_DIGITS}}\n".encode())
+
+
+# Beyond the range of any sensor. Binary data of another kind, read as float32, soon exceeds it.
+MAX_COORDINATE = 1e6
+# In the unit of the coordinates: metres in the sensor's frame.
+MAX_ROUNDING_ERROR = 1e-3
+
+
+@dataclass(frozen=True)
+class SweepHeader:
+    """The names of the columns after x, y and z."""
+
+    names: tuple[str, ...] = ("intensity",)
+
+
+def column_names(path: Path) -> tuple[str, ...]:
+    """The columns after x, y and z, by the extension of the file: it has no header."""
+    return ("intensity", "ring") if path.name.lower().endswith(".pcd.bin") else ("intensity",)
+
+
+def read_sweep(path: Path) -> PointCloud:
+    """Read little-endian float32 rows of x, y, z, intensity, and ring in `.pcd.bin`.
+
+    The file has no header. It is accepted as a sweep if it consists of whole rows and all
+    coordinates are finite and at most 1e6 in magnitude. Raises FileError otherwise.
+    """
+    names = column_names(path)
+    width = 3 + len(names)
+    with os_errors(path, "read"):
+        values = np.fromfile(path, "<f4")
+        size = path.stat().st_size
+    if size % (4 * width):
+        raise FileError(
+            f"{path}: not a KITTI sweep: {size} bytes are not rows of {width} float32; give it the "
+            "extension of its format"
+        )
+    rows = values.reshape(-1, width)
+    positions = as_positions(rows[:, :3].T)
+    check_positions(positions, str(path))
+    if np.abs(positions).max() > MAX_COORDINATE:
+        raise FileError(
+            f"{path}: not a KITTI sweep: coordinates up to {np.abs(positions).max():g}; give it "
+            "the extension of its format"
+        )
+    columns = {name: rows[:, 3 + i].astype(np.float32) for i, name in enumerate(names)}
+    return PointCloud(positions, columns, SweepHeader(names), path)
+
+
+class SweepWriter(FixedColumnWriter):
+    """Writes x, y, z and intensity, and ring in `.pcd.bin`. Columns without values are 0.
+
+    Raises FileError for coordinates that float32 can't hold to 1e-3, such as map coordinates.
+    """
+
+    def __init__(
+        self, path: Path, like: PointCloud, extra_dimensions: Sequence[ExtraDimension] = ()
+    ) -> None:
+        self.supported = column_names(path)
+        super().__init__(path, like, extra_dimensions)
+
+    def _begin(self) -> None:
+        pass
+
+    def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
+        rounding = np.abs(positions.astype(np.float32) - positions).max()
+        if not (rounding <= MAX_ROUNDING_ERROR and np.abs(positions).max() <= MAX_COORDINATE):
+            raise FileError(
+                f"{self.path}: coordinates up to {np.abs(positions).max():.10g} don't fit float32; "
+                "subtract an offset, or write .ply"
+            )
+        rows = np.zeros((len(positions), 3 + len(self.supported)), "<f4")
+        rows[:, :3] = positions
+        for i, name in enumerate(self.supported, start=3):
+            if name in columns:
+                rows[:, i] = columns[name]
+        self._stream.write(rows.tobytes())
+
+    def _end(self) -> None:
+        pass

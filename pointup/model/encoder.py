@@ -12,16 +12,14 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from pointup.geometry.columns import (
+from pointup.geometry.local_geometry import (
     NUM_FEATURES,
     QUANTILES,
     Columns,
-    describe_columns,
-    describe_profiles,
-)
-from pointup.geometry.local_geometry import (
     LocalGeometry,
+    describe_columns,
     describe_neighbors,
+    describe_profiles,
     directions,
     nearest_gaps,
 )

@@ -7,18 +7,20 @@ Legend of shape suffixes:
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
-from pointup.geometry.adaptive_thinning import sample_by_spacing, spacing_by_power
-from pointup.geometry.columns import columns_of, drops, nearest_in_plane
-from pointup.geometry.gaps import without_bridges
 from pointup.geometry.local_geometry import (
+    columns_of,
+    drops,
     local_geometry,
     mean_gaps,
+    nearest_in_plane,
+    without_bridges,
 )
 from pointup.geometry.midpoints import (
     output_sizes,
@@ -28,6 +30,8 @@ from pointup.geometry.midpoints import (
 )
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
+    batch_from_ptr,
+    check_ptr,
     on_host,
     ptr_from_sizes,
     rows_of_clouds,
@@ -35,16 +39,13 @@ from pointup.geometry.packed import (
     sizes_from_ptr,
     to_device,
 )
-from pointup.geometry.validity import check_ptr
+from pointup.geometry.thinning import sample_by_spacing, spacing_by_power
 from pointup.model.attention import AttentionBlock
 from pointup.model.blocks import children_kept
-from pointup.model.calibration import calibrate
 from pointup.model.children import ChildDecoder
 from pointup.model.config import ModelConfig
 from pointup.model.hub import MODEL_CARD, StoredModel
-from pointup.model.output import UpsamplerOutput
 from pointup.model.precision import autocast_dtype, in_precision
-from pointup.model.slot_groups import children_per_group, padded_slots, rows_of_slots
 
 
 class Upsampler(
@@ -206,4 +207,208 @@ class Upsampler(
             log_quotas,
             mean_gaps(squared, neighbors),
             None if log_error is None else log_error[picked],
+        )
+
+
+# Groups of clouds with similar numbers of slots, whose points are expanded together.
+#
+# Each group runs through the operations of `Upsampler.place_children` separately. Where launching
+# them takes longer than the work, it is faster to expand clouds with fewer slots to more slots than
+# needed, and to discard the surplus afterwards.
+
+
+def children_per_group(device: torch.device) -> int:
+    """Number of children whose work takes as long as launching the operations of one more group.
+
+    0 on the CPU, where a launch costs almost nothing. Elsewhere an estimate: about 300 launches of
+    8 us against 40 ns per child.
+    """
+    return 0 if device.type == "cpu" else 1 << 16
+
+
+def padded_slots(slots: Tensor, sizes: Tensor, group_cost: int) -> Tensor:
+    """Slots (B,) to which each cloud is expanded: its own number, or that of a cloud with more.
+
+    Minimizes the number of children plus `group_cost` per distinct number of slots.
+
+    Shapes: `slots` and `sizes` (points of each cloud), (B,) int64, on the CPU.
+    """
+    values, place = slots.unique(return_inverse=True)
+    if group_cost == 0 or len(values) < 2:
+        return slots
+    num_points = torch.zeros_like(values).index_add_(0, place, sizes).tolist()
+    numbers = values.tolist()
+    # least[i]: the cost of the i smallest numbers; start[i]: the first number of their last group.
+    least, start = [0], [0]
+    for stop in range(1, len(numbers) + 1):
+        points, costs = 0, []
+        for first in range(stop - 1, -1, -1):
+            points += num_points[first]
+            costs.append((least[first] + group_cost + points * numbers[stop - 1], first))
+        cost, first = min(costs)
+        least.append(cost)
+        start.append(first)
+    padded = values.clone()
+    stop = len(numbers)
+    while stop:
+        padded[start[stop] : stop] = values[stop - 1]
+        stop = start[stop]
+    return padded[place]
+
+
+def rows_of_slots(
+    slots: Tensor, padded: Tensor, ptr: Tensor, candidates_ptr: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The parent of each candidate, and its row among all children.
+
+    Children are ordered by point, `padded` of each; the first `slots` of them are candidates.
+
+    Shapes: `slots` and `padded` (B,) int64 on the CPU, `ptr` and `candidates_ptr` (B + 1,) of the
+    points and of the candidates; both results (M,) int64 on the device.
+    """
+    sizes = sizes_from_ptr(on_host(ptr))
+    num_candidates = int(on_host(candidates_ptr)[-1])
+    first_child = ptr_from_sizes(sizes * padded)[:-1]
+    cloud = batch_from_ptr(candidates_ptr, num_candidates)
+    table = torch.stack(
+        [slots, padded - slots, first_child, on_host(candidates_ptr)[:-1], on_host(ptr)[:-1]]
+    )
+    table = to_device(table, ptr.device).index_select(1, cloud)
+    num_slots, num_left_out, first_child, first_candidate, first_point = table.unbind()
+    within = torch.arange(num_candidates, device=ptr.device) - first_candidate
+    point = torch.div(within, num_slots, rounding_mode="floor")
+    # Surplus slots of the preceding points.
+    skipped = point * num_left_out
+    return first_point + point, first_child + within + skipped
+
+
+SEED = 0
+# Few enough for one block, so that statistics cover all children of all points.
+POINTS_PER_SURFACE = 80
+
+
+@torch.no_grad()
+def calibrate(model: nn.Module, layers: Iterable[tuple[nn.Linear, float]]) -> None:
+    """Centre and scale the output of each layer on reference clouds.
+
+    Neighbourhoods are similar, so that with random weights their features are nearly constant, a
+    few per cent apart, and a network learns constants first. This sets weight and bias of each
+    layer such that each output channel has mean 0 and the standard deviation given for the layer,
+    in the order in which the model calls the layers (Mishkin and Matas 2016, "All you need is a
+    good init"; centred per channel as by Kingma and Dhariwal 2018, "Glow").
+    """
+    handles = [layer.register_forward_hook(_Standardize(std)) for layer, std in layers]
+    pos, ptr = reference_clouds()
+    training = model.training
+    model.eval()(pos, ptr, 2.0)
+    model.train(training)
+    for handle in handles:
+        handle.remove()
+
+
+class _Standardize:
+    """Forward hook that standardizes a layer by its first output, and ignores later ones."""
+
+    def __init__(self, std: float) -> None:
+        self.std, self.done = std, False
+
+    @torch.no_grad()
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        if self.done:
+            return None
+        assert isinstance(layer, nn.Linear)
+        self.done = True
+        values = output.flatten(0, -2)
+        scale = self.std / values.std(0).clamp(min=1e-6)
+        layer.weight.mul_(scale.unsqueeze(1))
+        layer.bias.copy_((layer.bias - values.mean(0)) * scale)
+        return (output - values.mean(0)) * scale
+
+
+def reference_clouds() -> tuple[Tensor, Tensor]:
+    """Points (N, 3) and ptr (B+1,) of a plane, a sphere, a crease, a noisy wave, a curve and a
+    Gaussian cloud; the same at each call."""
+    generator = torch.Generator().manual_seed(SEED)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=torch.float32) * 2 - 1
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float32)
+
+    n = POINTS_PER_SURFACE
+    flat, wave, ramp = random(n, 2), random(n, 2), random(n, 2)
+    sphere = noise(n, 3)
+    along = random(n, 1) * 6
+    clouds = [
+        torch.cat([flat, 0 * flat[:, :1]], dim=1),
+        sphere / sphere.norm(dim=1, keepdim=True),
+        torch.cat([ramp, ramp[:, :1].abs()], dim=1),
+        torch.cat([wave, 0.2 * torch.sin(5 * wave[:, :1]) + 0.02 * noise(n, 1)], dim=1),
+        torch.cat([along, torch.sin(along), torch.cos(along)], dim=1),
+        noise(n, 3),
+    ]
+    return torch.cat(clouds), ptr_from_sizes(torch.tensor([n] * len(clouds)))
+
+
+# The output of the model on packed clouds.
+#
+# Legend of shape suffixes:
+# N points of all clouds   R candidates of a point   B clouds   M output points
+
+
+class UpsamplerOutput(NamedTuple):
+    """Output of `Upsampler`; all tensors are packed, with clouds in the order of the input."""
+
+    pos: Tensor
+    """(M, 3) float32: exactly `round(ratio * N)` points per cloud."""
+    ptr: Tensor
+    """(B+1,) bounds of the clouds in `pos`."""
+    parent: Tensor
+    """(M,) int64: the input point that each output point was generated from."""
+    candidates: Tensor
+    """(sum of N * R, 3) float32: all children, before thinning."""
+    candidates_ptr: Tensor
+    """(B+1,) bounds of the clouds in `candidates`."""
+    log_shares: Tensor
+    """(N,) float32: logarithm of the predicted share of the cloud's output that has each input
+    point as its nearest. Thinning in `Upsampler` follows it."""
+    log_quotas: Tensor
+    """(N,) float32: a second, more accurate prediction of these shares, which thinning in
+    `Upsampler` does not use. `pointup upsample` distributes its new points by it."""
+
+    gaps: Tensor
+    """(N,) float32: mean distance of each input point to its four nearest others, 0 for none."""
+    log_error: Tensor | None = None
+    """(M,) float32: logarithm of the predicted distance of each output point to the target, in
+    spacings of the target; None for a model without `predict_error`."""
+
+    def of_clouds(self, clouds: Tensor, points: Tensor) -> UpsamplerOutput:
+        """The output with its clouds in another order.
+
+        clouds: (B,) int64 on the CPU, numbers of this output's clouds in the new order. points:
+        (N,) int64 on the device, the new row of each of this output's input points.
+        """
+        device = self.pos.device
+
+        def of_points(values: Tensor) -> Tensor:
+            return torch.empty_like(values).index_copy(0, points, values)
+
+        def reordered(ptr: Tensor) -> tuple[Tensor, Tensor]:
+            ptr = on_host(ptr)
+            new = to_device(ptr_from_sizes(sizes_from_ptr(ptr)[clouds]), device)
+            return new, to_device(rows_of_clouds(ptr, clouds), device)
+
+        ptr, rows = reordered(self.ptr)
+        candidates_ptr, candidate_rows = reordered(self.candidates_ptr)
+        return UpsamplerOutput(
+            self.pos[rows],
+            ptr,
+            points[self.parent[rows]],
+            self.candidates[candidate_rows],
+            candidates_ptr,
+            of_points(self.log_shares),
+            of_points(self.log_quotas),
+            of_points(self.gaps),
+            None if self.log_error is None else self.log_error[rows],
         )

@@ -20,12 +20,12 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from pointup.datasets.cache import cache_root
-from pointup.datasets.interrupts import STOP_SIGNALS, start_fork_server
+from pointup.datasets.block_pairs import PATTERNS
 from pointup.datasets.meshes import draw_source
+from pointup.datasets.opening import cache_root
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.thinning_patterns import PATTERNS
+from pointup.datasets.workers import STOP_SIGNALS, start_fork_server
 from pointup.errors import FileError, PointupError
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.landscapes import random_scene, scan

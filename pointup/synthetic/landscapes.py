@@ -6,6 +6,7 @@ shrubs and grass. `scan` simulates a survey from an aeroplane or a drone. Metres
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,15 +15,13 @@ import numpy as np
 from pointup.geometry.surfaces import Surface
 from pointup.synthetic.buildings import car, fence, house
 from pointup.synthetic.depth_image import bounds
-from pointup.synthetic.forests import Stand, plant_stand, random_stand
 from pointup.synthetic.implicit_surfaces import Field
-from pointup.synthetic.plants import broadleaf, conifer, shrub
-from pointup.synthetic.randomness import log_uniform
+from pointup.synthetic.plants import broadleaf, conifer, log, shrub, snag
+from pointup.synthetic.randomness import log_uniform, waves
 from pointup.synthetic.scanner import Returns, airborne, drone
 from pointup.synthetic.scanner import scan as scan_triangles
 from pointup.synthetic.site import Site
-from pointup.synthetic.terrain import ground, terrain
-from pointup.synthetic.tessellation import surface_of
+from pointup.synthetic.tessellation import grid, surface_of
 
 # Width of the margin around the scanned square. Objects in the margin can occlude the square.
 MARGIN = 4.0
@@ -154,3 +153,153 @@ def _within(triangles: np.ndarray, width: float) -> np.ndarray:
     low, high = bounds(triangles)
     inside = (low < width / 2) & (high > -width / 2)
     return triangles[inside[:, 0] & inside[:, 1]]
+
+
+@dataclass(frozen=True)
+class Stand:
+    """The composition of a forest stand.
+
+    Attributes:
+        height: height of the tallest trees.
+        evenness: height of the smallest trees of the canopy, as a share of that of the tallest.
+        cover: area of all crowns of the canopy divided by that of the ground.
+        understory: the same for the smaller trees below the canopy.
+        conifers: share of the trees that are conifers, which keep their needles.
+        foliage: leaves of broadleaf trees and shrubs, as a share of those in summer. About 0.15 of
+            twigs remain in winter.
+        shrubs: shrubs per square metre.
+        dead_wood: fallen and dead standing trunks per square metre.
+    """
+
+    height: float
+    evenness: float
+    cover: float
+    understory: float
+    conifers: float
+    foliage: float
+    shrubs: float
+    dead_wood: float
+
+
+def random_stand(rng: np.random.Generator, conifers: float, leaf_on: bool) -> Stand:
+    """A random stand, from a young or open one to an old, closed one with several layers."""
+    return Stand(
+        height=log_uniform(rng, 8, 38),
+        evenness=rng.uniform(0.3, 0.85),
+        cover=rng.uniform(0.4, 2.6),
+        understory=log_uniform(rng, 0.1, 2.0),
+        conifers=conifers,
+        foliage=1.0 if leaf_on else rng.uniform(0.1, 0.22),
+        shrubs=log_uniform(rng, 0.003, 0.1),
+        dead_wood=log_uniform(rng, 0.002, 0.03),
+    )
+
+
+def plant_stand(site: Site, stand: Stand) -> None:
+    """Plant a stand on a site, from the canopy downwards."""
+    rng, area, top = site.rng, site.extent**2, stand.height
+    # Tall trees stand close in some stands and have wide crowns in others.
+    spread = rng.uniform(0.6, 1.3)
+    layers = (
+        (stand.cover, stand.evenness, 1.0),
+        (stand.understory, 0.08, max(0.7 * stand.evenness, 0.3)),
+    )
+    for cover, low, high in layers:
+        # Crowns overlap those of the same layer only in part, and lie below those of a taller one.
+        site.clear()
+        planted = 0.0
+        while planted < cover * area:
+            height = max(top * rng.uniform(low, high), 1.5)
+            radius = 0.2 * spread * height
+            evergreen = rng.random() < stand.conifers
+            kind, leafy = (conifer, 1.0) if evergreen else (broadleaf, stand.foliage)
+            make = partial(kind, rng, height, leafy, spread)
+            if not site.grow(make, clearance=0.45 * radius):
+                break
+            planted += np.pi * radius**2
+    for _ in range(rng.poisson(area * stand.shrubs)):
+        size = log_uniform(rng, 0.4, 3)
+        site.grow(partial(shrub, rng, size, stand.foliage), clearance=0.2)
+    for _ in range(rng.poisson(area * stand.dead_wood)):
+        if rng.random() < 0.7:
+            site.lay(log(rng))
+        else:
+            site.put(snag(rng, top * rng.uniform(0.1, 0.7)), clearance=0.3, reach=1.0)
+
+
+def ground(rng: np.random.Generator, steep: bool = False) -> Field:
+    """A random height field: maps places (..., 2) to heights (...).
+
+    A `steep` one has a slope of 20 to 45 degrees.
+    """
+    roughness = log_uniform(rng, 0.002, 0.015)
+    lengths = (60.0, 25.0, 10.0, 4.0, 1.5)
+    bumps = [(roughness * length, waves(rng, 4 / length, dimension=2)) for length in lengths]
+    slope = rng.normal(size=2) * rng.choice([0.02, 0.1, 0.25])
+    if steep:
+        slope *= np.tan(np.radians(rng.uniform(20, 45))) / np.linalg.norm(slope)
+
+    def hills(places: np.ndarray) -> np.ndarray:
+        return places @ slope + sum(strength * wave(places) for strength, wave in bumps)
+
+    features = [road, ditch, terrace]
+    height: Field = hills
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        height = features[rng.integers(3)](rng, height)
+    return height
+
+
+def across(rng: np.random.Generator) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """A random line: maps places (..., 2) to signed distances (...) and foot points (..., 2)."""
+    angle, offset = rng.uniform(0, 2 * np.pi), rng.uniform(-6, 6)
+    normal = np.array([np.cos(angle), np.sin(angle)])
+
+    def measure(places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        distance = places @ normal - offset
+        return distance, places - distance[..., None] * normal
+
+    return measure
+
+
+def road(rng: np.random.Generator, height: Field) -> Field:
+    """The ground with a road that is level across its width, on a bank or in a cutting."""
+    line, half_width = across(rng), rng.uniform(1.2, 4)
+    rise, shoulder = rng.normal() * 0.3, rng.uniform(0.3, 2)
+
+    def with_road(places: np.ndarray) -> np.ndarray:
+        distance, foot = line(places)
+        share = ((half_width + shoulder - np.abs(distance)) / shoulder).clip(0, 1)
+        share = share * share * (3 - 2 * share)
+        return height(places) * (1 - share) + (height(foot) + rise) * share
+
+    return with_road
+
+
+def ditch(rng: np.random.Generator, height: Field) -> Field:
+    """The ground with a flat-bottomed ditch or a dyke."""
+    line, half_width, side = across(rng), rng.uniform(0.2, 1.5), rng.uniform(0.3, 1.5)
+    depth = rng.uniform(0.3, 1.5) * rng.choice([1, 1, -1])
+
+    def with_ditch(places: np.ndarray) -> np.ndarray:
+        distance = np.abs(line(places)[0])
+        return height(places) - depth * ((half_width + side - distance) / side).clip(0, 1)
+
+    return with_ditch
+
+
+def terrace(rng: np.random.Generator, height: Field) -> Field:
+    """The ground with a step, like a retaining wall, a quay or a bank."""
+    line, rise, run = across(rng), rng.uniform(0.4, 2.5), log_uniform(rng, 0.1, 2)
+
+    def with_step(places: np.ndarray) -> np.ndarray:
+        return height(places) + rise * (line(places)[0] / run).clip(0, 1)
+
+    return with_step
+
+
+def terrain(height: Field, width: float, cell: float = 0.4) -> np.ndarray:
+    """Triangles of the ground over a square of `width` centred on the origin."""
+    axis = np.linspace(-width / 2, width / 2, round(width / cell) + 1)
+    x, y = np.meshgrid(axis, axis, indexing="xy")
+    places = np.stack([x, y], axis=-1)
+    return grid(np.concatenate([places, height(places)[..., None]], axis=-1))

@@ -10,21 +10,28 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.close_sides import CLOSE_SIDES
-from pointup.synthetic.curved import (
+from pointup.synthetic.randomness import displace, log_uniform, rotation
+from pointup.synthetic.solids import (
+    CLOSE_SIDES,
     blob,
+    blocks,
     branching,
     creature,
+    flange,
+    frame,
+    furniture,
     metaballs,
+    open_sheet,
+    polyhedron,
+    prism,
     ring,
+    rotor,
+    shell,
     superquadric,
     tubes,
     vase,
 )
-from pointup.synthetic.randomness import displace, log_uniform, rotation
-from pointup.synthetic.solids import blocks, flange, furniture, polyhedron, prism
 from pointup.synthetic.tessellation import cut, refine, surface_of, union
-from pointup.synthetic.thin import frame, open_sheet, rotor, shell
 
 SOLID = (superquadric, blob, ring, vase, polyhedron, prism, blocks, flange)
 

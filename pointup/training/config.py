@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field, is_dataclass, replace
+from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
+import yaml
 
-from pointup.datasets.augmentation import JITTER
-from pointup.errors import ConfigError
-from pointup.model.config import ModelConfig
-from pointup.training.data_sources import data_sources
+from pointup.datasets.pair_dataset import JITTER
+from pointup.errors import ConfigError, PointupError
+from pointup.model.config import RENAMED, ModelConfig, with_current_names
+from pointup.option_help import with_option_help
 from pointup.training.objective import LossConfig
-from pointup.training.run_directory.checkpointing import OnSaveError
+from pointup.training.run_directory.checkpoint import OnSaveError
 from pointup.training.schedule import LrScaling
 
 GradientCheckpointing = Literal["auto", "on", "off"]
@@ -254,3 +260,306 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value  # YAML has keys that are no strings, such as `yes`.
     return flat
+
+
+NAMES_OF_TYPES = {
+    bool: "true or false, without quotes",
+    int: "a whole number in digits",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    NoneType: "null",
+}
+
+
+def options_of_file(path: Path) -> dict[str, Any]:
+    """The options in a YAML or JSON file, such as the config.json of a run, by dotted field name.
+
+    Null means that an option is not given, except where None is one of its values. Raises
+    ConfigError for a file that can't be read, for an unknown option, and for a value of a wrong
+    type.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: no such file") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--config {path}: can't be read as YAML ({reason})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"--config {path}: holds no options; write one per line, such as `steps: 2000`"
+        )
+    types = option_types(TrainConfig)
+    options: dict[str, Any] = {}
+    for key, value in flattened(with_current_options(values)).items():
+        name = key.replace("-", "_")
+        if name in NOT_OPTIONS:
+            continue
+        if name not in types:
+            raise ConfigError(
+                f"--config {path}: {key} is no option of train.py; see `train.py --help`"
+            )
+        if value is None and NoneType not in get_args(types[name]):
+            continue
+        try:
+            options[name] = converted(value, types[name])
+        except (TypeError, ValueError):
+            expected = description_of(types[name])
+            raise ConfigError(
+                f"--config {path}: {key} is {value!r:.40}; it must be {expected}"
+            ) from None
+    return options
+
+
+def option_types(config: type, prefix: str = "") -> dict[str, Any]:
+    """The type of each option by dotted name; a group of options, such as `model`, has one too."""
+    types: dict[str, Any] = {}
+    for name, kind in get_type_hints(config).items():
+        types[prefix + name] = kind
+        if isinstance(kind, type) and is_dataclass(kind):
+            types |= option_types(kind, f"{prefix}{name}.")
+    return types
+
+
+def converted(value: Any, kind: Any) -> Any:
+    """A value of YAML or JSON as a value of the type of an option.
+
+    A number may be quoted. YAML reads `on` and `off` as booleans: for choices that have these words
+    they are words again. Raises ValueError or TypeError for a value of another type.
+    """
+    parts = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        for part in parts:
+            try:
+                return converted(value, part)
+            except (TypeError, ValueError):
+                continue
+        raise TypeError
+    if get_origin(kind) is Literal:
+        word = ("off", "on")[value] if isinstance(value, bool) else value
+        return parts[parts.index(word)]
+    if get_origin(kind) is tuple:
+        items = value if isinstance(value, list) else [value]
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(items)
+        return tuple(converted(*pair) for pair in zip(items, parts, strict=True))
+    if kind in (bool, NoneType):
+        is_valid = isinstance(value, kind)
+    else:
+        is_valid = not isinstance(value, bool | list | NoneType)
+    if not is_valid:
+        raise TypeError
+    # int(2.5) would be 2.
+    return value if kind in (bool, NoneType) else kind(str(value))
+
+
+def description_of(kind: Any) -> str:
+    """What values a type has, as a part of a sentence: "a number or null"."""
+    parts = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(description_of, parts))
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, parts))
+    if get_origin(kind) is tuple:
+        if parts[-1] is Ellipsis:
+            return f"a list, each item {description_of(parts[0])}"
+        return f"[{', '.join(map(description_of, parts))}]"
+    if is_dataclass(kind):
+        return "a group of options"
+    return NAMES_OF_TYPES[kind]
+
+
+LENGTHS = frozenset({"--steps", "--epochs", "--hours"})
+OPTIONS_FILE = """
+
+--config FILE reads options from a YAML or JSON file, such as the config.json of a run or a preset
+(`pointup config` lists them); flags override them. A value of null
+means that the option is not given."""
+
+
+def parse_command_line(
+    args: Sequence[str] | None, description: str, prog: str = "train.py"
+) -> TrainConfig:
+    """The options of a run: flags override `--config FILE`, which overrides the defaults.
+
+    `prog` is the name of the program in the usage. Exits with status 0 after `--help` and 2 for
+    wrong usage. Raises ConfigError for a file that can't be read or that has an unknown option or a
+    value of a wrong kind or out of range, and for a flag that was renamed; ConfigError or
+    ValueError for a flag out of range.
+    """
+    flags, file = without_config(sys.argv[1:] if args is None else args)
+    names = {flag.partition("=")[0].replace("_", "-") for flag in flags if flag.startswith("--")}
+    for name in sorted(names & RENAMED_OPTIONS.keys()):
+        raise ConfigError(f"{name} is now {RENAMED_OPTIONS[name]}")
+    options = options_of_file(file) if file else {}
+    # The last value of a repeated flag wins, except for `--data`, which collects its values, and
+    # for the lengths, of which a run takes only one.
+    overridden = {"--data"} & names | (LENGTHS if LENGTHS & names else set())
+    from_file = [
+        word
+        for name, value in options.items()
+        if option(name) not in overridden
+        for word in flag_of(option(name), value)
+    ]
+    if file and are_parsed(flags) and not are_parsed(from_file + flags):
+        check_model_options(file, options)
+    try:
+        return tyro.cli(
+            with_option_help(TrainConfig),
+            prog=prog,
+            description=description + OPTIONS_FILE,
+            args=from_file + flags,
+        )
+    except (PointupError, ValueError) as error:
+        if file and are_valid(flags):
+            raise ConfigError(f"--config {file}: {error}") from None
+        raise
+
+
+def without_config(args: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Split `args` into the arguments without `--config FILE`, and FILE (None if absent)."""
+    rest: list[str] = []
+    file: Path | None = None
+    left = iter(args)
+    for argument in left:
+        name, _, value = argument.partition("=")
+        if name != "--config":
+            rest.append(argument)
+            continue
+        value = value or next(left, "")
+        if not value or file is not None:
+            raise ConfigError("--config takes one file with options, such as run.yaml")
+        file = Path(value)
+    return rest, file
+
+
+def check_model_options(file: Path, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the file, for model options of it that are out of range.
+
+    tyro would report them as if they were flags.
+    """
+    given = {
+        name.removeprefix("model."): value
+        for name, value in options.items()
+        if name.startswith("model.")
+    }
+    try:
+        ModelConfig(**given)
+    except ValueError as error:
+        raise ConfigError(f"--config {file}: {error}") from None
+
+
+def are_parsed(flags: Iterable[str]) -> bool:
+    """Whether tyro accepts the flags: ranges are checked for options of the model only."""
+    try:
+        are_valid(flags)
+    except SystemExit:
+        return False
+    return True  # Or out of range, perhaps only without the other flags.
+
+
+def are_valid(flags: Iterable[str]) -> bool:
+    """Whether no value is out of range. Exits for a value of a kind that its option does not
+    take."""
+    try:
+        with redirect_stderr(StringIO()):  # For what `console_outputs` leaves.
+            tyro.cli(TrainConfig, args=list(flags), console_outputs=False)
+    except (PointupError, ValueError):
+        return False
+    return True
+
+
+def flag_of(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        prefix, _, last = name.rpartition(".")
+        return [name] if value else [f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"]
+    if name == "--data":
+        return [word for each in value for word in (name, str(each))]
+    if isinstance(value, list | tuple):
+        return [name, *map(str, value)]
+    return [name, str(value)]
+
+
+RENAMED_OPTIONS = {
+    f"--model.{old.replace('_', '-')}": f"--model.{new.replace('_', '-')}"
+    for old, new in RENAMED.items()
+}
+"""Current names of train.py flags, by their earlier names."""
+RENAMED_CHAMFER = {"plain": "unsquared"}
+
+
+def with_current_options(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored options of a run, with current names and values."""
+    current = dict(saved)
+    if "data" in saved and not isinstance(saved["data"], list | tuple):
+        # A run had one dataset, or none.
+        current["data"] = [] if saved["data"] is None else [str(saved["data"])]
+    model, loss = saved.get("model"), saved.get("loss")
+    if isinstance(model, dict):
+        current["model"] = with_current_names(model)
+    if isinstance(loss, dict) and isinstance(loss.get("chamfer"), str):
+        current["loss"] = {
+            **loss,
+            "chamfer": RENAMED_CHAMFER.get(loss["chamfer"], loss["chamfer"]),
+        }
+    return current
+
+
+MAX_WEIGHT = 10_000.0
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A dataset of a run.
+
+    Attributes:
+        name: directory of the dataset, or its name on the Hub.
+        weight: number of times that an epoch has each training sample.
+        label: the name in metrics and curves, before the names of its samples.
+    """
+
+    name: str
+    weight: float
+    label: str
+
+
+def data_sources(data: Sequence[str]) -> list[DataSource]:
+    """The datasets that `--data` names, as NAME or NAME=WEIGHT.
+
+    A directory whose whole name is given is that directory, also if the name ends like a weight.
+    The label is the last part of the name, with as many folders before it as make it unique. Raises
+    ConfigError for an impossible weight and for a dataset that is given twice.
+    """
+    pairs = [_name_and_weight(text) for text in data]
+    places = Counter(str(Path(name).resolve()) for name, _ in pairs)
+    for name, weight in pairs:
+        if not 0 < weight <= MAX_WEIGHT:
+            raise ConfigError(
+                f"--data {name}={weight:g}: the weight must be greater than 0 and at most "
+                f"{MAX_WEIGHT:g}"
+            )
+        if places[str(Path(name).resolve())] > 1:
+            raise ConfigError(f"--data {name}: is given twice; give it once, as {name}=2")
+    labels = _labels([name for name, _ in pairs])
+    return [DataSource(name, weight, labels[i]) for i, (name, weight) in enumerate(pairs)]
+
+
+def _name_and_weight(text: str) -> tuple[str, float]:
+    name, found, number = text.rpartition("=")
+    if not found or not name or Path(text).is_dir():
+        return text, 1.0
+    try:
+        weight = float(number)
+    except ValueError:
+        return text, 1.0
+    return name, weight if math.isfinite(weight) else 0.0
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    parts = [Path(name).resolve().parts[1:] or (name,) for name in names]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        labels = ["/".join(part[-depth:]) for part in parts]
+        if len(set(labels)) == len(labels):
+            return labels
+    return list(names)

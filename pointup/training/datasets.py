@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,23 +14,21 @@ from functools import cached_property
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
-from pointup.datasets.held_out_elsewhere import rows_held_out_elsewhere
-from pointup.datasets.joined_samples import JoinedSamples
+from pointup.datasets.held_out import rows_held_out_elsewhere
 from pointup.datasets.mixture import Mixture
+from pointup.datasets.opening import open_together
+from pointup.datasets.packing import checksum_of_sizes
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
-from pointup.datasets.samples import Samples, usable_samples
-from pointup.datasets.sizes import checksum_of_sizes
-from pointup.datasets.table_store import open_together
+from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
 from pointup.errors import DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset
-from pointup.training.config import TrainConfig
-from pointup.training.data_sources import DataSource, data_sources
-from pointup.training.unreadable_samples import UnreadableSamples
+from pointup.training.config import DataSource, TrainConfig, data_sources
 
 
 @dataclass(frozen=True)
@@ -207,3 +208,46 @@ def training_loader(
     """The loader of the sampler's batches; after a change of the budget, make a new loader."""
     dataset.max_tokens = sampler.token_budget if config.crop else None
     return make_loader(dataset, sampler, config.num_workers, config.worker_timeout, device)
+
+
+logger = logging.getLogger("pointup")
+
+Fault = tuple[int, str, str]
+"""Index, name and reason of a sample that can't be read."""
+
+
+class UnreadableSamples:
+    """The samples of a training set that couldn't be read, on any process, since the start.
+
+    They are left out of their step: they have weight zero, and the gradient of the step is divided
+    by the number of the other clouds. `datasets` are their names; dataset d has the samples
+    bounds[d] to bounds[d + 1]. The run ends when more than `max_share` of the samples, rounded up,
+    couldn't be read.
+    """
+
+    def __init__(self, datasets: Sequence[str], bounds: Sequence[int], max_share: float) -> None:
+        self.datasets, self.bounds, self.num_samples = datasets, bounds, bounds[-1]
+        self.max_share, self.most = max_share, math.ceil(max_share * self.num_samples)
+        self.indices: set[int] = set()
+
+    def report(self, step: int, number: int, faults: Sequence[Fault]) -> None:
+        """Log the samples that were left out of a step; every process must call this.
+
+        `number` is their number on all processes, `faults` are those of this process. Raises
+        DataError, on every process, if there are too many.
+        """
+        if not number:
+            return
+        everywhere: list[Fault] = sorted(gather_object(list(faults)))
+        for _, name, reason in everywhere:
+            logger.warning("step %d: left out %s: %s", step, name, reason)
+        self.indices.update(index for index, _, _ in everywhere)
+        if len(self.indices) > self.most:
+            index, name, reason = everywhere[-1]
+            dataset = self.datasets[bisect_right(self.bounds, index) - 1]
+            raise DataError(
+                f"{len(self.indices)} of {self.num_samples:,} training samples can't be read, more "
+                f"than --max-unreadable {self.max_share:g} allows; {name}: {reason}; restore the "
+                f"files, then run the same command again; `pointup inspect --deep {dataset}` "
+                "lists all"
+            )

@@ -27,7 +27,7 @@ from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import known_unit
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
-from pointup.training.distributed.devices import release_cached_memory
+from pointup.training.distributed.accelerator import release_cached_memory
 from pointup.training.faults.out_of_memory import clouds, is_out_of_memory
 from pointup.training.objective import training_ratio
 

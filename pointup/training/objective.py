@@ -27,7 +27,7 @@ from pointup.losses import (
     point_to_plane_distance,
     repulsion_loss,
 )
-from pointup.model.output import UpsamplerOutput
+from pointup.model.upsampler import UpsamplerOutput
 
 LARGEST_GAP = 2.0
 """Upper bound of the distances in the coverage term, in spacings of the target. Without it, holes

@@ -15,7 +15,6 @@ from torch import nn
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
-from pointup.training.averaging import WeightAverage
 from pointup.training.config import TrainConfig
 from pointup.training.fingerprint import Fingerprint
 from pointup.training.progress import Progress
@@ -25,7 +24,7 @@ from pointup.training.run_directory.checkpoint import (
     latest_checkpoint,
     offer_instead_of,
 )
-from pointup.training.training_state import TrainingState
+from pointup.training.training_state import TrainingState, WeightAverage
 
 PREFIXES = ("module.", "_orig_mod.")
 LOAD_ERRORS = (

@@ -21,7 +21,7 @@ from pointup.training.evaluation import Evaluation
 from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.watchdog import Watchdog
 from pointup.training.progress import Progress, RunSchedule
-from pointup.training.run_directory.checkpointing import Saver
+from pointup.training.run_directory.checkpoint import Saver
 from pointup.training.tracking.monitor import Monitor
 from pointup.training.training_state import TrainingState
 

@@ -12,9 +12,13 @@ import torch
 from accelerate import Accelerator
 
 from pointup.errors import ConfigError
-from pointup.training.config import TrainConfig, as_dict, flattened
-from pointup.training.data_sources import data_sources
-from pointup.training.renamed_options import with_current_options
+from pointup.training.config import (
+    TrainConfig,
+    as_dict,
+    data_sources,
+    flattened,
+    with_current_options,
+)
 from pointup.training.run_directory.checkpoint import has_checkpoints
 
 logger = logging.getLogger("pointup")

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from pointup.io.noise import CLASSIFICATION, plain_name
-from pointup.upsampling.ground_level import Level
-from pointup.upsampling.ground_raster import Raster
 from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
 
 GROUND_CLASS = 2
 
@@ -193,3 +192,265 @@ def _points_within(
         else:
             is_ground.append(rows["attributes"][name] == GROUND_CLASS)
     return np.concatenate(positions), np.concatenate(is_ground)
+
+
+# The lowest return of a cell comes from the ground if it is within this many sides of the next
+# coarser cells of their plane.
+_TOLERANCE = 0.5
+# Fits of the planes of the coarsest cells; lowest returns far above one are left out of the next.
+_FITS = 3
+
+
+class Level:
+    """Planes and lowest returns in the 3 x 3 cells around each cell of a raster.
+
+    `low_returns` (L,) are the lowest points of small cells. `coarser` decides which of them came
+    from the ground; None: all of them, but for the very lowest of a cell with many.
+
+    Attributes:
+        planes: (C, 3), see `Raster.planes`.
+        deviation: (C,) standard deviation of the points of class 2 there, NaN with too few.
+        lowest: (C,) height of the lowest return, inf without one.
+        below: (C,) lowest height of a return relative to the plane of its cell, -inf without plane.
+        has_plane: (C,) whether enough returns came from the ground.
+    """
+
+    def __init__(
+        self,
+        raster: Raster,
+        points: np.ndarray,
+        is_ground: np.ndarray,
+        low_returns: np.ndarray,
+        coarser: Level | None,
+    ) -> None:
+        self.raster, self._coarser = raster, coarser
+        lowest = raster.lowest(
+            points[low_returns, 2], raster.cells(points[low_returns]), robust=coarser is None
+        )
+        from_ground = low_returns[lowest[lowest >= 0]]
+        if coarser is not None:
+            near = coarser.is_near(points[from_ground]) | is_ground[from_ground]
+            from_ground = from_ground[near]
+        num_fits = _FITS if coarser is None else 1
+        planes, enough = self._fit(points, from_ground, num_fits)
+        by_class, deviation, known = raster.planes(points[is_ground])
+        self.planes = np.where(known[:, None], by_class, planes)
+        self.deviation = np.where(known, deviation, np.nan)
+        self.has_plane = enough | known
+        cell = raster.cells(points)
+        self.lowest = raster.minimum(points[:, 2], cell)
+        height = points[:, 2] - raster.height_of(self.planes, points, cell)
+        self.below = np.where(self.has_plane, raster.minimum(height, cell), -np.inf)
+
+    def _fit(
+        self, points: np.ndarray, from_ground: np.ndarray, num_fits: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Planes through the lowest returns `from_ground`, and the mask of `Raster.planes`.
+
+        Returns that lie far above a fit are left out of the next one.
+        """
+        for _ in range(num_fits):
+            lowest = points[from_ground]
+            planes, _, enough = self.raster.planes(lowest)
+            cell = self.raster.cells(lowest)
+            above = lowest[:, 2] - self.raster.height_of(planes, lowest, cell)
+            is_ground = (above <= _TOLERANCE * self.raster.side) | ~enough[cell]
+            if is_ground.all():
+                break
+            from_ground = from_ground[is_ground]
+        return planes, enough
+
+    def is_near(self, points: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) are near the plane of their cell, or of the coarser one if it has
+        none. Without any plane they are."""
+        cell = self.raster.cells(points)
+        height = np.abs(points[:, 2] - self.raster.height_of(self.planes, points, cell))
+        otherwise = True if self._coarser is None else self._coarser.is_near(points)
+        return np.where(self.has_plane[cell], height <= _TOLERANCE * self.raster.side, otherwise)
+
+    def floor(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest allowed height (Q,) of points (Q, 3), and whether it follows the ground there."""
+        cell = self.raster.cells(points)
+        plane = self.raster.height_of(self.planes, points, cell) + self.below[cell]
+        lowest = self.lowest[cell]
+        floor = np.where(np.isfinite(lowest), np.fmax(lowest, plane), -np.inf)
+        return floor, self.has_plane[cell]
+
+
+# Smallest number of points for a plane.
+_LEAST_POINTS = 5
+# With so many points, a cell still has several on the ground without the lowest.
+_MANY = 12
+
+
+class Raster:
+    """Square cells with sides of `side`, `shape` (2,) of them from the cell `first` (2,) on.
+
+    The corner of the cell (0, 0) is the origin of the coordinates, so that cells do not depend on
+    the part of the survey. Values of cells are (C,) or (C, F), row after row.
+    """
+
+    def __init__(self, side: float, first: np.ndarray, shape: np.ndarray) -> None:
+        self.side, self._first, self._shape = side, first, shape
+
+    def __len__(self) -> int:
+        return int(self._shape.prod())
+
+    def cells(self, points: np.ndarray) -> np.ndarray:
+        """The cell (Q,) of each point (Q, 3); for a point outside, the nearest cell."""
+        column = np.floor(points[:, :2] / self.side).astype(np.int64) - self._first
+        column = column.clip(0, self._shape - 1)
+        cells: np.ndarray = column[:, 0] * self._shape[1] + column[:, 1]
+        return cells
+
+    def lowest(self, height: np.ndarray, cell: np.ndarray, robust: bool = False) -> np.ndarray:
+        """Index (C,) of the lowest point of each cell, -1 for an empty one.
+
+        With `robust` it is the second lowest of a cell with many points, because the lowest may be
+        a wrong measurement. Shapes: `height` and `cell` (N,) of all points.
+        """
+        order = np.lexsort((height, cell))
+        cells, place, number = np.unique(cell[order], return_index=True, return_counts=True)
+        if robust:
+            place += number >= _MANY
+        lowest = np.full(len(self), -1, dtype=np.int64)
+        lowest[cells] = order[place]
+        return lowest
+
+    def minimum(self, values: np.ndarray, cell: np.ndarray) -> np.ndarray:
+        """Smallest of the values (N,) in the 3 x 3 cells around each cell (C,); inf without any.
+
+        `cell`: (N,) the cell of each value.
+        """
+        smallest = np.full(len(self), np.inf)
+        np.minimum.at(smallest, cell, values)
+        return self.around(smallest, np.inf, np.minimum)
+
+    def around(self, values: np.ndarray, nothing: float, combine: np.ufunc) -> np.ndarray:
+        """Values (C, F) or (C,) of the 3 x 3 cells around each cell, combined.
+
+        Cells outside of the raster have the value `nothing`.
+        """
+        rows, columns = self._shape
+        grid = values.reshape(rows, columns, -1)
+        padded = np.pad(grid, ((1, 1), (1, 1), (0, 0)), constant_values=nothing)
+        parts = (padded[i : i + rows, j : j + columns] for i in range(3) for j in range(3))
+        combined = next(parts).copy()
+        for part in parts:
+            combine(combined, part, out=combined)
+        return combined.reshape(values.shape)
+
+    def planes(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Least-squares planes through the points (N, 3) in the 3 x 3 cells around each cell.
+
+        Returns the planes (C, 3), height at the centre of the cell and slopes along x and y; the
+        standard deviation (C,) of the points; and a mask (C,) of cells with enough points.
+        """
+        cell = self.cells(points)
+        # In units of cells, from the corner of the raster, to avoid cancellation.
+        at = points[:, :2] / self.side - self._first
+        base = float(np.median(points[:, 2])) if len(points) else 0.0
+        x, y = at.T
+        z = points[:, 2] - base
+        terms = np.stack([np.ones(len(z)), x, y, x * x, x * y, y * y, z, x * z, y * z, z * z])
+        sums = np.stack([np.bincount(cell, term, minlength=len(self)) for term in terms], axis=1)
+        n, sx, sy, sxx, sxy, syy, sz, sxz, syz, szz = self.around(sums, 0.0, np.add).T
+        count = np.maximum(n, 1)
+        mx, my, mz = sx / count, sy / count, sz / count
+        cxx, cxy, cyy = sxx / count - mx * mx, sxy / count - mx * my, syy / count - my * my
+        cxz, cyz, czz = sxz / count - mx * mz, syz / count - my * mz, szz / count - mz * mz
+        determinant = cxx * cyy - cxy * cxy
+        # Points on a line do not determine the slope across it.
+        enough = (n >= _LEAST_POINTS) & (determinant > 0.01)
+        safe = np.where(enough, determinant, 1.0)
+        a, b = (cxz * cyy - cyz * cxy) / safe, (cyz * cxx - cxz * cxy) / safe
+        variance = (czz - a * cxz - b * cyz).clip(min=0) * count / np.maximum(count - 3, 1)
+        centre = np.stack(np.divmod(np.arange(len(self)), self._shape[1]), axis=1) + 0.5
+        height = base + mz + a * (centre[:, 0] - mx) + b * (centre[:, 1] - my)
+        return np.stack([height, a / self.side, b / self.side], 1), np.sqrt(variance), enough
+
+    def height_of(self, planes: np.ndarray, points: np.ndarray, cell: np.ndarray) -> np.ndarray:
+        """Height (Q,) of the `planes` (C, 3) of cells (Q,) at points (Q, 3)."""
+        offset, x, y = planes[cell].T
+        centre = (np.stack(np.divmod(cell, self._shape[1]), axis=1) + self._first + 0.5) * self.side
+        at = points[:, :2] - centre
+        height: np.ndarray = offset + x * at[:, 0] + y * at[:, 1]
+        return height
+
+
+# Places that no pulse from above reaches: below a roof, or inside an embankment.
+#
+# A surface is closed where the measured points around a place, seen from above, all lie close to
+# one plane. A crown is not: its returns lie at many heights.
+
+NUM_ABOVE = 12
+"""Number of measured points, the nearest in the horizontal plane, that describe what is above."""
+
+NEAR = 0.5
+"""Places within this many local spacings of a measured point are not covered, see `is_covered`, so
+that most new points need no search."""
+
+# In horizontal spacings of these points: the largest standard deviation of a closed surface, and
+# the depth below it from which a place is covered.
+_ROUGHEST, _LEAST_DEPTH = 1 / 3, 1.0
+# Largest distance from a place to the mean of these points, in distances to the farthest of them. A
+# wall stands below the edge of a roof, where the mean is off.
+_FARTHEST_MEAN = 0.25
+# Points on a line do not determine the slope across it: the least squared sine between directions.
+_LEAST_SPREAD = 0.01
+
+
+def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
+    """Whether a closed surface lies above each of the points (Q, 3), by the points of the region.
+
+    The points are in the coordinates of the region's store. The third one is a height. A surface is
+    closed if the standard deviation of the `NUM_ABOVE` horizontally nearest points from their plane
+    is at most a third of their spacing. A place is covered if it is deeper below that plane, and
+    below each of these points, than their spacing. Places around a measured point are not, up to
+    the mean distance of its nearest neighbours: its pulse got there, as in a scan from inside. A
+    cloud with fewer points covers nothing.
+    """
+    covered = np.zeros(len(points), dtype=bool)
+    if not len(points) or region.num_points < NUM_ABOVE:
+        return covered
+    distance, nearest = region.neighbors(points, NUM_ABOVE, dims=2)
+    radius = distance[:, -1]
+    spacing = radius * np.sqrt(np.pi / NUM_ABOVE)
+    around = region.rows["position"]
+    # Most points are near the measured surface, and need no plane.
+    deep = np.flatnonzero(
+        (around[:, 2][nearest].min(axis=1) - points[:, 2] > _LEAST_DEPTH * spacing) & (radius > 0)
+    )
+    relative = around[nearest[deep]] - points[deep, None]
+    depth, deviation, off = _plane(relative)
+    deep = deep[
+        (depth > _LEAST_DEPTH * spacing[deep])
+        & (deviation <= _ROUGHEST * spacing[deep])
+        & (off <= _FARTHEST_MEAN * radius[deep])
+    ]
+    gap, nearest = region.neighbors(points[deep], 1, dims=3)
+    around_nearest, _ = region.neighbors_of(nearest[:, 0], NUM_ABOVE, dims=3)
+    covered[deep] = gap[:, 0] > around_nearest[:, 1:].mean(axis=1)
+    return covered
+
+
+def _plane(relative: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The least-squares plane of the heights of points (Q, K, 3), relative to a place.
+
+    Returns the distance (Q,) from the place up to the plane, the standard deviation (Q,) of the
+    points from it, inf where they are on a line, and the horizontal distance (Q,) to their mean.
+    """
+    mean = relative.mean(axis=1)
+    x, y, z = (relative - mean[:, None]).transpose(2, 0, 1)
+    cxx, cxy, cyy = (x * x).sum(axis=1), (x * y).sum(axis=1), (y * y).sum(axis=1)
+    cxz, cyz = (x * z).sum(axis=1), (y * z).sum(axis=1)
+    determinant = cxx * cyy - cxy * cxy
+    is_plane = determinant > _LEAST_SPREAD * cxx * cyy
+    safe = np.where(is_plane, determinant, 1.0)
+    a, b = (cxz * cyy - cyz * cxy) / safe, (cyz * cxx - cxz * cxy) / safe
+    rest = z - a[:, None] * x - b[:, None] * y
+    # Perpendicular to the plane, so that the slope of a roof does not matter.
+    cosine = 1 / np.sqrt(1 + a * a + b * b)
+    deviation = cosine * np.sqrt(np.square(rest).sum(axis=1) / (relative.shape[1] - 3))
+    depth = cosine * (mean[:, 2] - a * mean[:, 0] - b * mean[:, 1])
+    return depth, np.where(is_plane, deviation, np.inf), np.hypot(mean[:, 0], mean[:, 1])

@@ -20,8 +20,7 @@ from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.models import has_heights, load_model, shipped_for
 from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.store.point_store import build_survey_store
-from pointup.upsampling.store.resolution import check_magnitudes
+from pointup.upsampling.store.point_store import build_survey_store, check_magnitudes
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.geometry.fitted_surfaces import principal_axes, surface_height
+from pointup.geometry.surfaces import principal_axes, surface_height
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 

@@ -17,21 +17,21 @@ import torch
 import tyro
 from conftest import ROOT
 
+from pointup.cli import next_commands as commands
 from pointup.cli.evaluate.pairs import Pairs
-from pointup.cli.prepare.summary import print_summary
-from pointup.datasets.pair import Pair
-from pointup.datasets.pair_writer import write_pairs
-from pointup.model.config import ModelConfig
-from pointup.shipped import shipped_options
-from pointup.training import next_commands as commands
-from pointup.training.config import TrainConfig, as_dict
-from pointup.training.next_commands import (
+from pointup.cli.next_commands import (
     command_after_upsampling,
     commands_after_training,
     describe_preset,
     preset_of,
     training_command,
 )
+from pointup.cli.prepare.summary import print_summary
+from pointup.datasets.pair import Pair
+from pointup.datasets.pair_writer import write_pairs
+from pointup.model.config import ModelConfig
+from pointup.shipped import shipped_options
+from pointup.training.config import TrainConfig, as_dict
 
 OFFSET = np.array([5e5, 4e6, 100.0])
 MODEL = "runs/pairs/model"

@@ -21,9 +21,9 @@ from pointup.cli.doctor.machine import (
 )
 from pointup.cli.doctor.run_directory import run_findings
 from pointup.cli.main import main
+from pointup.datasets.opening import open_together
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.table_store import open_together
 from pointup.errors import DataError
 from pointup.model.upsampler import Upsampler
 from pointup.training.run_directory.checkpoint import save_checkpoint, save_model

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from pointup.cli.main import main
-from pointup.datasets import dataset_parts, region_pairs, regions
+from pointup.datasets import block_pairs, pair_writer, regions
 from pointup.datasets.pair_dataset import open_pairs, open_samples
-from pointup.datasets.region_split import is_held_out
+from pointup.datasets.regions import is_held_out
 
 WIDTH = 50.0
 
@@ -123,7 +123,7 @@ def test_an_interrupted_command_continues_to_the_same_bytes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "pairs"
-    real, made = region_pairs.write_part, []
+    real, made = block_pairs.write_part, []
 
     def interrupted(folder: Path, *rest: object) -> None:
         made.append(folder)
@@ -132,7 +132,7 @@ def test_an_interrupted_command_continues_to_the_same_bytes(
             raise KeyboardInterrupt
         real(folder, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(region_pairs, "write_part", interrupted)
+    monkeypatch.setattr(block_pairs, "write_part", interrupted)
     for _ in range(2):
         assert prepare(surveys, output) == 130
         assert "the same command continues" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
 
 @contextmanager
 def interrupted_at_the_third_part(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = region_pairs.write_part
+    real = block_pairs.write_part
 
     def interrupted(folder: Path, number: int, *rest: object) -> None:
         if number == 2:
@@ -176,7 +176,7 @@ def interrupted_at_the_third_part(monkeypatch: pytest.MonkeyPatch) -> Iterator[N
         real(folder, number, *rest)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(region_pairs, "write_part", interrupted)
+        patch.setattr(block_pairs, "write_part", interrupted)
         yield
 
 
@@ -316,7 +316,7 @@ def test_a_command_that_is_killed_after_its_last_part_continues(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(dataset_parts, "assemble", interrupted)
+        patch.setattr(pair_writer, "assemble", interrupted)
         assert prepare(surveys, tmp_path / "pairs") == 130
     assert prepare(surveys, tmp_path / "pairs") == 0
     assert same_files(tmp_path / "pairs", undisturbed)

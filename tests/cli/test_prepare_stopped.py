@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pointup.datasets.interrupts import STOP_SIGNALS, interrupts_held_back, stopping_as_interrupts
+from pointup.datasets.workers import STOP_SIGNALS, interrupts_held_back, stopping_as_interrupts
 
 # Workers at once, and work for much longer than the test waits.
 SCRIPT = """

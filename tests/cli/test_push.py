@@ -20,8 +20,7 @@ from pointup.cli.main import main
 from pointup.cli.push.card import card_of_run, command_of_run
 from pointup.cli.report.runs import read_run
 from pointup.datasets.pair_dataset import write_pairs
-from pointup.training.command_line import parse_command_line
-from pointup.training.config import TrainConfig, as_dict
+from pointup.training.config import TrainConfig, as_dict, parse_command_line
 
 
 @pytest.fixture

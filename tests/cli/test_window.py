@@ -9,7 +9,7 @@ import numpy as np
 import pyproj
 import pytest
 
-from pointup.cli.upsample import window
+from pointup.cli.upsample import files
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.store.point_store import build_store
 
@@ -29,7 +29,7 @@ def drawn(
         seen.append((before, after, options))
 
     monkeypatch.setattr("pointup.visualization.before_after_picture", note)
-    view = window.Window(store)
+    view = files.Window(store)
     for part in np.array_split(made, 3):
         view.add(part)
     view.draw(source, with_originals, tmp_path / "out.png", has_heights=True)
@@ -41,7 +41,7 @@ def drawn(
 def test_the_counts_are_those_of_the_whole_cloud(
     with_originals: bool, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "MAX_POINTS", most)
+    monkeypatch.setattr(files, "MAX_POINTS_OF_WINDOW", most)
     before, after, options = drawn(tmp_path, Path("in.ply"), with_originals, monkeypatch)
     assert options["totals"] == (30_000, 60_000 if with_originals else 30_000)
     assert options["unit"] == ""

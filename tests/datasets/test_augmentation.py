@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial import cKDTree
 from scipy.spatial.distance import pdist
 
-from pointup.datasets.augmentation import (
+from pointup.datasets.pair_dataset import (
     SCALES,
     augment_pair,
     crop_pair,

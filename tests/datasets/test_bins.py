@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.datasets.bins import ACCEPTED_ROOM, best_fit_decreasing, by_load, topped_up
+from pointup.datasets.packing import ACCEPTED_ROOM, best_fit_decreasing, by_load, topped_up
 
 CAPACITY = 20_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.datasets.common_ground import on_common_ground
+from pointup.datasets.block_pairs import on_common_ground
 
 CORNER = np.array([500_000.0, 4_000_000.0, 100.0])
 

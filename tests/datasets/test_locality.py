@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pointup.datasets import locality
-from pointup.datasets.locality import in_spatial_order, spatial_order
+from pointup.datasets import pair_dataset
+from pointup.datasets.pair_dataset import in_spatial_order, spatial_order
 
 
 def morton_code(cell: np.ndarray) -> int:
@@ -50,7 +50,7 @@ def test_the_order_is_a_permutation_of_any_points(points: np.ndarray) -> None:
 def test_large_clouds_of_a_pair_are_sorted_together_with_their_normals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(locality, "SORTED_FROM", 30)
+    monkeypatch.setattr(pair_dataset, "SORTED_FROM", 30)
     rng = np.random.default_rng(0)
     target = rng.random((50, 3)).astype(np.float32)
     clouds = {

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pointup.datasets.region_split import is_held_out, split_regions
-from pointup.datasets.regions import SurveyIndex, index_survey
+from pointup.datasets.regions import SurveyIndex, index_survey, is_held_out, split_regions
 from pointup.io.extents import FileExtent
 
 WIDTH = 40.0

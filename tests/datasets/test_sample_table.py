@@ -17,13 +17,11 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from pointup.datasets import pair_writer, point_files, sample_table, table_store
+from pointup.datasets import opening, pair_writer, samples
+from pointup.datasets.opening import open_samples
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.point_files import PointFiles
-from pointup.datasets.sample_table import UnreadableSample
-from pointup.datasets.samples import Samples, damaged_samples
-from pointup.datasets.table_store import open_samples
+from pointup.datasets.samples import PointFiles, Samples, UnreadableSample, damaged_samples
 from pointup.errors import DataError
 
 UTM = np.array([500_000.0, 4_500_000.0, 100.0])
@@ -53,8 +51,8 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, files and tables of a few samples, and fewer open files than there are."""
     monkeypatch.setattr(pair_writer, "BYTES_PER_BATCH", 3_000)
     monkeypatch.setattr(pair_writer, "BYTES_PER_FILE", 9_000)
-    monkeypatch.setattr(sample_table, "ROWS_PER_BATCH", 7)
-    monkeypatch.setattr(point_files, "MAX_OPEN", 2)
+    monkeypatch.setattr(samples, "ROWS_PER_BATCH", 7)
+    monkeypatch.setattr(samples, "MAX_OPEN", 2)
 
 
 def no_points(*_: Any) -> Any:
@@ -113,8 +111,8 @@ def test_opening_a_prepared_dataset_reads_no_points(
 ) -> None:
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     monkeypatch.setattr(PointFiles, "read", no_points)
-    monkeypatch.setattr(table_store, "index_parts", no_points)
-    monkeypatch.setattr(table_store, "load_splits", no_points)
+    monkeypatch.setattr(opening, "index_parts", no_points)
+    monkeypatch.setattr(opening, "load_splits", no_points)
     for split in ("train", "validation"):
         samples = open_samples(tmp_path / "d", split)
         assert not samples.bad_samples(min_points=3)
@@ -130,7 +128,7 @@ def test_a_dataset_without_tables_is_read_once_and_gives_the_same_table(
     made = open_samples(tmp_path / "d", "train")
     assert made.table.path == tmp_path / "d" / "samples" / "train.arrow"
     assert made.table.path.read_bytes() == given
-    monkeypatch.setattr(table_store, "index_parts", no_points)
+    monkeypatch.setattr(opening, "index_parts", no_points)
     assert list(open_samples(tmp_path / "d", "train").names) == [pair.name for pair in pairs(20)]
 
 
@@ -140,10 +138,10 @@ def test_a_table_is_kept_in_the_cache_if_the_dataset_can_not_be_written(
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
     shutil.rmtree(tmp_path / "d" / "samples")
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_store.os, "access", lambda *_: False)
+    monkeypatch.setattr(opening.os, "access", lambda *_: False)
     assert open_samples(tmp_path / "d", "train").table.path.is_relative_to(tmp_path / "cache")
     assert not (tmp_path / "d" / "samples").exists()
-    monkeypatch.setattr(table_store, "index_parts", no_points)
+    monkeypatch.setattr(opening, "index_parts", no_points)
     assert len(open_samples(tmp_path / "d", "validation")) == 4
 
 
@@ -222,7 +220,7 @@ def test_one_of_several_processes_reads_the_points_and_the_others_wait(tmp_path:
     code = """
 import logging, sys
 logging.basicConfig(level=logging.INFO)
-from pointup.datasets.table_store import open_samples
+from pointup.datasets.opening import open_samples
 print(len(open_samples(sys.argv[1], "train")), open_samples(sys.argv[1], "train").table.path)
 """
     words = [sys.executable, "-c", code, str(path)]
@@ -255,7 +253,7 @@ def test_files_are_closed_when_the_modules_of_an_ending_program_are_gone(
     files.read(0, 0, 5)
     (descriptor,) = files._open.values()
     with monkeypatch.context() as patch:
-        patch.setattr(point_files, "os", None)
+        patch.setattr(samples, "os", None)
         files.__del__()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from pointup.benchmark.batch_planning import random_sizes
-from pointup.datasets.bins import idle_share
+from pointup.datasets.packing import idle_share
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 

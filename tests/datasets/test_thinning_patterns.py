@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from pointup.datasets.thinning_patterns import PATTERNS, thin
+from pointup.datasets.block_pairs import PATTERNS, thin
 from pointup.errors import ConfigError
 
 

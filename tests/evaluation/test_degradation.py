@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pointup.evaluation.cloud_metrics import Metric
-from pointup.evaluation.degradation import beside_baselines, gap_closed, worse_than_source
+from pointup.evaluation.lidar_metrics import beside_baselines, gap_closed, worse_than_source
 
 METRICS = {
     "hausdorff": Metric("Hausdorff", "m", ""),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pointup.cli.evaluate.pairs_notes import remarks_on_pairs
+from pointup.cli.evaluate.pairs_shown import remarks_on_pairs
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
-from pointup.evaluation.degradation import worse_than_source
+from pointup.evaluation.lidar_metrics import worse_than_source
 
 
 def pair(p2f_of_source: float, p2f_of_model: float, cv: float = 0.2) -> dict[str, dict[str, float]]:

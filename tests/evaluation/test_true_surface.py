@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointup.evaluation.lidar_metrics import FAR
-from pointup.evaluation.true_surface import measure_to_surface, surface_metrics
+from pointup.evaluation.pairs import measure_to_surface, surface_metrics
 from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import METRE, unit_of
 

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pointup.geometry import adaptive_thinning as adaptive
-from pointup.geometry.adaptive_thinning import log_pick_distances, sample_by_spacing
+from pointup.geometry import thinning as adaptive
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.geometry.thinning import farthest_point_sample
+from pointup.geometry.thinning import farthest_point_sample, log_pick_distances, sample_by_spacing
 
 
 def clouds_with_duplicates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pointup.geometry.columns import (
+from pointup.geometry.local_geometry import (
     NUM_FEATURES,
     QUANTILES,
     columns_of,

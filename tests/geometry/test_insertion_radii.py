@@ -12,11 +12,10 @@ from scipy.spatial import cKDTree
 from test_adaptive_thinning import clouds_with_duplicates, expect_counts
 from torch import Tensor
 
-from pointup.geometry import adaptive_thinning as adaptive
-from pointup.geometry import insertion_radii as insertion
-from pointup.geometry.adaptive_thinning import sample_by_spacing
-from pointup.geometry.insertion_radii import coarser_samples, copies, insertion_radii
+from pointup.geometry import thinning as adaptive
+from pointup.geometry import thinning as insertion
 from pointup.geometry.packed import ptr_from_sizes
+from pointup.geometry.thinning import coarser_samples, copies, insertion_radii, sample_by_spacing
 
 few = settings(deadline=None, max_examples=25)
 

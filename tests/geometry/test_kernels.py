@@ -26,8 +26,7 @@ from torch import Tensor
 
 from pointup.geometry import kernels, neighbors, thinning
 from pointup.geometry.neighbors import knn, nearest, nearest_both
-from pointup.geometry.packed import ptr_from_sizes
-from pointup.geometry.validity import assume_valid
+from pointup.geometry.packed import assume_valid, ptr_from_sizes
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available()

@@ -112,7 +112,7 @@ TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
 def test_the_order_along_the_curve_compiles(floats: str) -> None:
     counts = {"num_points": "i32"}
     compile_kernel("order.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
-    from pointup.geometry.kernels.order import FEWER_PLACE_BITS, PLACE_BITS
+    from pointup.geometry.kernels.knn import FEWER_PLACE_BITS, PLACE_BITS
 
     arrays = {"cloud": "*i32", "code": "*i64"}
     for bits in (PLACE_BITS, FEWER_PLACE_BITS):
@@ -203,8 +203,8 @@ def test_thinning_in_registers_compiles(architecture: int, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", OTHERS_SLOW)
 def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
-    from pointup.geometry.insertion_radii import NUM_NEIGHBORS
     from pointup.geometry.kernels import insertion
+    from pointup.geometry.thinning import NUM_NEIGHBORS
 
     compiled = compile_kernel(
         "insertion.insertion_kernel",

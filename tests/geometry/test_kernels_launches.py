@@ -10,8 +10,8 @@ import torch
 from test_kernels import needs_triton
 from torch import Tensor
 
-from pointup.geometry import insertion_radii as insertion
-from pointup.geometry.insertion_radii import insertion_radii
+from pointup.geometry import thinning as insertion
+from pointup.geometry.thinning import insertion_radii
 
 pytestmark = needs_triton
 

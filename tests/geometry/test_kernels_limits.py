@@ -30,7 +30,7 @@ pytestmark = needs_triton
 @needs_device
 @long
 def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
-    from pointup.geometry.kernels.order import along_curve
+    from pointup.geometry.kernels.knn import along_curve
 
     num_clouds = 70_000  # More than 16 bits can count.
     axes = torch.rand(3, 2 * num_clouds, generator=torch.Generator().manual_seed(0)).to(DEVICE)
@@ -94,7 +94,7 @@ EXTENTS = [1e-37, *(pytest.param(e, marks=long) for e in (1e-34, 1e-30, 1e-15, 1
 @pytest.mark.usefixtures("as_on_cuda")
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) -> None:
-    from pointup.geometry.kernels.order import along_curve, cloud_boxes
+    from pointup.geometry.kernels.knn import along_curve, cloud_boxes
 
     pos, ptr, other, other_ptr = ragged([(40, 20), (0, 0), (50, 30)])
     pos, other = pos * extent, other * extent
@@ -114,7 +114,7 @@ def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) 
 
 @needs_device
 def test_radii_of_the_kernel_equal_those_of_torch() -> None:
-    from pointup.geometry import insertion_radii as insertion
+    from pointup.geometry import thinning as insertion
     from pointup.geometry.kernels.insertion import settle
 
     settled, plain = [], insertion.settle

@@ -27,9 +27,8 @@ from test_kernels import (
 from test_kernels_thinning import expect_farthest
 
 from pointup.geometry import kernels, neighbors, thinning
-from pointup.geometry.insertion_radii import insertion_radii
 from pointup.geometry.neighbors import knn, nearest, nearest_both
-from pointup.geometry.thinning import farthest_point_sample
+from pointup.geometry.thinning import farthest_point_sample, insertion_radii
 
 CPU = torch.device("cpu")
 HERE = torch.device(DEVICE)

@@ -11,7 +11,7 @@ import pytest
 from laspy.vlrs.known import WktCoordinateSystemVlr
 from pyproj import CRS
 
-from pointup.io.coordinate_systems import different_systems
+from pointup.io.length_unit import different_systems
 
 
 def write_las(path: Path, *records: laspy.VLR) -> Path:

@@ -15,11 +15,9 @@ from sheets import UTM, grid, in_chunks, sheet
 from typed import WKT
 
 from pointup.errors import FileError
-from pointup.io.adjacent_files import MAX_GAP, find_surveys
-from pointup.io.extents import FileExtent, read_extent
+from pointup.io.extents import MAX_GAP, FileExtent, find_surveys, read_extent
 from pointup.io.files import PointCloud, write_points
-from pointup.upsampling.store.point_store import Store, build_survey_store
-from pointup.upsampling.store.resolution import grid_resolution
+from pointup.upsampling.store.point_store import Store, build_survey_store, grid_resolution
 
 
 def store_of(files: list[PointCloud], chunk_size: int = 100) -> Store:

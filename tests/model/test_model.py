@@ -14,8 +14,7 @@ from pointup.errors import ModelError
 from pointup.geometry.local_geometry import plane_normals
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.calibration import reference_clouds
-from pointup.model.upsampler import Upsampler
+from pointup.model.upsampler import Upsampler, reference_clouds
 
 SMALL = {"feature_dim": 16, "k": 5, "num_layers": 2, "heads": 2, "child_heads": 4}
 

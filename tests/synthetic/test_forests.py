@@ -7,8 +7,15 @@ from functools import cache
 
 import numpy as np
 
-from pointup.synthetic.forests import Stand, plant_stand, random_stand
-from pointup.synthetic.landscapes import Scene, random_scene, scene_of, stand_site
+from pointup.synthetic.landscapes import (
+    Scene,
+    Stand,
+    plant_stand,
+    random_scene,
+    random_stand,
+    scene_of,
+    stand_site,
+)
 from pointup.synthetic.plants import log, snag
 from pointup.synthetic.scanner import Scanner, scan
 from pointup.synthetic.site import Site

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.synthetic.forests import Stand
-from pointup.synthetic.landscapes import random_site, stand_site
+from pointup.synthetic.landscapes import Stand, random_site, stand_site
 from pointup.synthetic.movement import moved
 from pointup.synthetic.site import Site
 

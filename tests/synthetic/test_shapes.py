@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.synthetic.close_sides import CLOSE_SIDES, parallel_sheets, slotted_block
 from pointup.synthetic.shapes import FAMILIES, ORGANIC, deform, random_surface
+from pointup.synthetic.solids import CLOSE_SIDES, parallel_sheets, slotted_block
 from pointup.synthetic.tessellation import surface_of
 
 NAMES = {family.__name__: family for family in [*FAMILIES, *CLOSE_SIDES]}

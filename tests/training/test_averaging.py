@@ -13,8 +13,8 @@ from runs import SMALL, final_weights, options, training
 
 from pointup.errors import ConfigError
 from pointup.model.upsampler import Upsampler
-from pointup.training.averaging import WeightAverage
 from pointup.training.config import TrainConfig
+from pointup.training.training_state import WeightAverage
 
 
 def state_of_average(run: Path, step: int) -> dict[str, object]:

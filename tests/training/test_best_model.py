@@ -14,7 +14,7 @@ from runs import options, training
 
 from pointup.datasets.pair_writer import write_pairs
 from pointup.training.evaluation import EvaluationResult
-from pointup.training.run_directory import checkpointing
+from pointup.training.run_directory import checkpoint
 from pointup.training.run_directory.checkpoint import CheckpointError
 
 Disk = Callable[[Iterator[bool]], None]
@@ -23,7 +23,7 @@ Disk = Callable[[Iterator[bool]], None]
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Sets which writes of the best model fail as on a full disk."""
-    real = checkpointing.save_model
+    real = checkpoint.save_model
 
     def set_full(is_full: Iterator[bool]) -> None:
         def save_model(*given: Any) -> None:
@@ -31,7 +31,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
                 raise CheckpointError("model: the model can't be written (full)")
             real(*given)
 
-        monkeypatch.setattr(checkpointing, "save_model", save_model)
+        monkeypatch.setattr(checkpoint, "save_model", save_model)
 
     return set_full
 

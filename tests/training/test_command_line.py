@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.shipped import shipped_options
-from pointup.training.command_line import parse_command_line
-from pointup.training.config import TrainConfig, as_dict
+from pointup.training.config import TrainConfig, as_dict, parse_command_line
 from pointup.training.objective import LossConfig
 from pointup.training.saved_config import check_same_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pointup.training.faults.control_groups import cores_of_process
+from pointup.training.faults.available_memory import cores_of_process
 
 
 @pytest.fixture(autouse=True)

@@ -19,14 +19,15 @@ from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import training_loader
-from pointup.training.distributed import accelerator, devices, launcher
-from pointup.training.distributed.accelerator import check_accumulation, make_accelerator
-from pointup.training.distributed.devices import (
+from pointup.training.distributed import accelerator
+from pointup.training.distributed.accelerator import (
+    LaunchRequest,
+    check_accumulation,
     check_number_of_devices,
+    make_accelerator,
     prepare_devices,
     why_no_accelerator,
 )
-from pointup.training.distributed.launcher import LaunchRequest
 from pointup.training.evaluation import Evaluation
 from pointup.training.faults import available_memory, token_budget
 from pointup.training.faults.out_of_memory import attempt, is_out_of_memory
@@ -190,8 +191,8 @@ def test_without_a_gpu_one_process_continues_with_the_reason_and_several_end(
             monkeypatch.setenv("ACCELERATE_USE_CPU", use_cpu)
         with (
             mock.patch("torch.accelerator.is_available", lambda: False),
-            mock.patch.object(devices, "why_no_accelerator", lambda: "the driver is asleep"),
-            mock.patch.object(launcher, "launch_request", lambda: request),
+            mock.patch.object(accelerator, "why_no_accelerator", lambda: "the driver is asleep"),
+            mock.patch.object(accelerator, "launch_request", lambda: request),
         ):
             prepare_devices()
         assert os.environ["ACCELERATE_USE_CPU"].lower() == "true"
@@ -224,7 +225,7 @@ def test_several_processes_launched_for_the_cpu_use_no_gpu(
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     with (
         torch_sees(num_gpus),
-        mock.patch.object(launcher, "launch_request", lambda: LaunchRequest(2, use_cpu=True)),
+        mock.patch.object(accelerator, "launch_request", lambda: LaunchRequest(2, use_cpu=True)),
     ):
         prepare_devices()
     assert os.environ["ACCELERATE_USE_CPU"] == "true"
@@ -257,13 +258,13 @@ def test_the_allocator_uses_expandable_segments_unless_it_is_configured(
     monkeypatch.setattr("torch.accelerator.device_count", lambda: 1)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     prepare_devices()
-    assert "PYTORCH_ALLOC_CONF" not in devices.os.environ
+    assert "PYTORCH_ALLOC_CONF" not in accelerator.os.environ
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     # Set by the test first, so that it is unset after it.
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     prepare_devices()
-    assert devices.os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
+    assert accelerator.os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"
 
 
 def test_the_memory_of_a_device_is_what_its_allocator_holds_with_gaps_between_tensors() -> None:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.model.output import UpsamplerOutput
-from pointup.model.upsampler import Upsampler
+from pointup.model.upsampler import Upsampler, UpsamplerOutput
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation, EvaluationResult

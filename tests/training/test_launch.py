@@ -17,9 +17,14 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import LoggerType
 
 from pointup.errors import ConfigError
-from pointup.training.distributed import accelerator, launcher
-from pointup.training.distributed.accelerator import make_accelerator, seed_micro_batch
-from pointup.training.distributed.launcher import launch_arguments, launch_request, read_request
+from pointup.training.distributed import accelerator
+from pointup.training.distributed.accelerator import (
+    launch_arguments,
+    launch_request,
+    make_accelerator,
+    read_request,
+    seed_micro_batch,
+)
 
 CONFIGS = Path(__file__).parents[2] / "accelerate_configs"
 
@@ -71,7 +76,7 @@ def test_processes_and_device_are_read_from_the_launchers_command_line(tmp_path:
 def test_the_file_of_accelerate_config_is_read_if_none_is_named(
     default: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "default_config_file", str(CONFIGS / f"{default}.yaml"))
+    monkeypatch.setattr(accelerator, "default_config_file", str(CONFIGS / f"{default}.yaml"))
     monkeypatch.setattr(
         "accelerate.commands.config.config_args.default_config_file", str(CONFIGS / "cpu.yaml")
     )
@@ -103,7 +108,7 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
     script = tmp_path / "device.py"
     script.write_text(
         "import os, sys, torch\n"
-        "from pointup.training.distributed.devices import prepare_devices\n"
+        "from pointup.training.distributed.accelerator import prepare_devices\n"
         "from pointup.training.exit_status import exit_status\n"
         "def run():\n"
         "    for number in (2, 0):\n"

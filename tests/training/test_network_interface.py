@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from pointup.errors import ConfigError
-from pointup.training.distributed.network_interface import (
+from pointup.training.distributed.process_group import (
     address_towards,
     choose_interface,
     interface_of,

@@ -14,8 +14,7 @@ from pointup.errors import ConfigError
 from pointup.geometry.local_geometry import mean_gaps
 from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import ptr_from_sizes
-from pointup.model.output import UpsamplerOutput
-from pointup.model.upsampler import Upsampler
+from pointup.model.upsampler import Upsampler, UpsamplerOutput
 from pointup.training.objective import (
     LossConfig,
     cloud_losses,

@@ -24,9 +24,7 @@ from pointup.cli.main import main
 from pointup.datasets.held_out import rows_near
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError
-from pointup.training.command_line import parse_command_line
-from pointup.training.config import TrainConfig
-from pointup.training.data_sources import data_sources
+from pointup.training.config import TrainConfig, data_sources, parse_command_line
 from pointup.training.datasets import open_training_data
 
 

@@ -20,7 +20,7 @@ from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.errors import TrainingError
 from pointup.training import config as options
 from pointup.training.config import TrainConfig
-from pointup.training.datasets import TrainingData
+from pointup.training.datasets import TrainingData, UnreadableSamples
 from pointup.training.distributed.accelerator import make_accelerator
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import (
@@ -35,7 +35,6 @@ from pointup.training.faults.token_budget import (
     largest_that_fits,
     settle_token_budget,
 )
-from pointup.training.unreadable_samples import UnreadableSamples
 
 CPU = torch.device("cpu")
 

@@ -23,7 +23,7 @@ from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
 from pointup.training import evaluation
-from pointup.training import optimizer as optimizers
+from pointup.training import training_state as optimizers
 from pointup.training.evaluation import Evaluation
 
 

@@ -15,8 +15,8 @@ from disturbed import ends
 from runs import final_weights, options, training
 from test_distributed import steps_of
 
+from pointup.datasets.opening import open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
-from pointup.datasets.table_store import open_samples
 from pointup.errors import DataError
 
 

@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from pointup.training.config import TrainConfig
 from pointup.training.evaluation import EvaluationResult, SampleClouds
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.wandb_run import WandbRun
+from pointup.training.tracking.tensorboard import WandbRun
 
 pytest.importorskip("wandb", reason="no wandb: pip install wandb")
 

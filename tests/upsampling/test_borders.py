@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.spatial import ConvexHull, cKDTree
 
 from pointup import upsample
-from pointup.upsampling.single_pass.borders import NUM_NEIGHBORS, within_borders
+from pointup.upsampling.single_pass.relaxation import NUM_NEIGHBORS, within_borders
 
 
 def sheet(num_points: int, seed: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, small_model
 
 from pointup import upsample
-from pointup.upsampling.covered import NEAR, NUM_ABOVE, is_covered
+from pointup.upsampling.ground import NEAR, NUM_ABOVE, is_covered
 from pointup.upsampling.single_pass import measured
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region

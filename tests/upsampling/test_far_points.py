@@ -16,7 +16,7 @@ from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.upsampling.models import load_model
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass.groups import near_groups
+from pointup.upsampling.single_pass.candidates import near_groups
 from pointup.upsampling.store.point_store import build_store
 from pointup.upsampling.store.region import Region
 

@@ -16,8 +16,7 @@ from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.model.config import ModelConfig
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.store.frame import Frame, own_frame
-from pointup.upsampling.store.point_store import build_survey_store
+from pointup.upsampling.store.point_store import Frame, build_survey_store, own_frame
 
 
 def pose(seed: int) -> np.ndarray:

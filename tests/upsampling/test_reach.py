@@ -14,15 +14,17 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, sheet, small_model
 
 from pointup import Upsampler, upsample
-from pointup.geometry.gaps import BRIDGE, GAP, without_bridges
 from pointup.geometry.local_geometry import (
+    BRIDGE,
+    GAP,
     LocalGeometry,
     local_geometry,
+    without_bridges,
 )
 from pointup.geometry.neighbors import knn
 from pointup.io.cloud import PointCloud
 from pointup.model.config import MAX_REACH, ModelConfig
-from pointup.upsampling.single_pass.reach import Reach
+from pointup.upsampling.single_pass.candidates import Reach
 from pointup.upsampling.store.point_store import build_survey_store
 
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
-from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
 from pointup.upsampling.single_pass.selection import first_radius, select_evenly
+from pointup.upsampling.single_pass.upsampling_pass import color_boxes, touching
 
 
 def candidates_on_a_plane(seed: int = 0, num_points: int = 1200) -> tuple[np.ndarray, ...]:

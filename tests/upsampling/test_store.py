@@ -8,10 +8,10 @@ import pytest
 from sheets import StoreMaker, in_chunks, sheet
 
 from pointup.io.cloud import PointCloud
+from pointup.upsampling.single_pass.upsampling_pass import cut_into_tiles
 from pointup.upsampling.store import point_store
 from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
 from pointup.upsampling.store.point_store import build_survey_store
-from pointup.upsampling.store.tiling import cut_into_tiles
 
 UTM = np.array([500_000.0, 4_100_000.0, 0.0])
 

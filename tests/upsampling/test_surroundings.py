@@ -8,8 +8,8 @@ from sheets import small_model
 
 from pointup import upsample
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.single_pass import surroundings, upsampling_pass
-from pointup.upsampling.single_pass.surroundings import MOST_AROUND, Surroundings
+from pointup.upsampling.single_pass import upsampling_pass
+from pointup.upsampling.single_pass.upsampling_pass import MOST_AROUND, Surroundings
 
 RNG = np.random.default_rng(0)
 LOW, HIGH = np.full(3, 0.2), np.full(3, 0.9)
@@ -35,7 +35,7 @@ def test_all_points_of_the_box_are_around_in_their_order() -> None:
 def test_of_many_points_the_nearest_are_around(
     num_parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(surroundings, "BLOCK_SIZE", 10)
+    monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 10)
     points, cloud = RNG.random((5, 3)), RNG.random((2000, 3))
     inside = in_box(cloud)
     gap = np.linalg.norm(inside[:, None] - points, axis=2).min(axis=1)
@@ -44,7 +44,7 @@ def test_of_many_points_the_nearest_are_around(
 
 
 def test_without_points_the_number_around_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "BLOCK_SIZE", 10)
+    monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 10)
     assert len(added([RNG.random((3000, 3))], np.empty((0, 3)))) == MOST_AROUND * 10
 
 
@@ -52,7 +52,7 @@ def test_wrong_measurements_above_a_survey_do_not_have_all_of_it_around_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their boxes contain all of it, below and above them."""
-    monkeypatch.setattr(surroundings, "BLOCK_SIZE", 500)
+    monkeypatch.setattr(upsampling_pass, "BLOCK_SIZE", 500)
     numbers: list[int] = []
 
     def relax(free: np.ndarray, fixed: np.ndarray, *options: object) -> np.ndarray:

@@ -13,8 +13,8 @@ from copc_files import write_copc
 from scipy.spatial import cKDTree
 from tile_row import CORNER, WIDTH, rows, surface, upsample, write_las, write_model, write_tiles
 
-from pointup.cli.upsample import selection
-from pointup.cli.upsample.window_index import NOT_WRITTEN
+from pointup.cli.upsample import plan
+from pointup.cli.upsample.files import NOT_WRITTEN
 from pointup.io.files import read_points
 
 
@@ -31,7 +31,7 @@ def tiles(tmp_path: Path) -> Path:
 def test_bounds_of_a_copc_file_give_its_points_inside_and_as_many_new_ones_as_the_whole(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "MARGIN", 12.0)
+    monkeypatch.setattr(plan, "MARGIN", 12.0)
     write_copc(tmp_path / "a.copc.laz", surface(6000, 1), node_points=60)
     bounds = (500_050, 4_000_010, 500_060, 4_000_020)
     read, real = [], __import__("lazrs").decompress_points_with_chunk_table

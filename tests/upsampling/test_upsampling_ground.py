@@ -16,8 +16,7 @@ from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud
 from pointup.model.hub import SHIPPED, WEIGHTS
 from pointup.upsampling.executor import SingleProcess
-from pointup.upsampling.ground import _MOST_CELLS, Ground, cell_side
-from pointup.upsampling.ground_raster import Raster
+from pointup.upsampling.ground import _MOST_CELLS, Ground, Raster, cell_side
 from pointup.upsampling.new_points import Summary
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.passes import run_passes

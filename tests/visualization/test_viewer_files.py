@@ -31,8 +31,8 @@ from pointup.visualization.viewer import (
     write_before_after,
     write_viewer,
 )
+from pointup.visualization.viewer.encoding import BITS, build_octree
 from pointup.visualization.viewer.layers import density_channel
-from pointup.visualization.viewer.octree import BITS, build_octree
 
 
 class Page:

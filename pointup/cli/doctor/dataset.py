@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pointup.cli.doctor.finding import Finding, fail, ok, reason_of, warn
-from pointup.datasets.table_store import open_samples
+from pointup.datasets.opening import open_samples
 from pointup.errors import DataError
 
 NUM_NAMED = 3

@@ -12,11 +12,10 @@ from pointup.cli.doctor.accelerators import ask_driver, parse_number
 from pointup.cli.doctor.finding import Finding, fail, in_time, ok, reason_of, warn
 from pointup.errors import PointupError
 from pointup.geometry import kernels
-from pointup.geometry.insertion_radii import insertion_radii
 from pointup.geometry.kernels import trial
 from pointup.geometry.neighbors import knn, nearest_both
-from pointup.geometry.packed import ptr_from_sizes
-from pointup.geometry.validity import assume_valid
+from pointup.geometry.packed import assume_valid, ptr_from_sizes
+from pointup.geometry.thinning import insertion_radii
 
 CLOUDS = 8
 POINTS_PER_CLOUD = 25_000

@@ -16,8 +16,11 @@ from packaging.requirements import Requirement
 
 import pointup
 from pointup.cli.doctor.finding import Finding, fail, in_bytes, ok, warn
-from pointup.training.faults.available_memory import memory_limit, num_local_processes
-from pointup.training.faults.control_groups import cores_of_process
+from pointup.training.faults.available_memory import (
+    cores_of_process,
+    memory_limit,
+    num_local_processes,
+)
 
 NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
 ENOUGH_OPEN_FILES = 1024

@@ -14,7 +14,7 @@ from pointup.cli.evaluate.output import (
     describe_upsampling,
     open_model,
 )
-from pointup.cli.output_files import File, Picture, View
+from pointup.cli.input_files import File, Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -175,8 +175,13 @@ class Lidar:
         upsampler: Upsampler | None,
         notes: list[str],
     ) -> None:
-        from pointup.evaluation.degradation import beside_baselines, gap_closed, worse_than_source
-        from pointup.evaluation.lidar_metrics import band_metrics, lidar_metrics
+        from pointup.evaluation.lidar_metrics import (
+            band_metrics,
+            beside_baselines,
+            gap_closed,
+            lidar_metrics,
+            worse_than_source,
+        )
         from pointup.evaluation.report import Report, Table
 
         scale, extent, own = against.scale, against.extent, against.figures()

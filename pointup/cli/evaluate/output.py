@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 import pointup
-from pointup.cli.output_files import File
+from pointup.cli.input_files import File
 from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pointup.cli.evaluate.output import (
     describe_upsampling,
     open_model,
 )
-from pointup.cli.output_files import Picture, View
+from pointup.cli.input_files import Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.cli.evaluate.pairs_notes import Sizes
+    from pointup.cli.evaluate.pairs_shown import Sizes
     from pointup.datasets.pair_dataset import BadSample
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
@@ -70,8 +70,7 @@ class Pairs:
     def run(self) -> int:
         from tqdm import tqdm
 
-        from pointup.cli.evaluate.pairs_notes import Sizes
-        from pointup.cli.evaluate.pairs_shown import MeasuredPairs
+        from pointup.cli.evaluate.pairs_shown import MeasuredPairs, Sizes
         from pointup.datasets.batch import collate
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
@@ -159,13 +158,13 @@ class Pairs:
     ) -> None:
         import numpy as np
 
-        from pointup.cli.evaluate.pairs_notes import (
+        from pointup.cli.evaluate.pairs_shown import (
             notes_on_gap,
             notes_on_ratios,
             remarks_on_pairs,
         )
         from pointup.evaluation.cloud_metrics import mean_rows
-        from pointup.evaluation.degradation import beside_baselines
+        from pointup.evaluation.lidar_metrics import beside_baselines
         from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
         from pointup.evaluation.report import Report, Table
 

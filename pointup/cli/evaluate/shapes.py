@@ -14,7 +14,7 @@ from pointup.cli.evaluate.output import (
     describe_upsampling,
     open_model,
 )
-from pointup.cli.output_files import Picture, View
+from pointup.cli.input_files import Picture, View
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:

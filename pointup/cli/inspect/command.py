@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from pointup.cli.output_files import Picture, View
+from pointup.cli.input_files import Picture, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,7 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        from pointup.cli.inspect.report import as_json, report
-        from pointup.cli.inspect.statistics import held_out_of, inspect_dataset
+        from pointup.cli.inspect.report import as_json, held_out_of, inspect_dataset, report
         from pointup.visualization import check_picture_path
         from pointup.visualization.viewer import check_viewer_path
 
@@ -50,7 +49,7 @@ class Inspect:
         else:
             print(report(self.dataset, splits, held_out))
         if self.picture or self.view:
-            from pointup.cli.inspect.shown import write_dataset_picture, write_dataset_view
+            from pointup.cli.inspect.report import write_dataset_picture, write_dataset_view
 
             if self.picture:
                 write_dataset_picture(self.dataset, splits, self.picture)

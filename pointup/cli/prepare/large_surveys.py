@@ -12,16 +12,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
-from pointup.cli.prepare.new_dataset import Making, note
+from pointup.cli.prepare.new_dataset import Making
+from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.datasets.dataset_parts import DatasetPart
-    from pointup.datasets.region_pairs import MakePairs, RegionTiling
-    from pointup.datasets.region_split import RegionSplit
-    from pointup.datasets.regions import Region, SurveyIndex
+    from pointup.datasets.block_pairs import MakePairs, RegionTiling
+    from pointup.datasets.pair_writer import DatasetPart
+    from pointup.datasets.regions import Region, RegionSplit, SurveyIndex
     from pointup.io.extents import FileExtent
+
 
 NO_TRAINING_PAIRS = "no training pairs are left; try a smaller --tile or --strip"
 
@@ -53,8 +53,7 @@ def read_headers(making: Making, sides: list[list[Path]], tile: float, block: in
     Blocks of `block` tiles are halved while there are too few of them to hold out the share of
     `making`.
     """
-    from pointup.datasets.region_split import split_regions
-    from pointup.datasets.regions import index_survey
+    from pointup.datasets.regions import index_survey, split_regions
     from pointup.io.extents import read_extent
 
     paths = [path for side in sides for path in side]
@@ -86,7 +85,7 @@ def prepare_regions(
     average. A shard may be without pairs, so that all shards can be joined; other datasets without
     training pairs raise DataError.
     """
-    from pointup.datasets.dataset_parts import (
+    from pointup.datasets.pair_writer import (
         PartSource,
         assemble,
         read_part,
@@ -140,7 +139,7 @@ def prepare_regions(
 
 def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> str:
     """The remark for the summary on the strip around validation tiles, from the facts of parts."""
-    from pointup.datasets.dataset_parts import total
+    from pointup.datasets.pair_writer import total
 
     in_tiles, repeated, outside = (
         total(parts, fact) for fact in ("points_in_tiles", "num_repeated", "num_outside")
@@ -158,7 +157,7 @@ def _make_parts(
     make: MakePairs,
 ) -> None:
     """Make the parts that are missing; the points of a file are removed after its last region."""
-    from pointup.datasets.region_pairs import make_part, sort_into
+    from pointup.datasets.block_pairs import make_part, sort_into
 
     making.remove_stale()
     todo = [region for region in regions if not _part_folder(making, region).exists()]
@@ -233,3 +232,23 @@ def _identity(survey: LargeSurvey, tiling: RegionTiling, info: dict[str, Any]) -
     ]
     values: dict[str, Any] = json.loads(json.dumps({**info, **asdict(tiling)}, default=str))
     return {**values, "files": files}
+
+
+def note_left_out_noise(num_points: int) -> None:
+    """Print how many points of a survey were left out as noise, if any."""
+    if num_points:
+        note(f"left out {num_points:,} points: noise, withheld or synthetic (see --include-noise)")
+
+
+def note_left_out_points(num_repeated: int, num_outside: int, num_read: int) -> None:
+    """Print how many of `num_read` points in tiles were left out, if any, and why.
+
+    `num_repeated` are there twice, `num_outside` are on ground that only one survey covers.
+    """
+    if num_repeated:
+        note(f"left out {num_repeated:,} points that are at the position of another point")
+    if num_outside:
+        note(
+            f"left out {num_outside:,} points ({num_outside / num_read:.1%} of those in tiles of "
+            "both surveys) on ground that only one survey covers"
+        )

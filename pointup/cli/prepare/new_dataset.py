@@ -20,8 +20,12 @@ import tyro
 
 import pointup
 from pointup.cli.prepare.summary import note, print_summary
-from pointup.datasets.interrupts import interrupts_held_back, stopping_as_interrupts
-from pointup.datasets.workers import call_each, end_workers_except
+from pointup.datasets.workers import (
+    call_each,
+    end_workers_except,
+    interrupts_held_back,
+    stopping_as_interrupts,
+)
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 
 if TYPE_CHECKING:
@@ -228,7 +232,7 @@ class Making:
 
         `shapes` says where the shapes of the pairs are from, see `shapes_of`.
         """
-        from pointup.datasets.held_out_elsewhere import write_shapes
+        from pointup.datasets.held_out import write_shapes
         from pointup.datasets.pair_writer import write_pairs
 
         info = self.description(info)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Collection
 from pathlib import Path
+
+import numpy as np
+
+from pointup.datasets.opening import open_samples
+from pointup.datasets.samples import UnreadableSample
+from pointup.evaluation.vertical_offset import note_on_offset
+from pointup.io.length_unit import dataset_unit
 
 # A note is printed if the median pair has fewer source points than this.
 FEW_POINTS = 100
@@ -19,9 +27,8 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     """
     import numpy as np
 
-    from pointup.cli.prepare.height_systems import notes_on_heights
-    from pointup.datasets.sample_table import SampleTable
-    from pointup.training.next_commands import describe_preset, preset_of, training_command
+    from pointup.cli.next_commands import describe_preset, preset_of, training_command
+    from pointup.datasets.samples import SampleTable
 
     tables = {
         name: SampleTable(path, output)
@@ -78,3 +85,26 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
 def note(text: str) -> None:
     """Print a note on stderr."""
     print(f"note: {text}", file=sys.stderr)
+
+
+# Pairs that are read: enough for a median, and read in seconds.
+_MOST_PAIRS = 200
+
+
+def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
+    """A note if the lowest points of sources and targets are at different heights in most pairs.
+
+    `splits` names the stored splits of the dataset.
+    """
+    opened = [open_samples(dataset, split, draws_validation=False) for split in splits]
+    offsets = []
+    for samples in opened:
+        share = max(1, _MOST_PAIRS * len(samples) // sum(map(len, opened)))
+        for index in np.linspace(0, len(samples) - 1, min(share, len(samples))).astype(int):
+            try:
+                pair = samples.pair(int(index))
+            except UnreadableSample:
+                continue
+            offsets.append(float(pair.source[:, 2].min() - pair.target[:, 2].min()))
+    offset = float(np.median(offsets)) if offsets else 0.0
+    return note_on_offset(offset, dataset_unit(dataset), "target")

@@ -11,21 +11,82 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from pointup.cli.input_files import Inputs, find_inputs, name_inputs
-from pointup.cli.prepare.large_surveys import prepare_regions, read_headers
-from pointup.cli.prepare.left_out_points import note_left_out_noise, note_left_out_points
-from pointup.cli.prepare.new_dataset import Making, NewDataset, note
-from pointup.cli.prepare.systems import check_systems
-from pointup.cli.prepare.tiling import Tiling, note_overlapping
-from pointup.cli.shards import ShardOption, parse_shard
+from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
+from pointup.cli.prepare.large_surveys import (
+    note_left_out_noise,
+    note_left_out_points,
+    prepare_regions,
+    read_headers,
+)
+from pointup.cli.prepare.new_dataset import Making, NewDataset
+from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, DataError
 from pointup.terminal import printable
 
 if TYPE_CHECKING:
-    from pointup.datasets.block_pairs import BlockPairs
+    from pointup.datasets.block_pairs import BlockPairs, MakePairs
     from pointup.datasets.pair import Pair
-    from pointup.datasets.region_pairs import MakePairs
     from pointup.datasets.surveys import Place
+from typing import TYPE_CHECKING
+
+from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
+
+if TYPE_CHECKING:
+    from pointup.datasets.surveys import Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """Tiles of a survey. Lengths are in the unit of the files."""
+
+    tile: float = 10.0
+    """Side length of a tile, in the unit of the files."""
+    min_points: int = 32
+    """Leave out tiles with fewer points than this in source or target."""
+    block: int = 4
+    """Side length in tiles of the squares that belong to training or validation as a whole."""
+    strip: Annotated[
+        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
+    ] = None
+    """Width of the strip of left-out points around validation tiles, in the unit of the files. No
+    training point is closer to a validation point. By default half a tile."""
+    separate: bool = False
+    """Treat each file as a separate survey, with coordinates of its own."""
+    include_noise: bool = False
+    """Keep noise (classes 7 and 18), withheld points, and points with the synthetic flag, which are
+    not measured. By default they are left out."""
+
+    def __post_init__(self) -> None:
+        if not self.tile > 0 or self.min_points < 1 or self.block < 1:
+            raise ConfigError(
+                f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
+                "each must be greater than 0"
+            )
+        if self.strip is not None and not 0 <= self.strip < float("inf"):
+            raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
+
+    @property
+    def strip_width(self) -> float:
+        return self.tile / 2 if self.strip is None else self.strip
+
+
+def note_overlapping(places: list[Place]) -> None:
+    """Print a note if separate surveys overlap, which then may share ground."""
+    import numpy as np
+
+    extents = [place.extent(-1) for place in places]
+    low, high = (np.array([extent[end][:2] for extent in extents]) for end in (0, 1))
+    for number, place in enumerate(places):
+        overlap = (low[number] < high[:number]).all(axis=1) & (low[:number] < high[number]).all(
+            axis=1
+        )
+        if overlap.any():
+            note(
+                f"{places[int(np.argmax(overlap))].stem} and {place.stem} overlap: if their "
+                "coordinate system is the same, leave out --separate, or validation pairs of one "
+                "file show ground that training pairs of another show"
+            )
+            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +209,7 @@ def _cut_surveys(
     """
     import numpy as np
 
-    from pointup.datasets.region_pairs import blocks_of
+    from pointup.datasets.block_pairs import blocks_of
     from pointup.datasets.regions import LARGE_BYTES, is_large
     from pointup.datasets.surveys import HeldOutTiles, hold_out
 
@@ -218,7 +279,7 @@ def _cut_regions(
     shard: tuple[int, int] | None,
 ) -> int:
     """Make the pairs of a large survey region by region; see `_cut_surveys`."""
-    from pointup.datasets.region_pairs import RegionTiling
+    from pointup.datasets.block_pairs import RegionTiling
 
     with dataset.making(is_resumable=True) as making:
         making.stem = printable(sides[-1][0].stem) if len(sides[-1]) == 1 else "tile"
@@ -270,7 +331,7 @@ def _sort_places(making: Making, sides: list[list[Path]], tiling: Tiling) -> lis
 
 def _surveys(sides: list[list[Path]], tiling: Tiling) -> dict[str, Any]:
     """The entry of pointup.json with the surveys of a dataset: that of all files, or each file."""
-    from pointup.datasets.held_out_elsewhere import SurveyFiles, stored_surveys
+    from pointup.datasets.held_out import SurveyFiles, stored_surveys
 
     def survey(paths: Iterable[Path]) -> SurveyFiles:
         return SurveyFiles(tiling.strip_width, frozenset(str(path.resolve()) for path in paths))
@@ -294,3 +355,25 @@ def _no_tiles(making: Making, places: list[Place], tiling: Tiling, fewest_points
         f"no tile of {tiling.tile:g} has {fewest_points} points or more, in {extents[0]}: "
         "try a larger --tile or a smaller --min-points"
     )
+
+
+def check_systems(sides: Sequence[Sequence[Path]], separate: bool) -> None:
+    """Print notes on mixed units and on files that are paired but in different systems.
+
+    `sides` has one survey or two. If the files are separate surveys, only the two files of a pair
+    are compared, and only the first note is printed: others are often the same.
+    A damaged file is skipped: it is left out and reported when it is read.
+    Raises DataError for files in different units, or in degrees.
+    """
+    from pointup.io.length_unit import agreed_unit, units_of_readable
+
+    paths = list(chain.from_iterable(sides))
+    lengths, notes = note_mixed(units_of_readable(paths))
+    agreed_unit(lengths)
+    for text in notes:
+        note(text)
+    for surveys in zip(*sides, strict=True) if separate else [paths]:
+        for text in (found := notes_on_systems(surveys)):
+            note(text)
+        if found:
+            break

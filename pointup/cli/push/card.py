@@ -18,9 +18,7 @@ from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
-from pointup.training.command_line import flag_of
-from pointup.training.config import option
-from pointup.training.data_sources import DataSource, data_sources
+from pointup.training.config import DataSource, data_sources, flag_of, option
 from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
 
 TAGS = ["point-cloud", "upsampling", "lidar"]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from pointup.cli.output_files import HtmlFile, Title, describe_page
+from pointup.cli.input_files import HtmlFile, Title, describe_page
 from pointup.errors import ConfigError
 
 

@@ -14,9 +14,13 @@ import numpy as np
 from pointup.errors import FileError
 from pointup.io.length_unit import METRE, known_unit
 from pointup.terminal import printable
-from pointup.training.config import TrainConfig, as_dict, flattened
-from pointup.training.data_sources import data_sources
-from pointup.training.renamed_options import with_current_options
+from pointup.training.config import (
+    TrainConfig,
+    as_dict,
+    data_sources,
+    flattened,
+    with_current_options,
+)
 
 NOT_COMPARED = frozenset({"output_dir"})
 SAME = 1e-3

@@ -21,7 +21,7 @@ from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs
 from pointup.io.length_unit import known_unit
 from pointup.model.upsampler import Upsampler
 from pointup.synthetic.default_dataset import default_dataset
-from pointup.training.data_sources import data_sources
+from pointup.training.config import data_sources
 from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
 from pointup.upsampling.in_memory import default_device

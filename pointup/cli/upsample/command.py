@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pointup.cli.input_files import Inputs
-from pointup.cli.output_files import Picture, View
-from pointup.cli.shards import ShardOption, parse_shard
+from pointup.cli.input_files import Inputs, Picture, ShardOption, View, parse_shard
 from pointup.errors import ConfigError, PointupError
 
 if TYPE_CHECKING:
@@ -138,16 +136,12 @@ class Upsample:
             signal.signal(signal.SIGTERM, before)
 
     def _run(self) -> int:
-        from pointup.cli.upsample.files import upsample_survey
+        from pointup.cli.next_commands import command_after_upsampling
+        from pointup.cli.upsample.files import Totals, upsample_survey, write_view
         from pointup.cli.upsample.finished import FinishedFiles
-        from pointup.cli.upsample.grouping import group_files
-        from pointup.cli.upsample.plan import needs_folder, plan_jobs
-        from pointup.cli.upsample.rounding import before_rounding
-        from pointup.cli.upsample.totals import Totals
-        from pointup.cli.upsample.view_file import write_view
+        from pointup.cli.upsample.plan import before_rounding, group_files, needs_folder, plan_jobs
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
-        from pointup.training.next_commands import command_after_upsampling
         from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.models import load_model
         from pointup.visualization import check_picture_path
@@ -231,7 +225,7 @@ class Upsample:
         return int(bool(complaints))
 
     def _check_units(self, jobs: list[Job], workers: LaunchedWorkerGroup) -> None:
-        from pointup.cli.upsample.units import check_units
+        from pointup.cli.upsample.plan import check_units
 
         has_lengths = self.max_distance is not None or self.bounds is not None
         with workers.barrier():

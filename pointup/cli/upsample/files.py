@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -12,23 +14,32 @@ from pathlib import Path
 import numpy as np
 
 from pointup.cli.progress import ProgressBar
-from pointup.cli.upsample.copies import copy_unchanged
-from pointup.cli.upsample.input_notes import notes_on_input
-from pointup.cli.upsample.plan import Job
+from pointup.cli.upsample.plan import Job, copy_unchanged
 from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
-from pointup.cli.upsample.window import Window
 from pointup.cli.upsample.work_directory import work_directory
-from pointup.cli.upsample.writing import check_outputs, write_each
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.io.length_unit import UNKNOWN, units_of_readable
+from pointup.io.cloud import PointWriter
+from pointup.io.files import (
+    LAS_EXTENSIONS,
+    PointCloud,
+    copy_points,
+    iter_points,
+    open_writer,
+    read_extremes,
+)
+from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
+from pointup.io.noise import SYNTHETIC
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.new_points import Summary
+from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.single_pass.density import UnreachedArea
-from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.scatter import MUCH_SCATTER, scatter
+from pointup.upsampling.single_pass.quotas import UnreachedArea
+from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
+from pointup.visualization.viewer import write_before_after
 
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
@@ -249,3 +260,253 @@ def _check_size(
 
 def _in_units(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+MAX_NAMED = 5
+"""Skipped files that are named; of more, the number is said."""
+
+
+class Totals:
+    """Counts the files and points of a call."""
+
+    def __init__(self) -> None:
+        self.num_files = self.num_skipped = self.num_in = self.num_out = 0
+        self.began = time.monotonic()
+
+    def add(self, files: Sequence[Written]) -> None:
+        """Count the written files of a survey."""
+        written = [file for file in files if file.num_out]
+        self.num_files += len(written)
+        self.num_in += sum(file.num_in for file in written)
+        self.num_out += sum(file.num_out for file in written)
+
+    def skip(self, survey: Sequence[Job], is_printed: bool) -> None:
+        """Count the files of a survey that are already written, and name the first ones."""
+        for job in survey:
+            if not job.is_context:
+                self.num_skipped += 1
+                if is_printed and self.num_skipped <= MAX_NAMED:
+                    print(f"{job.source}: already written, skipped: {job.target}")
+
+    def text(self, num_errors: int) -> str:
+        """The summary in a line."""
+        skipped = ""
+        if self.num_skipped:
+            skipped = f", {self.num_skipped:,} skipped, which were already written (see --redo)"
+        errors = f", {num_errors:,} error{'s' * (num_errors != 1)}" if num_errors else ""
+        files = "file" if self.num_files == 1 else "files"
+        seconds = time.monotonic() - self.began
+        return (
+            f"{self.num_files:,} {files} written{skipped}{errors}: from {self.num_in:,} to "
+            f"{self.num_out:,} points, {seconds:,.1f} s"
+        )
+
+
+def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], bool]) -> None:
+    """Show the files of jobs before and after, and print where; a note if there are none.
+
+    `has_heights` says whether the third coordinate of a file is a height. Raises FileError if the
+    file can't be written.
+    """
+    # A file with nothing to write has no output.
+    written = [job for job in jobs if job.target.exists()]
+    if not written:
+        print(f"note: {path}: no file to show, not written", file=sys.stderr)
+        return
+    sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
+    up = "z" if has_heights(written[0]) else None
+    size = write_before_after(sources, targets, path, up=up)
+    print(f"{path}: {size / 1e6:.1f} MB; open it in a browser")
+
+
+# Share of vegetation from which on the model for forests is named.
+_MUCH_VEGETATION = 0.3
+
+
+def notes_on_input(
+    jobs: Sequence[Job], found: SortedFiles, store: Store, suggests_model: bool
+) -> list[str]:
+    """Notes for a user who may want to stop, because other options give a better result.
+
+    `found` counts the points of the files by the number of their job. With `suggests_model` a note
+    names a model that may suit the points better than that of the jobs.
+    """
+    notes = []
+    if found.num_synthetic:
+        notes.append(_of_synthetic(jobs, found.num_synthetic))
+    share = found.num_vegetation / max(1, int(store.num_taken.sum()))
+    if suggests_model and jobs[0].model == "lidar" and share > _MUCH_VEGETATION:
+        notes.append(f"{share:.0%} of the points are vegetation: try --model forest")
+    if suggests_model and jobs[0].model == "shapes" and (noise := scatter(store)) >= MUCH_SCATTER:
+        notes.append(
+            f"the points look noisy, by about {noise:.2g} spacings: if they are, --denoise "
+            "replaces them; if these are plants, try --model forest"
+        )
+    return notes
+
+
+def _of_synthetic(jobs: Sequence[Job], num_synthetic: Mapping[int, int]) -> str:
+    others = f" and {len(num_synthetic) - 1:,} other files" if len(num_synthetic) > 1 else ""
+    return (
+        f"{jobs[min(num_synthetic)].source}{others}: {sum(num_synthetic.values()):,} points "
+        "have the synthetic flag: they are not measured, but upsampled as if they were; remove "
+        "them first"
+    )
+
+
+class _Discarded(Exception):
+    """Leaves a writer without a file."""
+
+
+def check_outputs(jobs: Sequence[Job], store: Store) -> None:
+    """Raise the error of the first output if none can be opened: before any work, not after it."""
+    first: PointupError | None = None
+    for job in jobs:
+        if job.is_context:
+            continue
+        try:
+            with suppress(_Discarded), _opened(job, store):
+                raise _Discarded
+            return
+        except PointupError as error:
+            first = first or error
+    if first:
+        raise first
+
+
+def write_each(
+    jobs: Sequence[Job],
+    store: Store,
+    new_points: NewPoints,
+    with_originals: bool,
+    window: Window | None,
+    workers: LaunchedWorkerGroup,
+    progress: ProgressBar,
+) -> list[tuple[int, int, Exception | None]]:
+    """Write the files of this process. Returns number, points written and error of each."""
+    written: list[tuple[int, int, Exception | None]] = []
+    own = [number for number, job in enumerate(jobs) if not job.is_context]
+    for number in workers.shard(own):
+        job = jobs[number]
+        try:
+            num_points = _write(
+                job, store, new_points.of_file(number), with_originals, window, progress
+            )
+            written.append((number, num_points, None))
+        except (PointupError, ValueError, OSError) as error:
+            written.append((number, 0, error))
+    return written
+
+
+def _write(
+    job: Job,
+    store: Store,
+    new_points: Iterator[PointCloud],
+    with_originals: bool,
+    window: Window | None,
+    progress: ProgressBar,
+) -> int:
+    """Write the points of a file, then the new points. Returns the number of points."""
+    with _opened(job, store) as writer:
+        if with_originals:
+            copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
+            progress.add(writer.num_points)
+        index = None if job.bounds is None else index_in_window(job, CHUNK_SIZE)
+        for cloud in new_points:
+            if job.bounds is not None and index is not None:
+                cloud = cloud.select(job.bounds.inside(cloud.positions))
+                cloud.attributes[PARENT] = index[cloud.attributes[PARENT]]
+            writer.write(cloud)
+            progress.add(len(cloud))
+            if window:
+                window.add(cloud.positions)
+        return writer.num_points
+
+
+def _opened(job: Job, store: Store) -> PointWriter:
+    """The writer of an output file."""
+    like = read_extremes(job.source)
+    if len(store.num_read) > 1:
+        # If the input is not LAS, the files of a survey get one scale, computed from its extent.
+        both = np.concatenate([like.positions, *store.bounds_in_file()])
+        like.positions = np.stack([both.min(axis=0), both.max(axis=0)])
+    added = added_dimensions(like)
+    if job.target.suffix.lower() in LAS_EXTENSIONS:
+        # LAS has a flag bit for synthetic points.
+        added = [dimension for dimension in added if dimension.name != SYNTHETIC]
+    return open_writer(job.target, like, added)
+
+
+NOT_WRITTEN = np.iinfo(np.uint32).max
+"""`parent_index` of a new point whose parent lies outside of the window."""
+
+
+def index_in_window(job: Job, chunk_size: int) -> np.ndarray:
+    """For each point that is read for a job with bounds (N,): its index among those in the window.
+
+    The points are those of the window and of the margin around it, in the order of the file. Points
+    of the margin are not written: they have `NOT_WRITTEN`.
+    """
+    assert job.bounds is not None
+    parts, number = [np.empty(0, np.uint32)], 0
+    for chunk in iter_points(job.source, chunk_size, bounds=job.bounds.grown(job.margin)):
+        inside = job.bounds.inside(chunk.positions)
+        index = number + np.cumsum(inside) - 1
+        parts.append(np.where(inside, index, NOT_WRITTEN).astype(np.uint32))
+        number += int(inside.sum())
+    return np.concatenate(parts)
+
+
+MAX_POINTS_OF_WINDOW = 1_000_000
+"""A cloud of at most this many measured points is shown as a whole."""
+
+_SPACINGS = 400
+_FLAT = 0.25
+
+
+class Window:
+    """The points of a cloud before and after upsampling; of a large one, those near its middle."""
+
+    def __init__(self, store: Store) -> None:
+        self._low, self._high = np.full(2, -np.inf), np.full(2, np.inf)
+        lows, highs = store.bounds_in_file()
+        extent = highs.max(axis=0) - lows.min(axis=0)
+        self._is_flat = bool(extent[2] < _FLAT * extent[:2].max())
+        if len(store) > MAX_POINTS_OF_WINDOW:
+            middle = int(np.searchsorted(store.block_ptr, len(store) // 2, side="right")) - 1
+            low, high = lows[middle, :2], highs[middle, :2]
+            points = store.block_ptr[middle + 1] - store.block_ptr[middle]
+            half = _SPACINGS / 2 * np.sqrt((high - low).prod() / points)
+            self._low, self._high = (low + high) / 2 - half, (low + high) / 2 + half
+        touched = (lows[:, :2] <= self._high) & (highs[:, :2] >= self._low)
+        self._before, self._new = [], list[np.ndarray]()
+        self._num_before, self._num_new = int(store.num_read.sum()), 0
+        for block in np.flatnonzero(touched.all(axis=1)).tolist():
+            positions = store.frame.to_file(store.read_block(block)["position"])
+            self._before.append(self._inside(positions))
+
+    def add(self, positions: np.ndarray) -> None:
+        """Add new points (N, 3)."""
+        self._num_new += len(positions)
+        self._new.append(self._inside(positions))
+
+    def draw(self, source: Path, with_originals: bool, path: Path, has_heights: bool) -> None:
+        """Write the picture, with the numbers of points of the whole files in its captions.
+
+        Points that are copied without upsampling are counted, but not drawn. Raises FileError if
+        the picture can't be written.
+        """
+        from pointup.visualization import before_after_picture
+
+        before = np.concatenate(self._before)
+        after = np.concatenate([before[: with_originals * len(before)], *self._new])
+        # A cloud that is flat and wide is a survey, too.
+        vertical = self._is_flat or has_heights
+        unit = length_unit(source)
+        totals = self._num_before, with_originals * self._num_before + self._num_new
+        name = "" if unit == UNKNOWN else unit.name
+        before_after_picture(before, after, path, vertical=vertical, unit=name, totals=totals)
+
+    def _inside(self, positions: np.ndarray) -> np.ndarray:
+        xy = positions[:, :2]
+        return positions[((xy >= self._low) & (xy <= self._high)).all(axis=1)]

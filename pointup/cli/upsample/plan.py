@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
+from pointup.cli.coordinate_systems import note_mixed
 from pointup.cli.input_files import find_inputs
+from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.io.adjacent_files import find_surveys
+from pointup.geometry.morton import morton_codes
 from pointup.io.bounds import Bounds
-from pointup.io.extents import FileExtent, read_extent
+from pointup.io.extents import FileExtent, find_surveys, read_extent
 from pointup.io.files import (
     LAS_EXTENSIONS,
     check_readable,
     check_writable,
+    copy_file,
+    copy_points,
+    iter_points,
+    open_writer,
     point_extensions,
+    read_extremes,
     read_first,
 )
+from pointup.io.las import read_header
+from pointup.io.length_unit import (
+    LengthUnit,
+    agreed_unit,
+    mercator_stretch,
+    names_geocentric,
+    units_of_readable,
+)
 from pointup.upsampling.models import shipped_for
+from pointup.upsampling.store.point_store import CHUNK_SIZE
 
 
 @dataclass(frozen=True)
@@ -203,3 +223,253 @@ def _check_writable(output: Path, into_folder: bool) -> None:
         raise FileError(f"{folder}: there is no such folder to write to; make it")
     if not os.access(folder, os.W_OK):
         raise FileError(f"{folder}: can't be written to; choose another folder")
+
+
+def before_rounding(max_distance: float | None, jobs: Sequence[Job]) -> float | None:
+    """The largest distance of a new point before it is rounded, so that `max_distance` holds after.
+
+    Rounding to the scale of a LAS file moves a point by up to half the diagonal of a cell. Raises
+    ConfigError if that is more than `max_distance`.
+    """
+    if max_distance is None:
+        return None
+    largest = 0.0
+    for job in jobs:
+        names = job.source, job.target
+        if all(path.suffix.lower() in LAS_EXTENSIONS for path in names):
+            # A file that can't be read is reported when it is read.
+            with suppress(FileError):
+                scales = read_header(job.source).scales
+                largest = max(largest, float(np.linalg.norm(scales)) / 2)
+    if largest >= max_distance:
+        raise ConfigError(
+            f"{jobs[0].source}: its coordinates are rounded by up to {largest:.3g}, so that no new "
+            f"point can keep --max-distance {max_distance:g}; give a larger one"
+        )
+    return max_distance - largest
+
+
+def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
+    """Check that coordinates are lengths. Returns notes on units that the user may not expect.
+
+    With a density, or with other lengths among the options (`has_lengths`), all files must have one
+    unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
+    Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
+    So are Mercator and geocentric systems, because some files name the latter by mistake.
+    Raises DataError for coordinates in degrees or in several units.
+    """
+    units = units_of_readable(paths)
+    lengths, notes = note_mixed(units)
+    notes += _projection_notes(list(units))
+    if density is None and not has_lengths:
+        for path, unit in lengths.items():
+            agreed_unit({path: unit})
+        return notes
+    unit = agreed_unit(lengths)
+    return notes if density is None else [*notes, *_density_note(density, unit)]
+
+
+def _projection_notes(paths: Sequence[Path]) -> list[str]:
+    """A note on the first file in a Mercator projection or with geocentric coordinates; other files
+    are often its neighbours."""
+    for path in paths:
+        if names_geocentric(path):
+            return [
+                f"{path}: by its coordinate system, coordinates are geocentric, so that z is no "
+                "height; if they are, reproject it, for example to UTM"
+            ]
+        stretch = mercator_stretch(path)
+        if stretch is not None:
+            return [
+                f"{path}: is in a Mercator projection, where lengths are {stretch:.3g} times those "
+                "on the ground, but heights are not; reproject it, for example to UTM"
+            ]
+    return []
+
+
+def _density_note(density: float, unit: LengthUnit) -> list[str]:
+    if unit.metres is None or unit.metres == 1:
+        return []
+    per_square_metre = density / unit.metres**2
+    return [
+        f"the files are in {unit.name}: --density {density:g} is points per square {unit.name}, "
+        f"{per_square_metre:.4g} points per square metre"
+    ]
+
+
+def copy_without_points(jobs: Sequence[Job]) -> list[Exception]:
+    """Copy files that have no points, and report each. Returns the errors."""
+    complaints: list[Exception] = []
+    for job in jobs:
+        try:
+            copy_file(job.source, job.target)
+            print(f"{job.source}: no points in it, copied: {job.target}")
+        except FileError as error:
+            complaints.append(error)
+    return complaints
+
+
+def copy_unchanged(job: Job, num_points: int) -> int:
+    """Copy a file of `num_points`, or its part within bounds. Returns the number of points copied.
+
+    Raises FileError if it can't be read or written.
+    """
+    if job.bounds is None and job.source.suffix.lower() == job.target.suffix.lower():
+        copy_file(job.source, job.target)
+        return num_points
+    with open_writer(job.target, read_extremes(job.source)) as writer:
+        copy_points(job.source, writer, CHUNK_SIZE, bounds=job.bounds)
+        return writer.num_points
+
+
+def group_files(
+    jobs: Sequence[Job],
+    workers: LaunchedWorkerGroup,
+    separate: bool,
+    bounds: Bounds | None,
+    shard: tuple[int, int] | None,
+    in_folder: bool,
+) -> tuple[list[list[Job]], list[Exception]]:
+    """The surveys that the files make up, as the main process sees them, and what is wrong.
+
+    With bounds and a shard, only what they select. If the output is a folder (`in_folder`), the
+    main process copies files without points.
+    """
+    plan = Plan()
+    with workers.barrier():
+        if workers.is_main:
+            plan = plan_surveys(jobs, separate, in_folder)
+            if bounds:
+                inside, notes, errors = within_bounds(plan.surveys, bounds)
+                notes, errors = [*plan.notes, *notes], [*plan.complaints, *errors]
+                plan = replace(
+                    plan, surveys=inside, notes=notes, complaints=errors, without_points=[]
+                )
+            if shard:
+                rest = plan.without_points if shard[0] == 1 else []
+                plan = replace(plan, surveys=of_shard(plan.surveys, shard), without_points=rest)
+    plan = workers.from_main(plan)
+    complaints = plan.complaints
+    if workers.is_main:
+        for line in plan.notes:
+            print(f"note: {line}", file=sys.stderr)
+        complaints = complaints + copy_without_points(plan.without_points)
+    return plan.surveys, complaints
+
+
+MARGIN = 64.0
+"""Width of the strip that is read around what is written, in mean point spacings of the file. New
+points depend on measured points within about 20 local spacings."""
+GRID = 2**20
+
+
+def within_bounds(
+    surveys: Sequence[Sequence[Job]], bounds: Bounds
+) -> tuple[list[list[Job]], list[str], list[Exception]]:
+    """The surveys cut to `bounds`, notes on files that touch them without a point inside, and the
+    errors of files without a valid extent.
+
+    Files outside are dropped, or only read near the bounds. Raises FileError if no file has points
+    inside.
+    """
+    found, notes, complaints = [], [], list[Exception]()
+    for survey in surveys:
+        jobs = []
+        for job in survey:
+            try:
+                extent = job.extent or read_extent(job.source)
+            except PointupError as error:
+                complaints.append(error)
+                continue
+            margin = MARGIN * extent.spacing
+            if not bounds.grown(margin).touch(extent.low, extent.high):
+                continue
+            touches = bounds.touch(extent.low, extent.high)
+            is_context = not touches or not _has_points_inside(job, bounds)
+            if touches and is_context:
+                notes.append(f"{job.source}: no points within --bounds, skipped")
+            cut = replace(job, extent=extent, bounds=bounds, margin=margin, is_context=is_context)
+            jobs.append(cut)
+        if not all(job.is_context for job in jobs):
+            found.append(jobs)
+    if not found and complaints:
+        raise complaints[0]
+    if not found and not any(surveys):
+        raise FileError("no file has points within --bounds: no file has points")
+    if not found:
+        extents = [job.extent or read_extent(job.source) for survey in surveys for job in survey]
+        low = np.min([extent.low for extent in extents], axis=0)
+        high = np.max([extent.high for extent in extents], axis=0)
+        raise FileError(
+            f"no file has points within --bounds: the files span x {low[0]:.10g} to "
+            f"{high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
+        )
+    return found, notes, complaints
+
+
+def _has_points_inside(job: Job, bounds: Bounds) -> bool:
+    """Whether a file has points inside; a damaged file counts as one that has.
+
+    Files are read until the first point inside; an extent alone may have empty corners.
+    """
+    try:
+        chunks = iter_points(job.source, attributes=False, bounds=bounds)
+        return any(len(chunk) for chunk in chunks)
+    except FileError:
+        # Reported when the file is read for upsampling.
+        return True
+
+
+def of_shard(surveys: Sequence[Sequence[Job]], shard: tuple[int, int]) -> list[list[Job]]:
+    """Shard k of n: consecutive files in space, of about as many points in each shard.
+
+    Files of the same survey that border on them are kept as context: they are read, not written.
+    """
+    ordered = [[survey[i] for i in _order(survey)] for survey in surveys]
+    sizes = np.array([_size(job) for survey in ordered for job in survey], dtype=np.float64)
+    middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1.0)
+    number, total = shard
+    jobs = [job for survey in ordered for job in survey]
+    chosen = {
+        id(job)
+        for job, middle in zip(jobs, middles, strict=True)
+        if min(int(middle * total), total - 1) == number - 1
+    }
+    found = []
+    for survey in surveys:
+        own = [job for job in survey if id(job) in chosen and not job.is_context]
+        if own:
+            found.append(
+                [
+                    job if id(job) in chosen else replace(job, is_context=True)
+                    for job in survey
+                    if id(job) in chosen or _borders(job, own)
+                ]
+            )
+    return found
+
+
+def _order(survey: Sequence[Job]) -> np.ndarray:
+    """The files of a survey along a Morton curve."""
+    extents = [job.extent for job in survey]
+    if len(survey) < 2 or any(extent is None for extent in extents):
+        return np.arange(len(survey))
+    centres = np.array([(e.low + e.high) / 2 for e in extents if e is not None])
+    low = centres.min(axis=0)
+    side = float((centres - low).max()) or 1.0
+    cells = ((centres - low) * ((GRID - 1) / side)).astype(np.int64)
+    return np.argsort(morton_codes(cells), kind="stable")
+
+
+def _size(job: Job) -> float:
+    return float(job.extent.num_points if job.extent else job.source.stat().st_size)
+
+
+def _borders(job: Job, own: Sequence[Job]) -> bool:
+    return any(_near(job.extent, other.extent) for other in own if job.extent and other.extent)
+
+
+def _near(one: FileExtent, other: FileExtent) -> bool:
+    margin = MARGIN * max(one.spacing, other.spacing)
+    gap = np.maximum(one.low, other.low) - np.minimum(one.high, other.high)
+    return bool((gap <= margin).all())

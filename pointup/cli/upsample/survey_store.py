@@ -12,11 +12,14 @@ from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.errors import DataError, FileError
 from pointup.io.files import PointCloud, iter_points
-from pointup.io.noise import is_synthetic
-from pointup.io.vegetation import is_vegetation
+from pointup.io.noise import is_synthetic, is_vegetation
 from pointup.upsampling.filtering import PointFilter
-from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
-from pointup.upsampling.store.resolution import check_magnitudes
+from pointup.upsampling.store.point_store import (
+    CHUNK_SIZE,
+    Store,
+    build_survey_store,
+    check_magnitudes,
+)
 
 
 @dataclass

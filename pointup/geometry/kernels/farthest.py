@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pointup.geometry.kernels.knn import along_curve, cloud_boxes
 from pointup.geometry.kernels.nearest import squared_distance
-from pointup.geometry.kernels.order import along_curve, cloud_boxes
 from pointup.geometry.packed import at_least_float32, ptr_from_sizes, to_device
 
 # Points of the largest cloud held in registers, 16 per thread.

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.errors import OUT_OF_MEMORY, TrainingError
-from pointup.training.distributed.devices import release_cached_memory
+from pointup.training.distributed.accelerator import release_cached_memory
 
 logger = logging.getLogger("pointup")
 

@@ -21,13 +21,6 @@ from pointup.training.evaluation import EvaluationResult
 from pointup.training.progress import Progress
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
-from pointup.training.tracking.by_dataset import (
-    training_curves,
-    training_figures,
-    validation_curves,
-    validation_figures,
-    validation_table,
-)
 from pointup.training.tracking.progress_bar import ProgressBar
 from pointup.training.tracking.tables import (
     NETWORK_ALONE,
@@ -36,6 +29,11 @@ from pointup.training.tracking.tables import (
     evaluation_table,
     plan_table,
     share_line,
+    training_curves,
+    training_figures,
+    validation_curves,
+    validation_figures,
+    validation_table,
 )
 from pointup.training.tracking.tensorboard import REFERENCES, TAGS, training_tag, validation_tag
 from pointup.training.tracking.trackers import Trackers, beside

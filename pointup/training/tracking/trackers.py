@@ -15,8 +15,7 @@ from accelerate.tracking import GeneralTracker
 
 from pointup.training.config import TrainConfig, as_dict, flattened
 from pointup.training.evaluation import SampleClouds
-from pointup.training.tracking.tensorboard import TAGS, TensorBoardRun
-from pointup.training.tracking.wandb_run import WandbRun
+from pointup.training.tracking.tensorboard import TAGS, TensorBoardRun, WandbRun
 
 PROJECT = "pointup"
 """Name of the project in trackers."""

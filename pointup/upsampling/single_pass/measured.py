@@ -6,10 +6,9 @@ import numpy as np
 
 from pointup.errors import ConfigError
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
-from pointup.upsampling.covered import NEAR, is_covered
-from pointup.upsampling.ground import Ground
+from pointup.upsampling.ground import NEAR, Ground, is_covered
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass.reach import Reach
+from pointup.upsampling.single_pass.candidates import Reach
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 

@@ -10,8 +10,8 @@ import numpy as np
 from pointup.io.cloud import PointCloud
 from pointup.io.noise import SYNTHETIC
 from pointup.upsampling.attributes import DISTANCE, PARENT
-from pointup.upsampling.single_pass.reach import SLACK, Reach
-from pointup.upsampling.store.block_files import BlockFiles
+from pointup.upsampling.single_pass.candidates import SLACK, Reach
+from pointup.upsampling.store.bisection import BlockFiles
 from pointup.upsampling.store.point_store import Store
 
 TARGET_COUNT = "target_count"

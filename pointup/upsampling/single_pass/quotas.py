@@ -6,8 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
-from pointup.upsampling.store.block_files import BlockFiles
+from pointup.geometry.midpoints import slots_for_ratio
+from pointup.model.config import ModelConfig
+from pointup.upsampling.options import MAX_LOCAL_RATIO, PASS_RATIO, UpsampleOptions
+from pointup.upsampling.single_pass.pass_output import TARGET_COUNT
+from pointup.upsampling.store.bisection import BlockFiles
+from pointup.upsampling.store.point_store import Store
+from pointup.upsampling.store.region import Region
 
 # Largest factor of a quota against the mean, and the inverse the smallest. The space around an
 # outlier is large and empty.
@@ -121,3 +128,128 @@ def _rounded(target_counts: np.ndarray, like: list[np.ndarray]) -> list[np.ndarr
     reached = np.floor(np.append(0.0, np.cumsum(target_counts)) + 0.5)
     ptr = np.cumsum([len(part) for part in like])
     return np.split(np.diff(reached).astype(np.int64), ptr[:-1])
+
+
+class TargetCounts:
+    """Target counts of one pass over a store.
+
+    `ratio` is the ratio of this pass; None computes it from the target density, point by point. In
+    a later pass (`is_first` is False) it is the attribute `TARGET_COUNT` of the points.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: UpsampleOptions,
+        config: ModelConfig,
+        ratio: float | None,
+        is_first: bool,
+    ) -> None:
+        self._store, self._options, self._config = store, options, config
+        self._ratio, self._is_first = ratio, is_first
+
+    def ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next.
+
+        The first pass saves the `UnreachedArea` of a target density.
+        """
+        size = int(self._store.block_ptr[block + 1] - self._store.block_ptr[block])
+        if self._ratio is not None:
+            return np.full(size, self._ratio), np.ones(size)
+        if self._is_first:
+            assert self._options.density is not None
+            largest = max(MAX_LOCAL_RATIO, self._config.max_pass_ratio)
+            needed = ratios_for_density(self._store, block, self._options.density)
+            UnreachedArea(self._store).save(block, needed, largest)
+            target_count = needed.clip(1.0, largest)
+        else:
+            target_count = self._store.read_block(block)["attributes"][TARGET_COUNT]
+        ratio = np.where(target_count > self._config.max_pass_ratio, PASS_RATIO, target_count)
+        return ratio, target_count / ratio
+
+    def num_slots(self, ratio: np.ndarray) -> np.ndarray:
+        """Number of candidates (N,) of points with the ratios (N,)."""
+        slots = slots_for_ratio(torch.from_numpy(ratio), self._config.slots_per_ratio).numpy()
+        return np.where(ratio > 1, slots, 0) if self._options.originals else slots
+
+    def of_cells(self, files: BlockFiles) -> list[np.ndarray]:
+        """Target counts of new points in the cells of each block; exact in sum with a ratio."""
+        store, originals = self._store, self._options.originals
+        if self._ratio is None:  # A density gives the target count of each place directly.
+            return by_ratio(files, store.num_blocks, originals)
+        num_new = round(self._ratio * len(store)) - originals * len(store)
+        # The output of an earlier pass already follows the predicted density.
+        equal = not self._is_first
+        return by_quota(files, store.num_blocks, len(store), num_new, originals, equal)
+
+
+# Measures the density of a cloud on the ground, the ratios that reach a target density, and the
+# area where none does.
+
+NUM_IN_CIRCLE = 32
+"""Number of neighbours in the circle in which the density around a point is measured."""
+
+# Distance from the centre of the circle to the mean of its points, in radii: by chance in a full
+# circle, and in a half circle at the straight edge of a survey.
+_OFF_BY_CHANCE = (2 * NUM_IN_CIRCLE) ** -0.5
+_OFF_AT_EDGE = 4 / (3 * np.pi)
+
+# Largest area that a point counts for, in areas of a point where the density is just reached: a
+# point far from the survey has its neighbours there, and would count for all the land between.
+_LARGEST_AREA = 16.0
+
+
+def ground_density(query: np.ndarray, distance: np.ndarray, neighbors: np.ndarray) -> np.ndarray:
+    """Points per unit of area around each query, (Q,); inf where all neighbours coincide.
+
+    Points are counted in the circle through the last neighbour. At the edge of a survey the circle
+    is partly empty and the mean of its points lies off the centre; the area is reduced by that.
+
+    query: (Q, 2), distance: (Q, k) ascending horizontal distances to `neighbors` (Q, k, 2), the
+    first of which is the query itself.
+    """
+    radius = distance[:, -1]
+    mean = (neighbors[:, 1:] - query[:, None]).mean(axis=1)
+    off = np.divide(
+        np.linalg.norm(mean, axis=1), radius, out=np.zeros(len(query)), where=radius > 0
+    )
+    missing = (off - _OFF_BY_CHANCE) / (_OFF_AT_EDGE - _OFF_BY_CHANCE)
+    area = np.pi * radius**2 * (1 - 0.5 * missing.clip(0.0, 1.5))
+    # The last neighbour lies on the circle and the first is the query: both are not counted.
+    count = max(distance.shape[1] - 2, 1)
+    return np.divide(count, area, out=np.full(len(query), np.inf), where=area > 0)
+
+
+def ratios_for_density(store: Store, block: int, density: float) -> np.ndarray:
+    """The ratio (N,) that reaches a density on the ground, 0 or more, for each point of a block."""
+    region = Region(store, block, block + 1, dims=2)
+    places = region.places(block)
+    distance, near = region.neighbors_of(places, min(NUM_IN_CIRCLE + 1, len(store)))
+    positions = region.rows["position"][:, :2]
+    return density / ground_density(positions[places], distance, positions[near])
+
+
+class UnreachedArea:
+    """The share of a survey's area where no possible ratio reaches the target density.
+
+    The first pass saves it block by block in the store's directory, for all processes.
+    """
+
+    def __init__(self, measured: Store) -> None:
+        self._files = BlockFiles(measured.directory)
+        self._num_blocks = measured.num_blocks
+
+    def save(self, block: int, ratio: np.ndarray, largest: float) -> None:
+        """Save the areas of a block, from the ratios (N,) of `ratios_for_density`."""
+        # The area of a point is proportional to the ratio that it needs.
+        area = np.minimum(ratio, _LARGEST_AREA * largest)
+        areas = np.array([area[ratio > largest].sum(), area.sum()])
+        self._files.save(block, "areas", areas=areas)
+
+    def share(self) -> float:
+        """The share, 0 to 1."""
+        total = np.zeros(2)
+        for block in range(self._num_blocks):
+            with self._files.load(block, "areas") as saved:
+                total += saved["areas"]
+        return float(total[0] / total[1]) if total[1] else 0.0

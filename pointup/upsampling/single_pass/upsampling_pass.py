@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,28 +19,23 @@ from scipy.spatial import cKDTree
 
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
-from pointup.upsampling.covered import NEAR
+from pointup.upsampling.ground import NEAR
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass.block_coloring import color_boxes, touching
-from pointup.upsampling.single_pass.borders import within_borders
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
 from pointup.upsampling.single_pass.measured import Measured
-from pointup.upsampling.single_pass.oversampling import OversampledCandidates
 from pointup.upsampling.single_pass.pass_output import PassOutput
-from pointup.upsampling.single_pass.relaxation import onto_surface, relax
+from pointup.upsampling.single_pass.quotas import TargetCounts
+from pointup.upsampling.single_pass.relaxation import onto_surface, relax, within_borders
 from pointup.upsampling.single_pass.selection import (
     NUM_WITHIN,
+    OversampledCandidates,
     first_radius,
     select_evenly,
     shuffled,
 )
-from pointup.upsampling.single_pass.surroundings import Surroundings
-from pointup.upsampling.single_pass.target_counts import TargetCounts
-from pointup.upsampling.store.bisection import split_boxes
-from pointup.upsampling.store.block_files import BlockFiles
+from pointup.upsampling.store.bisection import BlockFiles, split_boxes
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
 from pointup.upsampling.store.region import Region
-from pointup.upsampling.store.tiling import Tile, cut_into_tiles
 
 CELL_SIZE = 32
 """Largest number of points of a cell, the box in which the number of new points is exact."""
@@ -297,3 +293,94 @@ class UpsamplingPass:
         """Median number of candidates within the first radius of thinning."""
         factor = max(1.0, 0.75 * self.oversampling) if self._second_pass else 1.0
         return round(NUM_WITHIN * factor)
+
+
+MOST_AROUND = 8
+"""Largest number of points around each point of a block, or of `BLOCK_SIZE` if it has fewer. Of
+more, those nearest to its points are taken: a block of a few points far from each other, such as
+wrong measurements in the air, has the whole cloud around it."""
+
+
+class Surroundings:
+    """Points in a box around `points` (M, 3), the nearest to them if there are many.
+
+    low, high: (3,) corners of the box.
+    """
+
+    def __init__(self, points: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+        self._points, self._low, self._high = points, low, high
+        self._most = MOST_AROUND * max(len(points), BLOCK_SIZE)
+        self._parts = [np.empty((0, 3))]
+        self._number = 0
+        self._tree: cKDTree | None = None
+
+    def add(self, points: np.ndarray) -> None:
+        """Take those of points (N, 3) that lie in the box."""
+        inside = points[((points >= self._low) & (points <= self._high)).all(axis=1)]
+        self._parts.append(inside)
+        self._number += len(inside)
+        if self._number > 2 * self._most:
+            self._parts = [self.nearest()]
+            self._number = self._most
+
+    def nearest(self) -> np.ndarray:
+        """All points taken (N, 3), or, of more than `most`, those nearest to the points inside."""
+        points = np.concatenate(self._parts)
+        if len(points) <= self._most or not len(self._points):
+            return points[: self._most]
+        if self._tree is None:
+            self._tree = cKDTree(self._points)
+        distance = np.asarray(self._tree.query(points)[0])
+        return points[np.sort(np.argpartition(distance, self._most)[: self._most])]
+
+
+def touching(low: np.ndarray, high: np.ndarray, box: int, margin: float = 0.0) -> np.ndarray:
+    """Indices of the other boxes that touch box number `box`, or lie within `margin` of it.
+
+    low, high: (B, 3) bounds of the boxes. The margin applies along every axis.
+    """
+    touched = ((low <= high[box] + margin) & (high >= low[box] - margin)).all(axis=1)
+    touched[box] = False
+    return np.flatnonzero(touched)
+
+
+def color_boxes(low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """A colour (B,) int64 for each box; boxes that touch have different colours."""
+    colors = np.full(len(low), -1, dtype=np.int64)
+    for box in range(len(low)):
+        taken = colors[touching(low, high, box)]
+        colors[box] = np.setdiff1d(np.arange(len(taken) + 1), taken)[0]
+    return colors
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Blocks from `start` to `stop`; `batches` are the first blocks of its batches."""
+
+    start: int
+    stop: int
+    batches: np.ndarray
+
+
+def cut_into_tiles(
+    store: Store, batches: np.ndarray, num_points: int, side: float | None
+) -> list[Tile]:
+    """Split a cloud into tiles of at most `num_points` points, or with sides of at most `side`.
+
+    A tile is at least one batch. batches: (B,) the first blocks of the batches.
+    """
+    ends = np.append(batches, store.num_blocks)
+
+    def fits(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        first, last = ends[starts], ends[stops]
+        if side is None:
+            return store.block_ptr[last] - store.block_ptr[first] <= num_points
+        low = np.array([store.low[a:b, :2].min(0) for a, b in zip(first, last, strict=True)])
+        high = np.array([store.high[a:b, :2].max(0) for a, b in zip(first, last, strict=True)])
+        return (high - low <= side).all(axis=1)
+
+    first = split_boxes(store.block_keys[batches], fits)
+    return [
+        Tile(int(ends[a]), int(ends[b]), batches[a:b])
+        for a, b in zip(first, np.append(first[1:], len(batches)), strict=True)
+    ]

@@ -7,18 +7,19 @@ cloud: the order of its points does not depend on the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+from scipy.spatial import cKDTree
 
+from pointup.errors import DataError, FileError
 from pointup.io.cloud import PointCloud, os_errors
+from pointup.io.noise import plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
-from pointup.upsampling.store.duplicates import FILE_BITS, order_places, order_points
-from pointup.upsampling.store.frame import Frame, frame_of_places
-from pointup.upsampling.store.resolution import grid_resolution
-from pointup.upsampling.store.spooling import spool_points
 
 BLOCK_SIZE = 8192
 """Largest number of points of a block, the part of the cloud that is thinned at a time."""
@@ -298,3 +299,372 @@ def _sort_parts(
 
 def _read_rows(path: Path, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
     return np.fromfile(path, dtype, count=stop - start, offset=start * dtype.itemsize)
+
+
+class Spooled(NamedTuple):
+    """Lowest coordinates, extent, dtype of a row, number of points read and taken of each file."""
+
+    low: np.ndarray
+    extent: np.ndarray
+    dtype: np.dtype
+    num_read: np.ndarray
+    num_taken: np.ndarray
+
+
+def spool_points(
+    files: Iterable[Iterable[PointCloud]],
+    path: Path,
+    takes_part: Callable[[PointCloud], np.ndarray] | None,
+) -> Spooled:
+    """Write the points of a survey's files to a file, in input order; see `build_survey_store`."""
+    low, high = np.full(3, np.inf), np.full(3, -np.inf)
+    dtype = np.dtype([])
+    num_read: list[int] = []
+    num_taken: list[int] = []
+    with path.open("wb") as stream:
+        for number, chunks in enumerate(files):
+            num_read.append(0)
+            num_taken.append(0)
+            for chunk in chunks:
+                index = np.arange(num_read[-1], num_read[-1] + len(chunk))
+                num_read[-1] += len(chunk)
+                if takes_part is not None:
+                    taking = takes_part(chunk)
+                    if not taking.all():
+                        chunk, index = chunk.select(taking), index[taking]
+                if not len(chunk):
+                    continue
+                if not any(num_taken):
+                    dtype = _row_dtype(chunk)
+                low = np.minimum(low, chunk.positions.min(axis=0))
+                high = np.maximum(high, chunk.positions.max(axis=0))
+                table = np.zeros(len(chunk), dtype)
+                table["position"] = chunk.positions
+                table["exact"] = exact_positions(table["position"])
+                table["index"] = index + (number << FILE_BITS)
+                for name in dtype["attributes"].names or ():
+                    table["attributes"][name] = chunk.attributes[name]
+                stream.write(table.data)
+                num_taken[-1] += len(table)
+    num_points, what = sum(num_taken), "point"
+    if num_points < sum(num_read):
+        what = f"of {sum(num_read):,} points without noise, withheld points and other classes"
+    if num_points < 2:
+        raise DataError(f"has {num_points} {what}; at least 2 are needed, leave it out")
+    if not (high > low).any():
+        raise DataError(f"all {num_points} points are in one place; leave it out")
+    return Spooled(low, high - low, dtype, np.array(num_read), np.array(num_taken))
+
+
+def _row_dtype(cloud: PointCloud) -> np.dtype:
+    attributes = np.dtype(
+        [(name, values.dtype, values.shape[1:]) for name, values in cloud.attributes.items()]
+    )
+    return np.dtype(
+        [
+            ("position", "<f8", 3),
+            ("index", "<i8"),
+            ("key", "<i8"),
+            ("exact", "<u8"),
+            ("attributes", attributes),
+        ]
+    )
+
+
+FILE_BITS = 40
+"""Bits of a row's `index` below the number of its file."""
+
+# They tell the returns of a place apart, and no program changes them tile by tile.
+_PULSE = ("gpstime", "returnnumber")
+
+
+_NOTHING = np.empty((0, 2), np.int64)
+
+
+def order_points(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a store, sorted by key; rows of equal keys keep their order."""
+    return rows[np.argsort(rows["key"], kind="stable")], _NOTHING
+
+
+def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One row for each place, sorted by key, then position; and the rows of other files there.
+
+    Points of one file are in the same place if their positions are equal in the file, and points of
+    several files, if they are equal on the grid of the store. Of several, the row of the first file
+    is kept, there that of the first pulse, and then the first by its attributes. So the result
+    depends neither on the files of a survey nor on the order of its points. Pulses differ in GPS
+    time or return number: attributes such as a tree ID may differ from tile to tile.
+
+    The second result is (D, 2) int64, ascending: a row that was kept, and the `index` of a point in
+    the same place in another file, one for each such file.
+    """
+    rows, _ = order_points(rows)
+    same = rows["key"][1:] == rows["key"][:-1]
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    if not len(tied):
+        return rows, _NOTHING
+    among = rows[tied]
+    x, y, z = among["position"].T
+    file, content, pulse = among["index"] >> FILE_BITS, _content(among), _content(among, _PULSE)
+    order = (among["index"], content, pulse, among["exact"], file, z, y, x, among["key"])
+    rows[tied] = among[np.lexsort(order)]
+    file = rows["index"] >> FILE_BITS
+    is_cell = np.ones(len(rows), bool)
+    is_cell[1:] = ~same | (rows["position"][1:] != rows["position"][:-1]).any(axis=1)
+    is_file = is_cell | np.append(True, file[1:] != file[:-1])
+    is_point = is_file | np.append(True, rows["exact"][1:] != rows["exact"][:-1])
+    if is_point.all() and is_cell.sum() == is_file.sum():
+        return rows, _NOTHING
+    # Points of a file that only the grid puts in one cell are several places.
+    start = np.flatnonzero(is_cell)[np.cumsum(is_cell) - 1]
+    is_kept = is_point & (file == file[start])
+    points = np.cumsum(is_point)
+    rank = points - points[np.flatnonzero(is_file)[np.cumsum(is_file) - 1]]
+    number = np.cumsum(is_kept) - 1
+    num_kept = np.add.reduceat(is_kept, np.flatnonzero(is_cell))[np.cumsum(is_cell) - 1]
+    in_other_file = is_point & ~is_kept & (rank < num_kept)
+    kept = (number[start] + rank)[in_other_file]
+    repeated = np.column_stack([kept, rows["index"][in_other_file]])
+    return rows[is_kept], repeated[np.lexsort(repeated.T[::-1])]
+
+
+def exact_positions(points: np.ndarray) -> np.ndarray:
+    """Hashes (N,) uint64 of positions (N, 3) float64 as they are, before they are rounded."""
+    key = np.zeros(len(points), np.uint64)
+    # Adding 0 makes -0 and 0 the same.
+    for column in (points + 0.0).T:
+        key = (key ^ np.ascontiguousarray(column).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def positions_of_places(
+    chunks: Callable[[], Iterator[np.ndarray]],
+) -> Callable[[], Iterator[np.ndarray]]:
+    """A function like `chunks`, for the positions (n, 3) of the rows; each place comes once.
+
+    `chunks` returns a new iterator over the rows at each call. `exact` identifies a place.
+    """
+    exact = [chunk["exact"].copy() for chunk in chunks()]
+    is_first = np.zeros(sum(map(len, exact)), bool)
+    is_first[np.unique(np.concatenate(exact), return_index=True)[1]] = True
+    of_chunks = np.split(is_first, np.cumsum([len(part) for part in exact])[:-1])
+
+    def positions() -> Iterator[np.ndarray]:
+        for chunk, kept in zip(chunks(), of_chunks, strict=True):
+            if kept.any():
+                yield chunk["position"][kept]
+
+    return positions
+
+
+def _content(rows: np.ndarray, only: tuple[str, ...] | None = None) -> np.ndarray:
+    """Ranks (N,) int64 of rows by the bytes of their attributes; equal attributes, equal rank.
+
+    `only` restricts them to some attributes, named without case and separators: other programs
+    write GpsTime or "GPS Time".
+    """
+    number = np.zeros(len(rows), np.int64)
+    for name in rows["attributes"].dtype.names or ():
+        if only and plain_name(name).replace("_", "").replace(" ", "") not in only:
+            continue
+        values = np.ascontiguousarray(rows["attributes"][name]).reshape(len(rows), -1)
+        values = values.view(np.dtype((np.void, values.dtype.itemsize * values.shape[1])))
+        ranks = np.unique(values.ravel(), return_inverse=True)[1]
+        # Renumbered, so that the product does not overflow.
+        number = np.unique(number * (ranks.max() + 1) + ranks, return_inverse=True)[1]
+    return number
+
+
+LARGEST_COORDINATE = 1e12
+
+_NUM_SEEDS, _NUM_AROUND = 8, 512
+# Grid steps per extent that positions are hashed on, coarse compared to errors of coordinates.
+_HASHED_STEPS = 2.0**20
+
+
+def check_magnitudes(positions: np.ndarray, what: str) -> None:
+    """Raise FileError if coordinates (N, 3) are 1e12 or more; the message begins with `what`.
+
+    They are those of missing points, such as -3.4e38 in rasters of GDAL. One of them makes the grid
+    coarser than the spacing of the points.
+    """
+    largest = float(max(positions.min(), positions.max(), key=abs))
+    if abs(largest) >= LARGEST_COORDINATE:
+        bad = int(np.count_nonzero((np.abs(positions) >= LARGEST_COORDINATE).any(axis=1)))
+        raise FileError(
+            f"{what}: {bad} of {len(positions)} have coordinates of 1e12 or more, such as "
+            f"{largest:g}; remove them if that stands for no data, else use a larger unit"
+        )
+
+
+def grid_resolution(chunks: Callable[[], Iterator[np.ndarray]], extent: np.ndarray) -> float:
+    """Step of the grid: a power of two, thousands of times smaller than the spacing of the points.
+
+    On this grid differences of positions are exact: equal distances compare equal, and rounding
+    errors in the coordinates of a cloud far from the origin vanish.
+
+    `chunks` returns a new iterator over the positions (n, 3) of the cloud, relative to its lowest
+    corner, at each call; extent: (3,). The spacing is measured among the nearest points of a few
+    seeds, which are chosen by a hash of their position. So the result depends neither on the order
+    of the points nor on the files.
+    """
+    (seeds,) = _first(chunks(), [partial(_hashed, extent=extent)], _NUM_SEEDS)
+    distances = []
+    for around in _first(chunks(), [partial(_squared, seed=seed) for seed in seeds], _NUM_AROUND):
+        distance = np.asarray(cKDTree(around).query(around, k=[2])[0])
+        distances.append(distance[np.isfinite(distance)])
+    apart = np.concatenate(distances)
+    spacing = float(np.median(apart)) if len(apart) else float(extent.max())
+    # Distances hold 2**26 steps exactly.
+    finest = np.log2(extent.max()) - 40
+    # The 1e-6 makes spacings that are powers of two up to rounding give the same result.
+    return float(2.0 ** max(np.floor(np.log2(spacing) + 1e-6) - 14, np.ceil(finest)))
+
+
+def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
+    x, y, z = (points - seed).T
+    return np.asarray(x * x + y * y + z * z)
+
+
+def _hashed(points: np.ndarray, extent: np.ndarray) -> np.ndarray:
+    """Hashes (n,) uint64 of the positions of points."""
+    key = np.zeros(len(points), np.uint64)
+    for axis in range(3):
+        steps = np.rint(points[:, axis] * (_HASHED_STEPS / extent.max()))
+        key = (key ^ steps.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def _first(
+    chunks: Iterator[np.ndarray],
+    keys: Sequence[Callable[[np.ndarray], np.ndarray]],
+    number: int,
+) -> list[np.ndarray]:
+    """For each key function, the `number` distinct points with the smallest keys, or fewer.
+
+    Points with equal keys are ordered by their coordinates.
+    """
+    found = [np.empty((0, 3)) for _ in keys]
+    for points in chunks:
+        for i, key in enumerate(keys):
+            values = key(points)
+            if len(found[i]) == number:
+                may_be = values <= key(found[i][-1:])[0]
+                nearby, values = points[may_be], values[may_be]
+            else:
+                nearby = points
+            both = np.concatenate([found[i], nearby])
+            found[i] = _different(both, np.append(key(found[i]), values), number)
+    return found
+
+
+def _different(points: np.ndarray, keys: np.ndarray, number: int) -> np.ndarray:
+    """The first `number` distinct points by their keys (n,), ties ordered by coordinates."""
+    looked_at = 2 * number
+    while True:
+        may_be = np.ones(len(keys), bool)
+        if len(keys) > looked_at:
+            may_be = keys <= np.partition(keys, looked_at)[looked_at]
+        x, y, z = points[may_be].T
+        ordered = points[may_be][np.lexsort((z, y, x, keys[may_be]))]
+        is_new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))[: len(ordered)]
+        different = ordered[is_new][:number]
+        if len(different) == number or may_be.all():
+            return different
+        # Many points coincide.
+        looked_at *= 8
+
+
+# Frames: the coordinates that a cloud is upsampled in, which follow from its points alone.
+#
+# Thinning picks points one after another, so that a rounding error of one position changes the
+# picks around it. In its own frame a cloud that was moved, scaled or turned has the same
+# coordinates as before, and gets the same new points.
+
+# Below these, directions are ambiguous: the difference of two variances as a share of the largest
+# one, and the skewness.
+_LEAST_DIFFERENCE, _LEAST_SKEWNESS = 1e-5, 1e-6
+# Extent of a cloud in its own frame; below 1, so that the box of the bisection has side 1.
+_EXTENT = 0.75
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame with the cloud's lowest corner at zero.
+
+    Attributes:
+        origin: (3,) float64, the position of zero in the coordinates of the file.
+        axes: (3, 3) float64, orthogonal; its columns are the directions of the frame's axes.
+        unit: length of the frame's unit in the unit of the file.
+    """
+
+    origin: np.ndarray
+    axes: np.ndarray
+    unit: float
+
+    @classmethod
+    def upright(cls, origin: np.ndarray) -> Frame:
+        """The axes and the unit of the file: for surveys, whose third coordinate is a height."""
+        return cls(origin, np.eye(3), 1.0)
+
+    @property
+    def is_upright(self) -> bool:
+        return self.unit == 1.0 and np.array_equal(self.axes, np.eye(3))
+
+    def from_file(self, positions: np.ndarray) -> np.ndarray:
+        """Positions (N, 3) of the file in this frame."""
+        relative = positions - self.origin
+        return relative if self.is_upright else relative @ self.axes / self.unit
+
+    def to_file(self, positions: np.ndarray) -> np.ndarray:
+        """Positions (N, 3) of this frame in the coordinates of the file."""
+        if self.is_upright:
+            return positions + self.origin
+        return (positions * self.unit) @ self.axes.T + self.origin
+
+
+def frame_of_places(rows: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
+    """`own_frame` of the positions in chunks of a store's rows, where each place counts once."""
+    return own_frame(positions_of_places(rows))
+
+
+def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
+    """The frame of a cloud along its principal axes, and the cloud's extent (3,) in it.
+
+    `chunks` returns a new iterator over the positions (n, 3) of the cloud at each call. Principal
+    axes are ordered by variance and point where the cloud has its longer tail. Where variances are
+    equal, the axes are those of the file; where tails are equal, the direction is. The unit makes
+    the longest side of the cloud 0.75 long.
+    """
+    sums, number = np.zeros(3), 0
+    low, high = np.full(3, np.inf), np.full(3, -np.inf)
+    for points in chunks():
+        low, high = np.minimum(low, points.min(axis=0)), np.maximum(high, points.max(axis=0))
+    size = float((high - low).max())
+    for points in chunks():
+        sums += ((points - low) / size).sum(axis=0)
+        number += len(points)
+    mean = low + size * sums / number
+    second, third = np.zeros((3, 3)), np.zeros((9, 3))
+    for points in chunks():
+        away = (points - mean) / size
+        second += away.T @ away
+        third += (away[:, :, None] * away[:, None, :]).reshape(-1, 9).T @ away
+    variances, axes = np.linalg.eigh(second)
+    if np.diff(variances).min() < _LEAST_DIFFERENCE * variances[-1]:
+        axes = np.eye(3)
+    for axis in axes.T:
+        skewness = float(np.einsum("i,j,k,ijk", axis, axis, axis, third.reshape(3, 3, 3)))
+        # Rounding can make the variance across a plane negative.
+        variance = max(float(axis @ second @ axis), 0.0)
+        size_of_cubes = variance**1.5 / number**0.5
+        is_clear = abs(skewness) > _LEAST_SKEWNESS * size_of_cubes
+        axis *= np.sign(skewness if is_clear else axis[np.abs(axis).argmax()])
+    low, high = np.full(3, np.inf), np.full(3, -np.inf)
+    for points in chunks():
+        turned = (points - mean) @ axes
+        low, high = np.minimum(low, turned.min(axis=0)), np.maximum(high, turned.max(axis=0))
+    unit = float((high - low).max()) / _EXTENT
+    return Frame(mean + axes @ low, axes, unit), (high - low) / unit

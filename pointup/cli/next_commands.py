@@ -15,8 +15,7 @@ from accelerate.commands.config.config_args import default_config_file
 from pointup.errors import ConfigError, DataError
 from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file, shipped_options
-from pointup.training.data_sources import data_sources
-from pointup.training.renamed_options import with_current_options
+from pointup.training.config import data_sources, with_current_options
 from pointup.upsampling.options import LARGEST_RATIO
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _with_held_out(names: list[str]) -> list[str]:
     """The datasets of a run that have validation pairs: see `open_together`."""
     if len(names) == 1:
         return names
-    from pointup.datasets.table_store import has_validation
+    from pointup.datasets.opening import has_validation
 
     try:
         return [name for name in names if has_validation(name)] or names
@@ -158,7 +157,7 @@ def _ratio_of(data: Path) -> float | None:
     ratio = _description(data).get("ratio")
     if isinstance(ratio, int | float):
         return float(ratio)
-    from pointup.datasets.sample_table import SampleTable
+    from pointup.datasets.samples import SampleTable
 
     try:
         tables = [SampleTable(path, data) for path in (data / "samples").glob("*.arrow")]
