@@ -15,7 +15,6 @@ from accelerate.commands.config.config_args import default_config_file
 from pointup.errors import ConfigError, DataError
 from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file, shipped_options
-from pointup.training.config import data_sources, with_current_options
 from pointup.upsampling.options import LARGEST_RATIO
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     Each dataset with held-out pairs is evaluated. A command is left out if its input is unknown:
     for a dataset that `pointup prepare` did not write, or a survey that no longer exists.
     """
+    from pointup.training.config import data_sources
+
     model = config.output_dir / "model"
     names = [source.name for source in data_sources(config.data)]
     if not names or not model.is_dir():
@@ -98,6 +99,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
 
 def command_after_upsampling(model: str | Path) -> str | None:
     """The command that evaluates a run's model on its held-out pairs; None for other models."""
+    from pointup.training.config import data_sources, with_current_options
+
     path = Path(model).parent / "config.json"
     try:
         options = with_current_options(json.loads(path.read_text()))

@@ -32,7 +32,7 @@ from pointup.geometry.thinning import farthest_point_sample, insertion_radii
 
 CPU = torch.device("cpu")
 HERE = torch.device(DEVICE)
-KERNEL_FILES = ("farthest", "insertion", "knn", "nearest", "order")
+KERNEL_FILES = ("farthest", "insertion", "knn", "nearest")
 pytestmark = needs_triton
 
 

@@ -8,13 +8,6 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-import numpy as np
-
-from pointup.datasets.opening import open_samples
-from pointup.datasets.samples import UnreadableSample
-from pointup.evaluation.vertical_offset import note_on_offset
-from pointup.io.length_unit import dataset_unit
-
 # A note is printed if the median pair has fewer source points than this.
 FEW_POINTS = 100
 
@@ -96,6 +89,13 @@ def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
 
     `splits` names the stored splits of the dataset.
     """
+    import numpy as np
+
+    from pointup.datasets.opening import open_samples
+    from pointup.datasets.samples import UnreadableSample
+    from pointup.evaluation.vertical_offset import note_on_offset
+    from pointup.io.length_unit import dataset_unit
+
     opened = [open_samples(dataset, split, draws_validation=False) for split in splits]
     offsets = []
     for samples in opened:

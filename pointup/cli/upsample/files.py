@@ -39,7 +39,6 @@ from pointup.upsampling.passes import run_passes
 from pointup.upsampling.scatter import MUCH_SCATTER, scatter
 from pointup.upsampling.single_pass.quotas import UnreachedArea
 from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
-from pointup.visualization.viewer import write_before_after
 
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
@@ -309,6 +308,8 @@ def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], boo
     file can't be written.
     """
     # A file with nothing to write has no output.
+    from pointup.visualization.viewer import write_before_after
+
     written = [job for job in jobs if job.target.exists()]
     if not written:
         print(f"note: {path}: no file to show, not written", file=sys.stderr)

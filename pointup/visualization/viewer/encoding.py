@@ -11,7 +11,6 @@ from hashlib import sha256
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 
 from pointup.geometry.morton import morton_codes
 from pointup.visualization.viewer.layers import Channel, Layer, Scene, layer_spacing
@@ -87,6 +86,8 @@ def _fingerprint(scene: dict[str, Any]) -> str:
 
 def encode_colormaps() -> dict[str, list[int]]:
     """256 colours of each colour map as a flat list of bytes."""
+    from matplotlib import colormaps  # Training imports this module, and needs no pictures.
+
     tables = {}
     for name in ("viridis", "plasma", "turbo", "gray"):
         places = np.linspace(*_ENDS.get(name, (0.0, 1.0)), 256)
