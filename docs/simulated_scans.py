@@ -22,8 +22,8 @@ from scipy.spatial import cKDTree
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.synthetic.landscapes import Stand, scene_of, stand_site
-from pointup.synthetic.movement import moved
 from pointup.synthetic.scanner import Scanner, airborne, drone, scan
+from pointup.synthetic.scene_pairs import moved
 
 BANDS = (-np.inf, 2.0, 8.0, 16.0, 24.0, np.inf)
 BAND_NAMES = ("below 2 m", "2 to 8 m", "8 to 16 m", "16 to 24 m", "above 24 m")

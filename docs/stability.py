@@ -22,7 +22,7 @@ from weak_places import spacing, surface_of
 from pointup import Upsampler, upsample
 from pointup.geometry.surfaces import Surface
 from pointup.io.mesh_files import read_triangles
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 
 Change = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
 """A change of the input points, and its inverse for the output."""

@@ -20,7 +20,7 @@ from scipy.spatial import cKDTree
 
 from pointup import Upsampler, upsample
 from pointup.geometry.surfaces import Surface
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 
 NUM_SEEDS = 4
 PLATES, FORKS = (0.3, 0.6, 1.0, 1.5), (1.0, 1.5, 2.0, 3.0)

@@ -89,9 +89,9 @@ def coarse_pictures() -> Iterator[None]:
 @pytest.fixture
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of 240 pixels, for pictures that nobody looks at."""
-    from pointup.visualization import columns, comparisons, maps, surveys
+    from pointup.visualization import columns, comparisons, surveys
 
-    for module in (columns, comparisons, maps, surveys):
+    for module in (columns, comparisons, surveys):
         monkeypatch.setattr(module, "SIZE", 240)
     monkeypatch.setattr(comparisons, "SHAPE_SIZE", 240)
     monkeypatch.setattr(comparisons, "SHAPE_ROWS", 190)

@@ -13,14 +13,11 @@ from functools import partial
 import numpy as np
 
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.buildings import car, fence, house
-from pointup.synthetic.depth_image import bounds
 from pointup.synthetic.implicit_surfaces import Field
-from pointup.synthetic.plants import broadleaf, conifer, log, shrub, snag
 from pointup.synthetic.randomness import log_uniform, waves
-from pointup.synthetic.scanner import Returns, airborne, drone
+from pointup.synthetic.scanner import Returns, airborne, bounds, drone
 from pointup.synthetic.scanner import scan as scan_triangles
-from pointup.synthetic.site import Site
+from pointup.synthetic.site import Site, broadleaf, car, conifer, fence, house, log, shrub, snag
 from pointup.synthetic.tessellation import grid, surface_of
 
 # Width of the margin around the scanned square. Objects in the margin can occlude the square.

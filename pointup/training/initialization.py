@@ -11,7 +11,7 @@ from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig, option
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 
 EXTENSIONS = frozenset(
     {

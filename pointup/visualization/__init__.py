@@ -3,10 +3,12 @@
 Pictures are (height, width, 3) uint8 and deterministic. They need neither a GPU nor a display.
 """
 
-from pointup.visualization.columns import columns_picture
-from pointup.visualization.comparisons import before_after_picture, evaluation_picture
-from pointup.visualization.dataset import dataset_picture
-from pointup.visualization.maps import maps_picture
+from pointup.visualization.columns import columns_picture, maps_picture
+from pointup.visualization.comparisons import (
+    before_after_picture,
+    dataset_picture,
+    evaluation_picture,
+)
 from pointup.visualization.page import check_picture_path, save_picture, stacked
 
 __all__ = [

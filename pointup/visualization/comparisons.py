@@ -7,9 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.visualization.coloring import ERRORS, HEIGHTS, Paint, distances, error_limit
 from pointup.visualization.page import FAINT, Page, labelled, number, save_picture
-from pointup.visualization.rendering import Camera, fit_camera, point_spacing, view_axes
+from pointup.visualization.rendering import (
+    ERRORS,
+    HEIGHTS,
+    Camera,
+    Paint,
+    distances,
+    error_limit,
+    fit_camera,
+    point_spacing,
+    view_axes,
+)
 from pointup.visualization.surveys import survey_picture
 
 SIZE, GAP, FOOT = 392, 16, 84
@@ -151,4 +160,31 @@ def _shape_picture(before: np.ndarray, after: np.ndarray, totals: tuple[int, int
         shown = "" if len(cloud) == totals[panel] else f", {len(cloud):,} of them shown"
         page.heading(left, rows + 28, name, f"{totals[panel]:,} points{shown}")
         page.paste(left, 0, paint.render(cloud, camera))
+    return page.pixels()
+
+
+def dataset_picture(
+    num_source: np.ndarray,
+    num_target: np.ndarray,
+    extent: np.ndarray,
+    path: str | Path | None = None,
+    unit: str = "",
+) -> np.ndarray:
+    """Histograms of a dataset: points per sample, ratio of target to source, extent of the source.
+
+    num_source, num_target: (B,) number of points of each sample.
+    extent: (B,) longest side of the bounding box of each sample's source, in `unit`.
+
+    Written to `path` (PNG or JPEG) if given. Raises FileError where `path` can't be written.
+    """
+    num_source, num_target = np.asarray(num_source), np.asarray(num_target)
+    ratio = num_target[num_source > 0] / num_source[num_source > 0]
+    page = Page(1600, 400)
+    total = int(num_source.sum()) + int(num_target.sum())
+    page.heading(24, 366, f"{len(num_source):,} samples", f"{total:,} points")
+    page.histogram(72, "points per sample", {"source": num_source, "target": num_target})
+    page.histogram(592, "upsampling ratio, target / source", {"": ratio})
+    page.histogram(1112, labelled("longest side of the source", unit), {"": np.asarray(extent)})
+    if path is not None:
+        save_picture(page.pixels(), path)
     return page.pixels()

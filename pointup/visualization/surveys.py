@@ -7,9 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.visualization.coloring import HEIGHTS, Paint
 from pointup.visualization.page import FAINT, Page, labelled, number
-from pointup.visualization.rendering import Camera, point_spacing, render_points, view_axes
+from pointup.visualization.rendering import (
+    HEIGHTS,
+    Camera,
+    Paint,
+    point_spacing,
+    render_points,
+    view_axes,
+)
 
 SIZE, GAP, FOOT = 776, 16, 84
 WINDOW_SPACINGS = 240

@@ -14,7 +14,7 @@ from test_model import as_if_trained, packed
 
 from pointup import Upsampler
 from pointup.errors import ModelError
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 
 BAD_CONFIGS: dict[str, tuple[bytes, str]] = {
     "cut short": (b"{", r"not a valid config\.json"),

@@ -16,7 +16,7 @@ from test_model import as_if_trained
 from pointup import Upsampler
 from pointup.errors import ModelError
 from pointup.model.hub import WEIGHTS
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 
 
 def test_the_card_of_a_saved_model_states_no_licence_and_asks_for_one(tmp_path: Path) -> None:

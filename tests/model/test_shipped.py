@@ -19,7 +19,7 @@ from pointup.losses import chamfer_distance
 from pointup.model import hub
 from pointup.model.hub import SHIPPED, WEIGHTS
 from pointup.synthetic.default_dataset import scene_pair, shape_pair
-from pointup.upsampling.models import load_model, shipped_for
+from pointup.upsampling.in_memory import load_model, shipped_for
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,8 @@ from pointup.synthetic.landscapes import (
     scene_of,
     stand_site,
 )
-from pointup.synthetic.plants import log, snag
 from pointup.synthetic.scanner import Scanner, scan
-from pointup.synthetic.site import Site
+from pointup.synthetic.site import Site, log, snag
 
 STAND = Stand(
     height=18.0,

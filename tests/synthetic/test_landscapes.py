@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.spatial import cKDTree
 
-from pointup.synthetic.buildings import box
 from pointup.synthetic.landscapes import FORESTS, KINDS, Scene, random_scene, scan
 from pointup.synthetic.scanner import Scanner
 from pointup.synthetic.scanner import scan as scan_triangles
+from pointup.synthetic.site import box
 from pointup.synthetic.tessellation import sphere, surface_of
 
 NOTHING = np.empty((0, 3, 3))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pointup.synthetic.landscapes import Stand, random_site, stand_site
-from pointup.synthetic.movement import moved
+from pointup.synthetic.scene_pairs import moved
 from pointup.synthetic.site import Site
 
 STAND = Stand(

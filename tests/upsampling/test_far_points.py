@@ -14,7 +14,7 @@ from sheets import CPU, UTM, StoreMaker, upsample_in_blocks
 
 from pointup import upsample
 from pointup.io.cloud import PointCloud
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import load_model
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import near_groups
 from pointup.upsampling.store.point_store import build_store

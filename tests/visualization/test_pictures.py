@@ -20,9 +20,9 @@ from pointup.visualization import (
     rendering,
     save_picture,
 )
-from pointup.visualization.coloring import HEIGHTS
 from pointup.visualization.page import Page
 from pointup.visualization.rendering import (
+    HEIGHTS,
     Camera,
     estimate_normals,
     fit_camera,

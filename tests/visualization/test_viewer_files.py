@@ -31,7 +31,7 @@ from pointup.visualization.viewer import (
     write_before_after,
     write_viewer,
 )
-from pointup.visualization.viewer.encoding import BITS, build_octree
+from pointup.visualization.viewer.document import BITS, build_octree
 from pointup.visualization.viewer.layers import density_channel
 
 

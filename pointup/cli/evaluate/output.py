@@ -73,8 +73,7 @@ def open_model(name: str | None, oversampling: float | None = None) -> Upsampler
         if oversampling is not None:
             raise ConfigError("--oversampling needs --model to upsample with")
         return None
-    from pointup.upsampling.in_memory import default_device
-    from pointup.upsampling.models import load_model
+    from pointup.upsampling.in_memory import default_device, load_model
     from pointup.upsampling.options import UpsampleOptions
 
     UpsampleOptions(oversampling=oversampling)  # Raises ConfigError if it is out of range.

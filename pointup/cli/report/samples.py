@@ -24,8 +24,7 @@ from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources
 from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
-from pointup.upsampling.in_memory import default_device
-from pointup.upsampling.models import load_model
+from pointup.upsampling.in_memory import default_device, load_model
 from pointup.visualization import evaluation_picture
 from pointup.visualization.viewer import Scene, compare_with_reference
 

@@ -143,7 +143,7 @@ class Upsample:
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
         from pointup.upsampling.filtering import PointFilter
-        from pointup.upsampling.models import load_model
+        from pointup.upsampling.in_memory import load_model
         from pointup.visualization import check_picture_path
         from pointup.visualization.viewer import check_viewer_path
 
@@ -254,7 +254,7 @@ class Upsample:
 
     def _has_heights(self, job: Job, model: Upsampler) -> bool:
         """Whether the third coordinate of a file is a height: by option, file or model."""
-        from pointup.upsampling.models import has_heights
+        from pointup.upsampling.in_memory import has_heights
 
         if self.above_ground is not None:
             return self.above_ground

@@ -38,7 +38,7 @@ from pointup.io.length_unit import (
     names_geocentric,
     units_of_readable,
 )
-from pointup.upsampling.models import shipped_for
+from pointup.upsampling.in_memory import shipped_for
 from pointup.upsampling.store.point_store import CHUNK_SIZE
 
 

@@ -174,7 +174,7 @@ class TensorBoardRun:
         if self.drawn - {name}:
             return
         # Only here, because matplotlib is not needed for anything else in training.
-        from pointup.visualization.coloring import error_colors
+        from pointup.visualization.rendering import error_colors
 
         centre = clouds.target.mean(axis=0) if len(clouds.target) else np.zeros(3)
         shown = {"prediction": (clouds.prediction, clouds.target)}
@@ -228,7 +228,7 @@ class WandbRun:
         import wandb
 
         # Only here, because matplotlib is not needed for anything else in training.
-        from pointup.visualization.coloring import error_colors
+        from pointup.visualization.rendering import error_colors
 
         shown = {
             "source": (clouds.source, clouds.target),

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import pointup
 from pointup.errors import FileError
+from pointup.geometry.morton import morton_codes
 from pointup.io.cloud import write_file
 from pointup.terminal import printable
-from pointup.visualization.viewer.encoding import Blocks, encode_colormaps, encode_scene
-from pointup.visualization.viewer.layers import Scene
+from pointup.visualization.viewer.layers import Channel, Layer, Scene, layer_spacing
 
 SCRIPTS = (
     "decode.js", "shaders.js", "cloud.js", "viewpoint.js", "stage.js", "overlay.js", "tools.js",
@@ -92,3 +99,216 @@ def html_head(title: str, style: str) -> str:
 {style}</style>
 </head>
 """
+
+
+POSITION_STEPS = 65535
+"""Positions are stored in 16 bits within the bounding box of their octree node."""
+NUM_BINS = 64
+
+# Without the ends of the colour maps, as in the pictures.
+_ENDS = {"viridis": (0.05, 0.98), "plasma": (0.14, 0.98), "gray": (0.1, 1.0)}
+
+
+class Blocks:
+    """Compressed arrays, as text that the page decodes."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def add(self, values: np.ndarray) -> dict[str, Any]:
+        """Store uint8 or uint16 values (N, ...), byte plane by byte plane, and describe the block.
+
+        All low bytes come first, then all high bytes: equal bytes next to each other compress.
+        """
+        flat = np.ascontiguousarray(values.T if values.ndim == 2 else values[None])
+        planes = flat.reshape(-1, 1).view(np.uint8).T
+        self.texts.append(b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii"))
+        width = flat.shape[0]
+        return {"block": len(self.texts) - 1, "bytes": flat.dtype.itemsize, "width": width}
+
+
+def encode_scene(scene: Scene, blocks: Blocks) -> dict[str, Any]:
+    """The description of a scene for the page; its points go to `blocks`.
+
+    Coordinates in the description are relative to `origin`, the middle of all layers.
+    """
+    clouds = [layer.positions for layer in scene.layers if len(layer.positions)]
+    corners = np.array([[c.min(axis=0), c.max(axis=0)] for c in clouds]).reshape(-1, 2, 3)
+    low = corners[:, 0].min(axis=0) if clouds else np.zeros(3)
+    high = corners[:, 1].max(axis=0) if clouds else np.ones(3)
+    # A round origin, so that the coordinates that the page prints do not lose digits.
+    origin = np.round((low + high) / 2, 2)
+    names = list(dict.fromkeys(name for layer in scene.layers for name in layer.channels))
+    channels = {name: _describe_channel(name, scene.layers) for name in names}
+    up = "xyz".index(scene.up)
+    heights = np.concatenate([c[:: max(1, len(c) // 200_000), up] for c in clouds] or [np.zeros(1)])
+    ends = np.percentile(heights, [0.2, 99.8]) - origin[up]
+    described = {
+        "name": scene.name,
+        "note": scene.note,
+        "up": scene.up,
+        "unit": scene.unit,
+        "color": scene.color or ("error" if "error" in channels else "height"),
+        "mode": scene.mode if len(scene.layers) > 1 else "together",
+        "origin": origin.tolist(),
+        "low": (low - origin).tolist(),
+        "high": (high - origin).tolist(),
+        "heights": [float(ends[0]), float(max(ends[1], ends[0] + 1e-6))],
+        "channels": channels,
+        "layers": [_encode_layer(layer, origin, channels, blocks) for layer in scene.layers],
+    }
+    return described | {"fingerprint": _fingerprint(described)}
+
+
+def _fingerprint(scene: dict[str, Any]) -> str:
+    """Differs between scenes of different extents, or with layers of other names or sizes.
+
+    A link to a view holds it, and restores the view of this scene alone.
+    """
+    extents = [scene[key] for key in ("up", "origin", "low", "high")]
+    layers = [[layer[key] for key in ("name", "count", "total")] for layer in scene["layers"]]
+    return sha256(json.dumps([extents, layers]).encode()).hexdigest()[:16]
+
+
+def encode_colormaps() -> dict[str, list[int]]:
+    """256 colours of each colour map as a flat list of bytes."""
+    from matplotlib import colormaps  # Training imports this module, and needs no pictures.
+
+    tables = {}
+    for name in ("viridis", "plasma", "turbo", "gray"):
+        places = np.linspace(*_ENDS.get(name, (0.0, 1.0)), 256)
+        tables[name] = np.round(colormaps[name](places)[:, :3] * 255).astype(int).ravel().tolist()
+    return tables
+
+
+def _describe_channel(name: str, layers: Sequence[Layer]) -> dict[str, Any]:
+    """One range for all layers, so that equal values get equal colours."""
+    used = [layer.channels[name] for layer in layers if name in layer.channels]
+    first = used[0]
+    described: dict[str, Any] = {"kind": first.kind, "label": first.label or name}
+    if first.kind == "category":
+        present = sorted({int(value) for channel in used for value in np.unique(channel.values)})
+        known = {value: text for channel in used for value, text in channel.categories.items()}
+        described["categories"] = [[value, known.get(value, str(value))] for value in present]
+    if first.kind == "scalar":
+        values = np.concatenate([channel.values for channel in used])
+        values = values[np.isfinite(values)]
+        values = values if len(values) else np.zeros(1)
+        ends = np.percentile(values, [1, 99]) if name != "error" else [0, np.percentile(values, 97)]
+        low, high = float(values.min()), float(values.max())
+        described |= {
+            "unit": first.unit,
+            "colormap": first.colormap,
+            "low": low,
+            "high": max(high, low + 1e-9),
+            "shown": [float(ends[0]), float(max(ends[1], ends[0] + (high - low) * 1e-3 + 1e-9))],
+        }
+    return described
+
+
+def _encode_layer(
+    layer: Layer, origin: np.ndarray, channels: dict[str, Any], blocks: Blocks
+) -> dict[str, Any]:
+    octree = build_octree(layer.positions)
+    positions = (layer.positions - origin)[octree.order]
+    starts = octree.ptr[:-1]
+    low = np.minimum.reduceat(positions, starts) if len(positions) else np.empty((0, 3))
+    high = np.maximum.reduceat(positions, starts) if len(positions) else np.empty((0, 3))
+    size = np.maximum(high - low, 1e-9)
+    node = np.repeat(np.arange(len(starts)), np.diff(octree.ptr))
+    steps = np.round((positions - low[node]) / size[node] * POSITION_STEPS).astype(np.uint16)
+    columns = {}
+    for name, channel in layer.channels.items():
+        values, note = channel.values[octree.order], {"note": channel.note} if channel.note else {}
+        columns[name] = blocks.add(_quantise(channel, values, channels[name])) | note
+    return {
+        "name": layer.name,
+        "count": len(positions),
+        "total": layer.num_points or len(positions),
+        "spacing": layer_spacing(layer) or float(size.max(initial=1.0)) / 100,
+        "nodes": [
+            [int(count), *(float(f"{x:.9g}") for x in (*node_low, *node_size))]
+            for count, node_low, node_size in zip(np.diff(octree.ptr), low, size, strict=True)
+        ],
+        "positions": blocks.add(steps),
+        "columns": columns,
+    }
+
+
+def _quantise(channel: Channel, values: np.ndarray, described: dict[str, Any]) -> np.ndarray:
+    if channel.kind != "scalar":
+        return values.astype(np.uint8)
+    low, high = described["low"], described["high"]
+    share = np.nan_to_num((values - low) / (high - low), nan=0.0, posinf=1.0, neginf=0.0)
+    return np.round(np.clip(share, 0, 1) * POSITION_STEPS).astype(np.uint16)
+
+
+BITS = 21
+"""Levels of the octree; three times this many bits fit into a 64-bit code."""
+NODE_POINTS = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class Octree:
+    """A cloud in drawing order.
+
+    Attributes:
+        order: (N,) index of each point in the cloud.
+        ptr: (C + 1,) the row of `order` at which each node begins.
+    """
+
+    order: np.ndarray
+    ptr: np.ndarray
+
+
+def build_octree(points: np.ndarray, node_points: int = NODE_POINTS, seed: int = 0) -> Octree:
+    """Cut finite points (N, 3) into nodes of at most `node_points`, and sort each for drawing.
+
+    The first points of a node are one for each of its eight octants, then one for each octant of
+    these, and so on; within a level the order is random. Drawing the first n points of each node
+    is therefore an evenly spaced subset of any size. Points at one place form a node of any size.
+    """
+    if len(points) == 0:
+        return Octree(np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+    code = _morton_codes(points)
+    order = np.argsort(code, kind="stable")
+    code = code[order]
+    ptr = _node_starts(code, node_points)
+    # In Morton order, a point is the first of its octree cell at each level below the one that it
+    # shares with the point before it.
+    shared = np.zeros(len(code), dtype=np.int64)
+    different = code[1:] ^ code[:-1]
+    # Only the highest of adjacent ones stays: float64 would round many ones up to the next bit.
+    different &= ~(different >> 1)
+    num_bits = np.frexp(different.astype(np.float64))[1]
+    shared[1:] = BITS - (num_bits + 2) // 3
+    shared[ptr[:-1]] = 0
+    node = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    random = np.random.default_rng(seed).random(len(code))
+    return Octree(order[np.lexsort((random, shared, node))], ptr)
+
+
+def _morton_codes(points: np.ndarray) -> np.ndarray:
+    low = points.min(axis=0)
+    side = max(float((points - low).max()), 1e-12)
+    cells = ((points - low) * ((2**BITS - 1) / side)).astype(np.int64)
+    return morton_codes(cells)
+
+
+def _node_starts(code: np.ndarray, node_points: int) -> np.ndarray:
+    """Rows (C + 1,) of sorted codes (N,) at which nodes begin, and N at the end."""
+    starts = [len(code)]
+    waiting = [(0, len(code), 0, 0)]
+    while waiting:
+        start, stop, prefix, level = waiting.pop()
+        if stop - start <= node_points or level == BITS:
+            starts.append(start)
+            continue
+        step = 1 << (3 * (BITS - level - 1))
+        edges = prefix + step * np.arange(1, 8)
+        inner = start + np.searchsorted(code[start:stop], edges)
+        ends = [start, *inner.tolist(), stop]
+        for child in range(8):
+            if ends[child] < ends[child + 1]:
+                waiting.append((ends[child], ends[child + 1], prefix + child * step, level + 1))
+    return np.array(sorted(starts), dtype=np.int64)
