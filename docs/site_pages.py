@@ -1,4 +1,4 @@
-"""Adds pages whose text is elsewhere in the repository, and makes links lead to pages (mkdocs hooks).
+"""Adds pages whose text is elsewhere in the repository; makes links lead to pages (mkdocs hooks).
 
 Everything is found beside mkdocs.yml: the site does not depend on how pointup was installed.
 """
