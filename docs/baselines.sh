@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Computes the tables of "Comparison with stronger baselines" in results.md:
+# Computes the table "Surveys" of results.md, and the same with thinning patterns in turn:
 #     docs/baselines.sh SURVEYS WORK [MODEL]
 # SURVEYS holds the survey files, WORK receives the datasets (prepared once) and the figures, as JSON.
 set -euo pipefail

@@ -1,7 +1,11 @@
-"""Adds pages whose text is elsewhere in the repository, and links in notebooks (mkdocs hooks)."""
+"""Adds pages whose text is elsewhere in the repository; makes links lead to pages (mkdocs hooks).
+
+Everything is found beside mkdocs.yml: the site does not depend on how pointup was installed.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,7 +13,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 PAGES = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
@@ -19,15 +24,30 @@ PAGES = {
     },
 }
 """Page of the site, and the file that holds its text."""
+PAGE_OF = {ROOT / source: page for page, source in PAGES.items()}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages; their links to files in docs/ become links between pages."""
+    """Adds the pages."""
     for page, source in PAGES.items():
-        up = "../" * page.count("/")
-        text = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", (ROOT / source).read_text())
-        files.append(File.generated(config, page, content=text))
+        files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Makes links between files of the repository links between pages."""
+    uri = page.file.src_uri
+    folder = (ROOT / PAGES[uri] if uri in PAGES else DOCS / uri).parent
+
+    def link(match: re.Match[str]) -> str:
+        target = (folder / match[1]).resolve()
+        if target in PAGE_OF:
+            target = DOCS / PAGE_OF[target]
+        elif not target.is_relative_to(DOCS):
+            return match[0]
+        return f"]({os.path.relpath(target, (DOCS / uri).parent)}"
+
+    return re.sub(r"\]\(((?!https?:)[^)#\s]+)", link, markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

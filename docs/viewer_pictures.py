@@ -1,6 +1,6 @@
-"""Makes the pictures of the viewer, of the demo page and of a report, and measures the viewer.
+"""Makes the pictures of the viewer and of a report, and measures the viewer.
 
-Needs Playwright, a Chromium (CONTRIBUTING.md) and the extra `demo`:
+Needs Playwright and a Chromium (CONTRIBUTING.md):
 
     python docs/viewer_pictures.py draw --surveys FOLDER --meshes FOLDER [--runs RUN RUN]
     python docs/viewer_pictures.py measure 100000 1000000 2000000 5000000
@@ -16,17 +16,13 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
-import uvicorn
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from pointup.cli.demo import demo_app
 from pointup.cli.main import main as pointup
 from pointup.visualization.viewer import Channel, Layer, Scene, write_viewer
 
@@ -64,7 +60,6 @@ def draw(page: Page, options: argparse.Namespace) -> None:
             page.goto((work / "report.html").as_uri())
             page.frame_locator("iframe").locator("body[data-ready]").wait_for(timeout=120_000)
             save(page, "report.png", height=2000)
-        draw_demo(page, work)
 
 
 def draw_surveys(page: Page, surveys: Path, work: Path) -> None:
@@ -82,35 +77,6 @@ def draw_surveys(page: Page, surveys: Path, work: Path) -> None:
     run("view", surveys / "autzen_trim.las", "-o", view)
     nearer = "viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 2}"
     picture(page, view, "viewer_autzen.png", "viewer.change({color: 'rgb'})", nearer)
-
-
-def draw_demo(page: Page, work: Path) -> None:
-    """The demo page with an uploaded scan of 600 points."""
-    x, y = np.random.default_rng(0).random((2, 600)) * 4
-    np.savetxt(work / "scan.xyz", np.column_stack([x, y, np.sin(2 * x)]))
-    with served(work / "demo") as address:
-        page.goto(address)
-        page.set_input_files("input[type=file]", work / "scan.xyz")
-        page.get_by_text("scan.xyz").first.wait_for()
-        page.get_by_role("button", name="Upsample").click()
-        frame = page.frame_locator("iframe.viewer")
-        frame.locator("body[data-ready]").wait_for(timeout=120_000)
-        save(page, "demo.png")
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a demo page."""
-    server = uvicorn.Server(uvicorn.Config(demo_app(folder), port=0, log_level="warning"))
-    thread = Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        if not thread.is_alive():
-            raise SystemExit("the demo page did not start")
-        time.sleep(0.1)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(timeout=20)
 
 
 def run(*words: object) -> None:

@@ -27,9 +27,7 @@ PAGES = [
 ]
 # What a CPU can't do, what is tested elsewhere (.ci/run, tests/cli/test_report.py), what runs until
 # it is stopped, and the jobs of a cluster.
-SKIPPED = re.compile(
-    r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.|pointup report|pointup demo|\$K|shards/\*"
-)
+SKIPPED = re.compile(r"1gpu|8gpu|train\.py$|--max_restarts|\.\.\.|pointup report|\$K|shards/\*")
 STARTS = ("pointup ", "accelerate launch ")
 # Fewer pairs and steps than the page says.
 SHORTER = {
@@ -37,7 +35,6 @@ SHORTER = {
     "--num-pairs 400": "--num-pairs 4",
     "--num-pairs 135": "--num-pairs 5",
     "--num-source 2048": "--num-source 256",
-    "--seconds 200": "--seconds 5",
     "--density 300": "--density 8",
     # Trained by this page.
     "push runs/default": "push runs/both",
