@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pointup.benchmark.clouds import ragged
-from pointup.benchmark.reference_implementation import (
+from pointup.benchmark.reference_training import (
     reference_chamfer_distance,
     reference_farthest_point_sample,
     reference_knn,

@@ -8,7 +8,6 @@ from pointup.benchmark import data_path
 from pointup.benchmark import neighbor_search as searches
 from pointup.benchmark import reference_training as reference
 from pointup.benchmark import scaling as processes
-from pointup.benchmark import simulated_scaling as simulated
 from pointup.benchmark import training_speed as steps
 from pointup.benchmark import upsampling as upsampled
 
@@ -22,5 +21,3 @@ ALL = (
     upsampled.SECTION,
     processes.SECTION,
 )
-SIMULATED = (*ALL[:-1], simulated.SECTION)
-"""The same, with training on many processes simulated."""

@@ -21,8 +21,6 @@ class Effort:
     device: torch.device
     seconds: float
     """Time limit of a section: it starts no work that is expected to exceed it."""
-    simulate: int | None = None
-    """Simulate training on up to so many processes, in place of measuring a few."""
 
     def bound(self) -> Bound:
         """Start the time limit of a section."""

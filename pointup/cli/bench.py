@@ -43,18 +43,8 @@ class Bench:
     """Time limit of each section in seconds: it starts no new measurement after it. By default 300,
     with --quick 7."""
 
-    simulate: Annotated[
-        int | None, tyro.conf.arg(metavar="PROCESSES", help_behavior_hint="(optional)")
-    ] = None
-    """In the section scaling, predict training on up to this many processes from measured step
-    times, beside real groups of 1, 2 and 4."""
-
     def run(self) -> int:
         names = self._names()
-        if self.simulate is not None and (self.simulate < 1 or "scaling" not in names):
-            raise ConfigError(
-                f"--simulate {self.simulate}: give 1 or more processes, with the section scaling"
-            )
         if self.seconds is not None and not self.seconds > 0:
             raise ConfigError(f"--seconds {self.seconds:g}: must be above 0")
 
@@ -64,7 +54,7 @@ class Bench:
             machine_differences,
             machine_lines,
         )
-        from pointup.benchmark.sections import ALL, SIMULATED
+        from pointup.benchmark.sections import ALL
         from pointup.benchmark.tables import check_results_path, read_results, write_results
         from pointup.benchmark.timing import Effort
         from pointup.upsampling.in_memory import default_device
@@ -76,8 +66,7 @@ class Bench:
         seconds = QUICK_SECONDS if self.quick else SECONDS
         if self.seconds is not None:
             seconds = self.seconds
-        effort = Effort(self.quick, device, seconds, self.simulate)
-        sections = SIMULATED if self.simulate else ALL
+        effort = Effort(self.quick, device, seconds)
         machine = {**describe_machine(device), "quick": self.quick}
         print("\n".join(machine_lines(machine)))
         differences = machine_differences(before["machine"], machine) if before else []
@@ -85,7 +74,7 @@ class Bench:
             differences.insert(0, f"\n{self.compare} was not measured in the same way:")
             print("\n".join(differences))
         measured: dict[str, Any] = {}
-        for section in sections:
+        for section in ALL:
             if section.name not in names:
                 continue
             began = time.monotonic()
@@ -103,7 +92,7 @@ class Bench:
             # Again, because the sections lie between.
             print("\n".join(differences))
             print(f"\nChanged by more than 5 % since {self.compare}:")
-            print("\n".join(changes(sections, before["sections"], measured)) or "  nothing")
+            print("\n".join(changes(ALL, before["sections"], measured)) or "  nothing")
         return 0
 
     def _names(self) -> list[str]:

@@ -29,7 +29,6 @@ COMMANDS = {
     "view": "pointup.cli.view:View",
     "report": "pointup.cli.report.command:Report",
     "push": "pointup.cli.push.command:Push",
-    "demo": "pointup.cli.demo:Demo",
     "config": "pointup.cli.config:Config",
     "doctor": "pointup.cli.doctor.command:Doctor",
     "bench": "pointup.cli.bench:Bench",

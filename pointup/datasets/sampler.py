@@ -7,12 +7,13 @@ Own code, because PyTorch and Accelerate have no sampler that packs by size, and
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pointup.datasets.mixture import Mixture
 from pointup.datasets.packing import (
     VERSION,
     Plan,
@@ -24,13 +25,9 @@ from pointup.datasets.packing import (
     cropped_sizes,
     plan_epoch,
 )
-from pointup.datasets.plan_ahead import PlanAhead, Request
 from pointup.errors import ConfigError
 
 logger = logging.getLogger("pointup")
-
-PLANNED_AHEAD_FROM = 500_000
-"""Samples from which the next epoch is planned in a process of its own; fewer take no time."""
 
 
 class TokenBudgetBatchSampler:
@@ -104,7 +101,6 @@ class TokenBudgetBatchSampler:
         self._past: list[list[int | None]] = []
         self._num_past = 0
         self._plan: Plan | None = None
-        self._ahead = PlanAhead()
 
     @property
     def slots(self) -> int:
@@ -119,8 +115,6 @@ class TokenBudgetBatchSampler:
     @property
     def plan(self) -> Plan:
         """The batches of the current part of the epoch, without the parts with other settings."""
-        if self._plan is None and not self._past and self.shuffle:
-            self._plan, self._num_past = self._ahead.result(self._request(self.epoch)), 0
         if self._plan is None:
             self._plan = self._replay()
         return self._plan
@@ -151,8 +145,6 @@ class TokenBudgetBatchSampler:
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         plan, epoch = self.plan, self.epoch
-        if self.shuffle and len(plan.samples) >= PLANNED_AHEAD_FROM:
-            self._ahead.start(self._request(epoch + 1), self.sizes)
         for step in range(self._step, plan.num_steps):
             for slot in range(self.process_index, self.slots, self.num_processes):
                 yield [self._key(epoch, sample) for sample in plan.batch(step, slot)]
@@ -254,11 +246,6 @@ class TokenBudgetBatchSampler:
     def _steps_past(self) -> int:
         return sum(segment[3] or 0 for segment in self._past)
 
-    def _request(self, epoch: int) -> Request:
-        mixture = self.mixture
-        parts = () if mixture.is_plain else (mixture.lengths, mixture.weights)
-        return Request(self.seed, epoch, self.token_budget, self.slots, self.max_clouds, *parts)
-
     def _replay(self, has_other_plans: bool = False) -> Plan:
         """Plan the epoch, part by part; parts of other plans are cut to the length of these."""
         samples = self.mixture.samples(self.seed, self.epoch)
@@ -299,3 +286,77 @@ def _check_position(state: dict[str, Any]) -> None:
         least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
         if not all(type(value) is int and value >= low for value, low in least):
             raise ValueError(f"sampler state: invalid segment {segment}")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Several datasets as one, whose samples follow each other, each dataset with a weight.
+
+    A weight is the number of times that an epoch has each sample of the dataset. With a weight that
+    is not a whole number, an epoch has some samples once more than others, and others in the next
+    epochs: after E epochs each sample was seen floor(E * weight) or ceil(E * weight) times.
+
+    Attributes:
+        lengths: number of samples of each dataset.
+        weights: weight of each dataset.
+    """
+
+    lengths: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) != len(self.weights) or not len(self.lengths):
+            raise ValueError(f"{len(self.weights)} weights for {len(self.lengths)} datasets")
+        # A checkpoint and the process that plans ahead take them as JSON, which has no NumPy types.
+        lengths = tuple(checked_integer("a length", length, 0) for length in self.lengths)
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "weights", tuple(map(float, self.weights)))
+        if not all(0 < weight < math.inf for weight in self.weights):
+            raise ValueError(f"weights {self.weights}: each must be greater than 0, and finite")
+        if not any(n * w >= 1 for n, w in zip(self.lengths, self.weights, strict=True)):
+            raise ValueError(
+                f"weights {self.weights} of {self.lengths} samples: an epoch would have no sample; "
+                "increase the weights"
+            )
+
+    def __len__(self) -> int:
+        """Number of samples, each counted once."""
+        return sum(self.lengths)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each epoch has each sample once."""
+        return all(weight == 1 for weight in self.weights)
+
+    def samples(self, seed: int, epoch: int) -> np.ndarray:
+        """The samples (n,) int64 of an epoch, ascending: index + k * len(self) for repetition k.
+
+        A function of the seed, the epoch, the lengths and the weights alone.
+        """
+        total = len(self)
+        if self.is_plain:
+            return np.arange(total)
+        found, first = [], 0
+        for number, (length, weight) in enumerate(zip(self.lengths, self.weights, strict=True)):
+            phase = _phases(length, weight, [seed, number])
+            times = np.floor(weight * (epoch + 1) + phase) - np.floor(weight * epoch + phase)
+            indices = np.arange(first, first + length)
+            for repetition in range(int(times.max(initial=0))):
+                found.append(indices[times > repetition] + repetition * total)
+            first += length
+        return np.sort(np.concatenate(found))
+
+    def as_state(self) -> list[list[float]]:
+        """Length and weight of each dataset, as JSON values for a checkpoint."""
+        return [list(pair) for pair in zip(self.lengths, self.weights, strict=True)]
+
+
+def _phases(length: int, weight: float, seed: list[int]) -> np.ndarray:
+    """Evenly spaced numbers in (0, 1), one for each sample, in random order.
+
+    They say in which epochs a sample is seen once more. Because they are evenly spaced, all epochs
+    have the same number of samples, plus or minus one.
+    """
+    if weight == int(weight):
+        return np.zeros(length)
+    return (np.random.default_rng(seed).permutation(length) + 0.5) / length

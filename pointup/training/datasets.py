@@ -20,11 +20,10 @@ from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
 from pointup.datasets.held_out import rows_held_out_elsewhere
-from pointup.datasets.mixture import Mixture
 from pointup.datasets.opening import open_together
 from pointup.datasets.packing import checksum_of_sizes
 from pointup.datasets.pair_dataset import PairDataset
-from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
 from pointup.errors import DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset

@@ -19,7 +19,7 @@ from pointup.benchmark import upsampling as upsampled
 from pointup.benchmark.clouds import one_cloud, ragged, sheet, training_batch
 from pointup.benchmark.machine import WARNINGS, device_named, machine_differences
 from pointup.benchmark.peak_memory import PeakMemory
-from pointup.benchmark.reference_implementation import (
+from pointup.benchmark.reference_training import (
     reference_chamfer_distance,
     reference_farthest_point_sample,
     reference_knn,

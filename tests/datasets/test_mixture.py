@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointup.datasets.mixture import Mixture
-from pointup.datasets.plan_ahead import Request
-from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 
 SIZES = np.random.default_rng(0).integers(10, 300, 60)
@@ -84,14 +82,6 @@ def test_a_dataset_of_weight_one_is_planned_as_if_there_were_no_weights():
     plain = TokenBudgetBatchSampler(SIZES, 1000)
     joined = sampler(Mixture((40, 20), (1.0, 1.0)))
     assert list(plain) == list(joined) and plain.num_samples == 60
-
-
-def test_a_plan_made_ahead_is_the_plan_of_the_sampler():
-    own = sampler(THREE_TO_ONE)
-    own.set_epoch(1)
-    request = Request(0, 1, 1000, 1, None, THREE_TO_ONE.lengths, THREE_TO_ONE.weights)
-    assert np.array_equal(request.plan(SIZES).samples, own.plan.samples)
-    assert own._request(1) == request
 
 
 def test_a_checkpoint_of_other_weights_is_refused():
