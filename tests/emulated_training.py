@@ -23,8 +23,7 @@ from torch_geometric.data import Batch
 from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
-from pointup.evaluation.pair_scenes import clouds_to_show
-from pointup.evaluation.pairs import measure_pairs
+from pointup.evaluation.pairs import clouds_to_show, measure_pairs
 from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model import upsampler
 from pointup.model.upsampler import Upsampler

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
+from zlib import crc32
 
 import numpy as np
 import torch
+from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pointup.errors import DataError
+from pointup.errors import ConfigError, DataError, FileError
 from pointup.evaluation.cloud_metrics import METRICS, Figures, Metric, measure
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
+from pointup.io.files import mesh_extensions, point_extensions, read_mesh, read_points
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.in_memory import upsample
 from pointup.upsampling.options import pass_ratios
@@ -151,3 +156,199 @@ def upsample_shape(
 
 def _pack(points: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(points.astype(np.float32)), torch.tensor([0, len(points)])
+
+
+Pattern = Literal["poisson", "random"]
+
+# Largest mean distance of the truth from its mesh, as a share of its radius. A larger one means
+# different coordinates.
+LARGEST_OFFSET = 0.05
+# A cloud is in another frame than its truth if its centre or its radius differs by more than
+# `FRAME_OFFSET` of the truth's radius, and its points also lie farther than `OFF_TRUTH` of it from
+# the truth: an uneven density moves the centre alone, and noise moves only the points.
+FRAME_OFFSET, OFF_TRUTH = 0.05, 0.02
+
+
+def files_of_shapes(folder: Path, extensions: Sequence[str]) -> dict[str, Path]:
+    """The files of a folder with these extensions, by file name without extension, sorted.
+
+    Raises FileError if there are none, ConfigError if two have the same name.
+    """
+    if not folder.is_dir():
+        raise FileError(f"{folder}: no such folder")
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        # macOS leaves files such as ._a.xyz beside a.xyz on disks of other systems.
+        if path.name.startswith("."):
+            continue
+        if path.suffix.lower() in extensions and path.is_file():
+            if path.stem in files:
+                raise ConfigError(
+                    f"{path}: there is also {files[path.stem].name}; keep one file of each shape"
+                )
+            files[path.stem] = path
+    if not files:
+        raise FileError(f"{folder}: no files of shapes in it ({' '.join(extensions)})")
+    return files
+
+
+class StoredShapes:
+    """Shapes from folders, matched by file name. With a mesh, the truth is also resampled.
+
+    `without_truth`: files of the inputs and predictions whose name no truth has, by folder.
+    Some meshes may be missing, as in the published test sets. Iteration reads the shapes one by
+    one. The constructor raises FileError or ConfigError if a folder is missing, lacks a shape of
+    the truth folder, or has no mesh of any. Iteration raises FileError and DataError for invalid
+    files.
+    """
+
+    def __init__(
+        self,
+        truth: Path,
+        inputs: Path | None = None,
+        predictions: Path | None = None,
+        meshes: Path | None = None,
+    ) -> None:
+        self.truths = files_of_shapes(truth, point_extensions)
+        self.without_truth: dict[Path, list[Path]] = {}
+        self.inputs = self._beside(inputs, point_extensions)
+        self.predictions = self._beside(predictions, point_extensions)
+        self.meshes = self._beside(meshes, mesh_extensions, each=False)
+
+    def _beside(
+        self, folder: Path | None, extensions: Sequence[str], each: bool = True
+    ) -> dict[str, Path]:
+        """The files of a folder by the name of their shape: of `each` shape, or of some."""
+        if folder is None:
+            return {}
+        files = files_of_shapes(folder, extensions)
+        missing = [name for name in self.truths if name not in files]
+        if missing and (each or len(missing) == len(self.truths)):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise FileError(
+                f"{folder}: no file named {missing[0]}{more}; every truth needs its counterpart, "
+                f"with the same name but for the extension: add that of {self.truths[missing[0]]}, "
+                "or move this file to another folder if it is no truth"
+            )
+        without_truth = [path for name, path in files.items() if name not in self.truths]
+        if each and without_truth:
+            self.without_truth[folder] = without_truth
+        return files
+
+    def __len__(self) -> int:
+        return len(self.truths)
+
+    def __iter__(self) -> Iterator[Shape]:
+        for name, path in self.truths.items():
+            shape = Shape(
+                name,
+                _read(path),
+                source=_read(self.inputs[name]) if self.inputs else None,
+                prediction=_read(self.predictions[name]) if self.predictions else None,
+            )
+            if name in self.meshes:
+                surface = read_mesh(self.meshes[name])
+                _check_same_place(shape, surface, self.meshes[name])
+                second, _ = surface.poisson_disk(len(shape.truth), _generator(name, 0, "second"))
+                shape = replace(shape, surface=surface, second=second)
+            yield shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnShapes:
+    """Shapes sampled from meshes: source, truth and second sampling are independent.
+
+    As in the PU-GCN protocol, the truth and the second sampling are Poisson-disk samplings of
+    round(ratio * num_source) points. The source has `num_source` points, Poisson-disk or random by
+    `pattern`. A mesh is first centred on its bounding box and scaled to furthest distance 1. The
+    samplings depend only on the name of the file and the number of the sampling, and the truth does
+    not depend on the pattern. `noise` is the standard deviation of Gaussian noise on the source, as
+    a share of that distance.
+    """
+
+    meshes: Path
+    num_source: int = 2048
+    ratio: float = 4.0
+    num_seeds: int = 1
+    pattern: Pattern = "poisson"
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise < 1:
+            raise ConfigError(f"noise {self.noise}: must lie in [0, 1)")
+        if self.num_source < 2 or self.num_seeds < 1:
+            raise ConfigError(
+                f"{self.num_source} points and {self.num_seeds} samplings: at least 2 and 1 needed"
+            )
+        if not (np.isfinite(self.ratio) and self.ratio >= 1):
+            raise ConfigError(f"ratio {self.ratio}: must be a finite number of at least 1")
+
+    def __len__(self) -> int:
+        return self.num_seeds * len(files_of_shapes(self.meshes, mesh_extensions))
+
+    def __iter__(self) -> Iterator[Shape]:
+        num_truth = round(self.ratio * self.num_source)
+        for name, path in files_of_shapes(self.meshes, mesh_extensions).items():
+            surface = read_mesh(path).normalized()
+            for seed in range(self.num_seeds):
+                draw = surface.poisson_disk if self.pattern == "poisson" else surface.sample
+                source = draw(self.num_source, _generator(name, seed, self.pattern))[0]
+                if self.noise:
+                    random = _generator(name, seed, "noise")
+                    source = source + self.noise * random.standard_normal(source.shape)
+                yield Shape(
+                    name,
+                    truth=surface.poisson_disk(num_truth, _generator(name, seed, "truth"))[0],
+                    source=source,
+                    second=surface.poisson_disk(num_truth, _generator(name, seed, "second"))[0],
+                    surface=surface,
+                    seed=seed,
+                )
+
+
+def is_subset(shape: Shape) -> bool:
+    """Whether nearly all points of the source are points of the truth, up to rounding in files."""
+    if shape.source is None:
+        return False
+    distance, _ = cKDTree(shape.truth).query(shape.source)
+    rounding = 1e-5 * np.abs(shape.truth - shape.truth.mean(axis=0)).max()
+    return bool(np.mean(distance <= rounding) > 0.9)
+
+
+def in_another_frame(points: np.ndarray, truth: np.ndarray) -> bool:
+    """Whether a cloud (N, 3) is moved or scaled against its truth (M, 3), as by a normalisation.
+
+    Centre and radius are the mean and the root mean square distance to it, which depend little on
+    noise. They may differ by three times what random points of these numbers do.
+    """
+    centres = [cloud.mean(axis=0) for cloud in (points, truth)]
+    spread, true_spread = (
+        np.sqrt(np.square(cloud - centre).sum(axis=1).mean())
+        for cloud, centre in zip((points, truth), centres, strict=True)
+    )
+    radius = np.linalg.norm(truth - centres[1], axis=1).max()
+    by_chance = 3 * true_spread * np.sqrt(1 / len(points) + 1 / len(truth))
+    moved = np.linalg.norm(centres[0] - centres[1])
+    scaled = radius * abs(spread / true_spread - 1)
+    if max(moved, scaled) <= max(FRAME_OFFSET * radius, by_chance):
+        return False
+    distance, _ = cKDTree(truth).query(points)
+    return bool(np.median(distance) > OFF_TRUTH * radius)
+
+
+def _read(path: Path) -> np.ndarray:
+    return read_points(path, attributes=False).positions
+
+
+def _generator(name: str, seed: int, part: str) -> np.random.Generator:
+    return np.random.default_rng([seed, crc32(name.encode()), crc32(part.encode())])
+
+
+def _check_same_place(shape: Shape, surface: Surface, path: Path) -> None:
+    spread = np.linalg.norm(shape.truth - shape.truth.mean(axis=0), axis=1).max()
+    offset = surface.distance(shape.truth).mean()
+    if offset > LARGEST_OFFSET * spread:
+        raise DataError(
+            f"{path}: the truth is {offset:.3g} away from this mesh, on average; P2F needs clouds "
+            "and meshes in the same coordinates (leave out --meshes to go without)"
+        )

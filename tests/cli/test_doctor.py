@@ -10,7 +10,7 @@ import torch
 from packaging.requirements import Requirement
 
 from pointup.cli.doctor import accelerators as doctor_accelerators
-from pointup.cli.doctor import machine as doctor_machine
+from pointup.cli.doctor import launch as doctor_machine
 from pointup.cli.doctor.accelerators import (
     Gpu,
     accelerator_findings,
@@ -21,7 +21,7 @@ from pointup.cli.doctor.accelerators import (
     usable_finding,
 )
 from pointup.cli.doctor.finding import in_bytes, in_time, ok, warn
-from pointup.cli.doctor.machine import (
+from pointup.cli.doctor.launch import (
     capacity_finding,
     disk_finding,
     is_met,

@@ -10,16 +10,16 @@ import pytest
 import torch
 from test_doctor import driver
 
-from pointup.cli.doctor import kernels as doctor_kernels
+from pointup.cli.doctor import accelerators as doctor_kernels
 from pointup.cli.doctor import launch as doctor_launch
-from pointup.cli.doctor.finding import ok, warn
-from pointup.cli.doctor.kernels import (
+from pointup.cli.doctor.accelerators import (
     kernel_finding,
     pairs_bound,
     pairs_finding,
     pairs_per_cycle,
     speed_findings,
 )
+from pointup.cli.doctor.finding import ok, warn
 from pointup.errors import PointupError
 from pointup.geometry.kernels import trial
 

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from pointup.cli.doctor import launch as doctor_launch
-from pointup.cli.doctor.dataset import data_findings
 from pointup.cli.doctor.finding import Finding, in_bytes, ok
-from pointup.cli.doctor.machine import (
+from pointup.cli.doctor.launch import (
     shared_memory_needed,
 )
-from pointup.cli.doctor.run_directory import run_findings
+from pointup.cli.doctor.run_directory import data_findings, run_findings
 from pointup.cli.main import main
 from pointup.datasets.opening import open_together
 from pointup.datasets.pair import Pair

@@ -15,10 +15,8 @@ from sheets import SMALL
 
 from pointup import Upsampler
 from pointup.cli.main import main
-from pointup.cli.report.curves import curve_charts
-from pointup.cli.report.page import report_html
+from pointup.cli.report.page import curve_charts, report_html, samples_of_runs
 from pointup.cli.report.runs import differing_options, read_run, read_runs
-from pointup.cli.report.samples import samples_of_runs
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_dataset import write_pairs
 from pointup.training.config import TrainConfig, as_dict

@@ -11,8 +11,8 @@ import torch
 
 from pointup.errors import DataError
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
-from pointup.evaluation.shape_sets import DrawnShapes
 from pointup.evaluation.shapes import (
+    DrawnShapes,
     Protocol,
     Shape,
     evaluate_shape,

@@ -9,10 +9,13 @@ import pytest
 from test_evaluate_shapes import torus, write_off
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes, in_another_frame, is_subset
 from pointup.evaluation.shapes import (
+    DrawnShapes,
     Shape,
+    StoredShapes,
     evaluate_shape,
+    in_another_frame,
+    is_subset,
     measure_shape,
 )
 from pointup.geometry.surfaces import Surface

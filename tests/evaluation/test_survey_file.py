@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pointup.errors import DataError
-from pointup.evaluation.survey_file import MARGIN, Survey, near_reference, read_survey, thin_survey
+from pointup.evaluation.lidar import MARGIN, Survey, near_reference, read_survey, thin_survey
 
 
 def square(num_points: int, side: float) -> Survey:

@@ -9,8 +9,7 @@ import pytest
 
 from pointup import Upsampler
 from pointup.evaluation.baselines import BASELINES
-from pointup.evaluation.survey_file import Survey
-from pointup.evaluation.upsampled_survey import upsampled_surveys
+from pointup.evaluation.lidar import Survey, upsampled_surveys
 
 
 def plane(num_points: int, side: float) -> Survey:

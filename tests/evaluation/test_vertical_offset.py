@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.evaluation.common_extent import common_extent, whole_extent
-from pointup.evaluation.vertical_offset import notes_on_heights, vertical_offset
+from pointup.evaluation.common_extent import (
+    common_extent,
+    notes_on_heights,
+    vertical_offset,
+    whole_extent,
+)
 from pointup.io.length_unit import unit_of
 
 

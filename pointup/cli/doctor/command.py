@@ -57,10 +57,9 @@ class Doctor:
 
     def _findings(self, group: Accelerator | None) -> Iterator[Finding]:
         """The findings to print, one by one; none on processes other than the main one."""
-        from pointup.cli.doctor.dataset import data_findings
         from pointup.cli.doctor.launch import single_process_findings
         from pointup.cli.doctor.process_group import group_findings
-        from pointup.cli.doctor.run_directory import read_config, run_findings
+        from pointup.cli.doctor.run_directory import data_findings, read_config, run_findings
         from pointup.model.config import ModelConfig
         from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
 

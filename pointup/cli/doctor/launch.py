@@ -5,23 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import psutil
 import torch
+from packaging.requirements import Requirement
 
-from pointup.cli.doctor.accelerators import accelerator_findings, compute_finding
-from pointup.cli.doctor.finding import Finding, fail, in_time, ok
-from pointup.cli.doctor.kernels import kernel_finding, speed_findings
-from pointup.cli.doctor.machine import machine_findings
+import pointup
+from pointup.cli.doctor.accelerators import (
+    accelerator_findings,
+    compute_finding,
+    kernel_finding,
+    speed_findings,
+)
+from pointup.cli.doctor.finding import Finding, fail, in_bytes, in_time, ok, warn
 from pointup.errors import ConfigError
 from pointup.training.distributed.accelerator import check_number_of_processes
+from pointup.training.faults.available_memory import (
+    cores_of_process,
+    memory_limit,
+    num_local_processes,
+)
 
 SECONDS = 300.0
 MODULE = "pointup.cli.doctor.process_group"
@@ -136,3 +149,131 @@ def end(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
     process.wait()
+
+
+NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
+ENOUGH_OPEN_FILES = 1024
+FEWEST_OPEN_FILES = 256
+LITTLE_MEMORY = 2e9
+LITTLE_DISK = 5e9
+NO_DISK = 0.5e9
+BYTES_PER_TOKEN = 64
+"""Bytes of a token in a batch: coordinates, normals and indices, rounded up."""
+BATCHES_PER_WORKER = 3
+"""Batches in shared memory for each worker: two prefetched, and the one in use."""
+TOKENS_OF_AUTO = 2_000_000
+"""Upper bound of the budget that `--token-budget auto` finds on a large GPU."""
+
+
+def machine_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
+    """Findings on this machine without its accelerators, for a run with these options."""
+    num_processes = num_local_processes(max(torch.accelerator.device_count(), 1))
+    yield from environment_findings()
+    yield capacity_finding()
+    yield open_files_finding(*open_files_limits())
+    needed = shared_memory_needed(num_workers, token_budget, num_processes)
+    yield shared_memory_finding(needed, Path("/dev/shm"))
+    for subject, path in (("disk", Path.cwd()), ("disk, temporaries", Path(tempfile.gettempdir()))):
+        yield disk_finding(subject, path)
+
+
+def environment_findings() -> Iterator[Finding]:
+    yield ok(
+        "environment",
+        f"pointup {pointup.__version__}, Python {platform.python_version()}, "
+        f"{platform.system()} {platform.machine()}",
+    )
+    try:
+        requirements = requires("pointup") or []
+    except PackageNotFoundError:
+        yield warn("packages", "pointup is not installed", "run `pip install -e .` in its folder")
+        return
+    versions = ", ".join(f"{name} {version(name)}" for name in NAMED_PACKAGES)
+    unmet = [text for text in requirements if not is_met(Requirement(text))]
+    if unmet:
+        quoted = " ".join(f"'{text}'" for text in unmet)
+        text = f"{', '.join(unmet)} is not installed; {versions}"
+        yield fail("packages", text, f"`pip install {quoted}`")
+    else:
+        yield ok("packages", versions)
+
+
+def is_met(requirement: Requirement) -> bool:
+    """Whether a required package is installed. Requirements of extras are always met."""
+    if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        return True
+    try:
+        return requirement.specifier.contains(version(requirement.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+def capacity_finding() -> Finding:
+    cores, load = os.cpu_count() or 1, psutil.getloadavg()[0]
+    # The limits of the machine, or of the container or batch job of this process.
+    own = cores_of_process()
+    of_all = f" of {cores}" if own < cores else ""
+    free, total = memory_limit(torch.device("cpu"), 1), psutil.virtual_memory().total
+    text = (
+        f"{own:.3g}{of_all} cores and {in_bytes(free)} of {in_bytes(total)} memory for this job; "
+        f"load {load:.1f}"
+    )
+    subject = "cores, memory"
+    if free < LITTLE_MEMORY:
+        return warn(subject, text, "end other programs, or use a smaller --token-budget")
+    # The load is that of all cores, also of those of other jobs.
+    if load > 2 * cores:
+        return warn(subject, text, "other programs use the cores: training will be slow")
+    return ok(subject, text)
+
+
+def open_files_limits() -> tuple[float, float]:
+    """The soft and the hard limit of open files; infinity if there is none."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return float("inf"), float("inf")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (float("inf") if n == resource.RLIM_INFINITY else n for n in limits)
+    return soft, hard
+
+
+def open_files_finding(soft: float, hard: float) -> Finding:
+    """Check the limits: every tensor on its way from a data worker is an open file."""
+    text = f"at most {soft:,.0f} at a time, {hard:,.0f} once the loader raises its limit"
+    if hard >= ENOUGH_OPEN_FILES:
+        return ok("open files", text)
+    remedy = f"raise the hard limit to {ENOUGH_OPEN_FILES:,} (`ulimit -Hn`, limits.conf)"
+    found = warn if hard >= FEWEST_OPEN_FILES else fail
+    return found("open files", text, remedy)
+
+
+def shared_memory_finding(needed: int, path: Path) -> Finding:
+    """Check /dev/shm: data workers pass batches to the training process in shared memory."""
+    if not path.is_dir():
+        return ok(str(path), "not on this system: shared memory is limited by memory only")
+    free = shutil.disk_usage(path).free
+    text = f"{in_bytes(free)} free, the loader needs {in_bytes(needed)}"
+    remedy = "enlarge it (docker run --shm-size 8g), or train with --num-workers 0"
+    if free < needed:
+        return fail(str(path), text, remedy)
+    return warn(str(path), text, remedy) if free < 2 * needed else ok(str(path), text)
+
+
+def shared_memory_needed(num_workers: int, token_budget: int | str, num_processes: int) -> int:
+    """Bytes in shared memory between all data workers and processes of one machine."""
+    tokens = token_budget if isinstance(token_budget, int) else TOKENS_OF_AUTO
+    return tokens * BYTES_PER_TOKEN * BATCHES_PER_WORKER * num_workers * num_processes
+
+
+def disk_finding(subject: str, path: Path) -> Finding:
+    """Whether `path`, or its nearest existing parent, has free space and is writable."""
+    folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return fail(subject, f"{folder} can't be written to", "give another --output-dir")
+    text = f"{in_bytes(free)} free in {folder}"
+    if free >= LITTLE_DISK:
+        return ok(subject, text)
+    found = warn if free >= NO_DISK else fail
+    return found(subject, text, "free disk space for checkpoints and upsampled files")

@@ -20,10 +20,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
 
-from pointup.cli.doctor.accelerators import accelerator_findings, compute_finding
+from pointup.cli.doctor.accelerators import accelerator_findings, compute_finding, kernel_finding
 from pointup.cli.doctor.finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
-from pointup.cli.doctor.kernels import kernel_finding
-from pointup.cli.doctor.machine import machine_findings
+from pointup.cli.doctor.launch import machine_findings
 from pointup.errors import ConfigError, TrainingError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler

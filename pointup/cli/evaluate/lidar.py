@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pointup.evaluation.common_extent import Extent
-    from pointup.evaluation.lidar import SurveyReference
-    from pointup.evaluation.survey_file import Survey
+    from pointup.evaluation.lidar import Survey, SurveyReference
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
 
@@ -93,13 +92,20 @@ class Lidar:
             write_lidar_picture,
             write_lidar_view,
         )
-        from pointup.evaluation.common_extent import common_extent, notes_on_partial
+        from pointup.evaluation.common_extent import (
+            common_extent,
+            notes_on_heights,
+            notes_on_partial,
+        )
         from pointup.evaluation.ground import find_ground
-        from pointup.evaluation.lidar import SurveyReference
+        from pointup.evaluation.lidar import (
+            SurveyReference,
+            near_reference,
+            read_survey,
+            thin_survey,
+            upsampled_surveys,
+        )
         from pointup.evaluation.lidar_metrics import Scale
-        from pointup.evaluation.survey_file import near_reference, read_survey, thin_survey
-        from pointup.evaluation.upsampled_survey import upsampled_surveys
-        from pointup.evaluation.vertical_offset import notes_on_heights
         from pointup.io.length_unit import common_unit, unit_of
 
         self._check()

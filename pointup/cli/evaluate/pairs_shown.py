@@ -12,7 +12,7 @@ from pointup.datasets.batch import collate
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.evaluation.cloud_metrics import Figures, Metric, mean_rows
 from pointup.evaluation.lidar_metrics import gap_closed, worse_than_source
-from pointup.evaluation.pair_scenes import ShownPair, clouds_to_show, worst_to_best
+from pointup.evaluation.pairs import ShownPair, clouds_to_show, worst_to_best
 from pointup.io.length_unit import LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import training_ratio

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pointup.evaluation.cloud_metrics import Figures
-    from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+    from pointup.evaluation.shapes import DrawnShapes, StoredShapes
     from pointup.model.upsampler import Upsampler
 
 ROWS = {
@@ -84,8 +84,13 @@ class Shapes:
 
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
-        from pointup.evaluation.shape_sets import StoredShapes, in_another_frame, is_subset
-        from pointup.evaluation.shapes import evaluate_shape, shape_metrics
+        from pointup.evaluation.shapes import (
+            StoredShapes,
+            evaluate_shape,
+            in_another_frame,
+            is_subset,
+            shape_metrics,
+        )
         from pointup.model.config import MAX_PASS_RATIO
         from pointup.upsampling.options import pass_ratios
 
@@ -158,7 +163,7 @@ class Shapes:
         """Write picture and viewer of the worst, the median and the best shape, where asked for."""
         if self.picture is None and self.view is None:
             return
-        from pointup.evaluation.pair_scenes import ShownPair, worst_to_best
+        from pointup.evaluation.pairs import ShownPair, worst_to_best
         from pointup.evaluation.shapes import clouds_of_shape
         from pointup.visualization import save_picture, stacked
         from pointup.visualization.viewer import write_viewer
@@ -192,7 +197,7 @@ class Shapes:
             write_viewer(self.view, [shape.scene() for shape in in_order], title)
 
     def _shapes(self) -> StoredShapes | DrawnShapes:
-        from pointup.evaluation.shape_sets import DrawnShapes, StoredShapes
+        from pointup.evaluation.shapes import DrawnShapes, StoredShapes
 
         if self.truth is None:
             if self.inputs is not None or self.predictions is not None:

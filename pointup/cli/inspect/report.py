@@ -18,7 +18,7 @@ from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
 from pointup.datasets.pair_dataset import open_pairs, open_samples, read_pair
 from pointup.datasets.samples import SAMPLES_PER_CALL, Samples, UnreadableSample, damaged_samples
 from pointup.errors import DataError
-from pointup.evaluation.pair_scenes import ShownPair
+from pointup.evaluation.pairs import ShownPair
 from pointup.io.length_unit import dataset_unit
 from pointup.terminal import printable
 from pointup.visualization import dataset_picture, save_picture, stacked

@@ -93,7 +93,7 @@ def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
 
     from pointup.datasets.opening import open_samples
     from pointup.datasets.samples import UnreadableSample
-    from pointup.evaluation.vertical_offset import note_on_offset
+    from pointup.evaluation.common_extent import note_on_offset
     from pointup.io.length_unit import dataset_unit
 
     opened = [open_samples(dataset, split, draws_validation=False) for split in splits]

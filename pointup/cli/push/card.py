@@ -12,8 +12,8 @@ import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
 import pointup
+from pointup.cli.report.page import samples_of_runs
 from pointup.cli.report.runs import RunRecord, differing_options
-from pointup.cli.report.samples import samples_of_runs
 from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.model.hub import MODEL_CARD

@@ -34,9 +34,8 @@ class Report:
     """Title of the page. By default the names of the runs."""
 
     def run(self) -> int:
-        from pointup.cli.report.page import report_html
+        from pointup.cli.report.page import report_html, samples_of_runs
         from pointup.cli.report.runs import read_runs
-        from pointup.cli.report.samples import samples_of_runs
         from pointup.errors import PointupError
         from pointup.visualization.viewer import check_viewer_path
         from pointup.visualization.viewer.document import write_page

@@ -138,8 +138,13 @@ class Upsample:
     def _run(self) -> int:
         from pointup.cli.next_commands import command_after_upsampling
         from pointup.cli.upsample.files import Totals, upsample_survey, write_view
-        from pointup.cli.upsample.finished import FinishedFiles
-        from pointup.cli.upsample.plan import before_rounding, group_files, needs_folder, plan_jobs
+        from pointup.cli.upsample.plan import (
+            FinishedFiles,
+            before_rounding,
+            group_files,
+            needs_folder,
+            plan_jobs,
+        )
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
         from pointup.upsampling.filtering import PointFilter
