@@ -96,7 +96,7 @@ def of_table(path: Path) -> str:
 
 def of_json(path: Path) -> str:
     """Digest of a JSON file without the version of pointup and the folder of the test."""
-    text = re.sub(r'"[^"]*/work/', '"', path.read_text())
+    text = re.sub(r'"[^"]*/golden/', '"', path.read_text())
     content: Any = json.loads(re.sub(r"pointup \d[\w.]*", "pointup", text))
     if isinstance(content, dict):
         content.pop("pointup", None)

@@ -92,7 +92,7 @@ EVALUATED = {
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory; outputs have the same paths, relative to it, in each run."""
-    folder = tmp_path / "work"
+    folder = tmp_path / "golden"
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
