@@ -1,4 +1,4 @@
-"""Finds the input files of a command: files by name, and the files in folders."""
+"""The files of a command: inputs by name and in folders, their shards, and the files it writes."""
 
 from __future__ import annotations
 

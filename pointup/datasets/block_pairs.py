@@ -1,4 +1,4 @@
-"""Makes the pairs of a block of tiles, for `pointup prepare pairs` and `pointup prepare thin`."""
+"""Makes the pairs of a block of tiles, and of a region of a large survey."""
 
 from __future__ import annotations
 

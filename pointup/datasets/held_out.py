@@ -1,4 +1,4 @@
-"""Measures the validation split of a pair dataset: its share, and its distance to training data."""
+"""Measures what a pair dataset holds out, and finds training pairs that show it."""
 
 from __future__ import annotations
 

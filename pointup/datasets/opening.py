@@ -1,4 +1,4 @@
-"""Opens pair datasets with `datasets`: every column, for commands that read all of it."""
+"""Opens pair datasets: every column, or the sample tables alone, made where there are none."""
 
 from __future__ import annotations
 

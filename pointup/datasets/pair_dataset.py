@@ -1,4 +1,4 @@
-"""Reads the samples of a pair dataset for training, by (epoch, index)."""
+"""Reads the samples of a pair dataset for training, by (epoch, index), and augments them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Writes pair datasets from iterators of pairs."""
+"""Writes pair datasets from iterators of pairs, whole or in parts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points, rounded_mean
-from pointup.datasets.indexing import index_parts, parts_of
+from pointup.datasets.indexing import index_part, index_parts, parts_of
 from pointup.datasets.pair import Pair
-from pointup.datasets.samples import write_sample_table
+from pointup.datasets.samples import PLACE, SampleTable, write_sample_table
 from pointup.errors import DataError, FileError
 
 if TYPE_CHECKING:
     from pointup.geometry.surfaces import Surface
-import os
-import uuid
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-
-from pointup.datasets.indexing import index_part
-from pointup.datasets.samples import PLACE, SampleTable
 
 BYTES_PER_BATCH = 1 << 25
 BYTES_PER_FILE = 1 << 29

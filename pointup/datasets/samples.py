@@ -1,4 +1,4 @@
-"""The samples of one split of a pair dataset, read by their sample table."""
+"""The samples of a split, or of several: their tables, and their points by byte position."""
 
 from __future__ import annotations
 

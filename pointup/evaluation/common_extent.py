@@ -1,4 +1,4 @@
-"""The common extent of surveys: a grid of the cells that all of them cover."""
+"""The common extent of surveys, and the vertical offset between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures a predicted survey against a reference survey of the same area."""
+"""Measures a predicted survey against a reference survey, in memory or from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of surveys: title, unit and convention of each, and the constants behind them."""
+"""The metrics of surveys: title, unit and convention; remarks on what upsampling made worse."""
 
 from __future__ import annotations
 

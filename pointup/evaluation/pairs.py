@@ -1,4 +1,4 @@
-"""Measures the pairs of a batch: model, baselines, source and resampled ground truth."""
+"""Measures the pairs of a batch: model, baselines, source, resampled truth, true surfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates shapes by the PU-GCN protocol: CD, HD, P2F of model, midpoints, resampled truth."""
+"""Evaluates sets of shapes by the PU-GCN protocol: CD, HD, P2F of model and baselines."""
 
 from __future__ import annotations
 

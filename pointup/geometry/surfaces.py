@@ -1,4 +1,4 @@
-"""Triangle meshes as ground truth: uniform and Poisson-disk sampling, exact distance to points."""
+"""Surfaces: triangle meshes as ground truth, and planes and quadrics fitted to points."""
 
 from __future__ import annotations
 

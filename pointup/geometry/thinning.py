@@ -1,4 +1,4 @@
-"""Evenly spaced subsets of clouds: farthest-point sampling and Poisson-disk sampling."""
+"""Evenly spaced subsets: farthest-point and Poisson-disk sampling, thinning to quotas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The horizontal extent of a file, and the properties that files of one survey share."""
+"""The horizontal extents of files, and the surveys that adjacent files form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads LAS and LAZ in chunks, as raw records or as clouds."""
+"""Reads LAS and LAZ in chunks, and parts of COPC files, after a check of their counts."""
 
 from __future__ import annotations
 
@@ -320,7 +320,6 @@ MIN_HEADER_SIZE = 227
 CREATION_DATE_OFFSET = 90
 VLR_HEADER_SIZE, EVLR_HEADER_SIZE = 54, 60
 COMPRESSED = 0x80
-LASZIP_USER = b"laszip encoded"
 VARIABLE_CHUNKS = 2**32 - 1
 # Number of compressed layers by the type of a LASzip item, for point formats 6 and above. An item
 # of extra bytes (BYTE14) has one layer for each byte.
@@ -376,7 +375,7 @@ def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) ->
     vlrs = _read_records(path, stream, header_size, points_start, num_vlrs, VLR_HEADER_SIZE)
     evlrs = _read_records(path, stream, start_of_evlrs, size, num_evlrs, EVLR_HEADER_SIZE)
     if point_format & COMPRESSED and num_checked != 0:
-        laszip = next((record.data for record in vlrs if record.user_id == LASZIP_USER), b"")
+        laszip = next((record.data for record in vlrs if record.user_id == LASZIP.encode()), b"")
         _check_chunks(path, stream, points_start, size, num_points, laszip, num_checked)
     elif not point_format & COMPRESSED and points_start + num_points * point_size > size:
         end = points_start + num_points * point_size

@@ -1,4 +1,4 @@
-"""Finds the unit of length of files and pair datasets, for reports and options in metres."""
+"""The unit of length and the coordinate system of files and pair datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads PCD, the format of the Point Cloud Library: all fields, in its three encodings."""
+"""Reads and writes PCD, the format of the Point Cloud Library: all fields, three encodings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs of simulated surveys of landscapes: from an aeroplane, and from a drone."""
+"""Pairs of simulated surveys, from an aeroplane and from a drone; plants move in between."""
 
 from __future__ import annotations
 

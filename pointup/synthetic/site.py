@@ -1,4 +1,4 @@
-"""A building site of a landscape: places objects on the ground, and repeats them around it."""
+"""A building site of a landscape, and the plants and man-made objects that stand on it."""
 
 from __future__ import annotations
 

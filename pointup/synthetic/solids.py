@@ -1,4 +1,4 @@
-"""Procedural bodies with sharp edges, like parts of machines, buildings and furniture."""
+"""Procedural bodies: with sharp edges, curved, thin, and with sides close together."""
 
 from __future__ import annotations
 

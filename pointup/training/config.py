@@ -1,4 +1,4 @@
-"""`TrainConfig`: the options of train.py, their defaults and their checks."""
+"""`TrainConfig`: the options of train.py, from the command line and files, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training changes and a checkpoint holds."""
+"""What training changes and a checkpoint holds: weights, their average, the optimizer."""
 
 from __future__ import annotations
 

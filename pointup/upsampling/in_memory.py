@@ -1,4 +1,4 @@
-"""`pointup.upsample`: upsampling of arrays and `PointCloud`s in memory."""
+"""`pointup.upsample`: upsampling of arrays and `PointCloud`s in memory; loads models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of clouds in columns: overview, cross-section, close-up and error below each other."""
+"""Pictures of clouds in columns, and maps of surveys below each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of clouds side by side: before and after upsampling, prediction and target."""
+"""Pictures of clouds side by side: before and after, prediction and target, a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the accelerators of a machine: their state by the driver, and a computation on each."""
+"""Checks the accelerators of a machine: their state, a computation and the kernels on each."""
 
 from __future__ import annotations
 

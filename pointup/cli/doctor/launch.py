@@ -1,4 +1,4 @@
-"""Checks of a single process, among them a launch of several processes by `accelerate launch`."""
+"""Checks of the machine and of a single process, among them a launch of several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks a run directory: lock, last heartbeat, checkpoints and model."""
+"""Checks a run directory (lock, heartbeat, checkpoints, model) and the dataset of a run."""
 
 from __future__ import annotations
 

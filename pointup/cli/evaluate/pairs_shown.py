@@ -1,4 +1,4 @@
-"""What `pointup evaluate pairs` shows: the worst, median and best pair, as picture and viewer."""
+"""What `pointup evaluate pairs` shows: worst, median and best pair, and notes on the figures."""
 
 from __future__ import annotations
 

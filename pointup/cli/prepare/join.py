@@ -1,27 +1,24 @@
-"""`pointup prepare join`: joins several pair datasets into one."""
+"""`pointup prepare join`: joins several pair datasets, or the shards of one, into one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from pointup.cli.prepare.large_surveys import NO_TRAINING_PAIRS, strip_remark
 from pointup.cli.prepare.new_dataset import OutputDirectory
 from pointup.cli.prepare.summary import note
-from pointup.errors import ConfigError
+from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
     from pointup.datasets.samples import Samples
     from pointup.geometry.surfaces import Surface
-import json
-from collections.abc import Sequence
-
-from pointup.cli.prepare.large_surveys import NO_TRAINING_PAIRS, strip_remark
-from pointup.errors import FileError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What `pointup prepare` prints about a new dataset."""
+"""What `pointup prepare` prints about a new dataset, and a note on its heights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pointup prepare pairs` and `thin`: make pair datasets from survey files, tile by tile."""
+"""`pointup prepare pairs` and `thin`: their tiles and checks, and pairs from survey files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
 from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
 from pointup.cli.prepare.large_surveys import (
     note_left_out_noise,
@@ -26,12 +27,6 @@ from pointup.terminal import printable
 if TYPE_CHECKING:
     from pointup.datasets.block_pairs import BlockPairs, MakePairs
     from pointup.datasets.pair import Pair
-    from pointup.datasets.surveys import Place
-from typing import TYPE_CHECKING
-
-from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
-
-if TYPE_CHECKING:
     from pointup.datasets.surveys import Place
 
 

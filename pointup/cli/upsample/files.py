@@ -1,4 +1,4 @@
-"""Upsamples the files of a survey, and writes an output file for each."""
+"""Upsamples the files of a survey, or a part of it, and writes an output file for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans `pointup upsample`: the output file of each input, and the files of each survey."""
+"""Plans `pointup upsample`: which files a call does, those of each survey, and their outputs."""
 
 from __future__ import annotations
 

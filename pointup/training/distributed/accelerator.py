@@ -1,4 +1,4 @@
-"""Creates and validates the Accelerator of a run."""
+"""Creates and validates the Accelerator of a run, its devices and its launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats evaluations and the plan of a run as text tables, at most 100 columns wide."""
+"""Formats evaluations, datasets and the plan of a run as text tables of at most 100 columns."""
 
 from __future__ import annotations
 

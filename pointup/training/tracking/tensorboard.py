@@ -1,4 +1,4 @@
-"""TensorBoard's view of a run: lines of the references, charts, hyperparameters, texts, clouds."""
+"""What TensorBoard and Weights & Biases show of a run: charts, hyperparameters, texts, clouds."""
 
 from __future__ import annotations
 
