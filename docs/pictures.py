@@ -55,9 +55,9 @@ ROOMS = (
     ("ground", "#eceff1", 490, 84, (
         (150, 460, "geometry/", ("packed clouds, neighbours, thinning, midpoints,",
                                  "surfaces; kernels/ for CUDA")),
-        (625, 355, "errors.py, terminal.py, option_help.py", (
-            "PointupError and its subclasses; writing",
-            "to a closed terminal; texts of --help")),
+        (625, 355, "disk.py, processes.py, progress.py", (
+            "files that are written whole, locks, workers, bars;",
+            "errors.py, terminal.py, option_help.py")),
     )),
 )  # fmt: skip
 SIZE = (1000, 640)

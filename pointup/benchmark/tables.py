@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pointup.benchmark.timing import Effort
+from pointup.disk import os_errors, write_text
 from pointup.errors import FileError
 
 Row = dict[str, Any]
@@ -109,22 +111,12 @@ def check_results_path(path: Path) -> None:
     """Raise FileError where `write_results` can't write. Call it before measuring."""
     if not path.parent.is_dir():
         raise FileError(f"{path}: there is no folder {path.parent}; make it")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        if path.is_dir():
-            raise FileError(f"{path}: is a folder; name a file in it")
-        part.touch()
-        part.unlink()
-    except OSError as error:
-        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name a file in it")
+    with os_errors(path, "written"):
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def write_results(path: Path, machine: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
     """Write the measurements as JSON, atomically. Raises FileError where that fails."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(json.dumps({"machine": machine, "sections": sections}, indent=2) + "\n")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
+    write_text(path, json.dumps({"machine": machine, "sections": sections}, indent=2) + "\n")

@@ -10,9 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -23,16 +21,13 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_geometric.data import Batch, Data
 
 from pointup.datasets.pair_dataset import PairDataset
-from pointup.datasets.workers import start_fork_server
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
+from pointup.processes import from_fork_server, ignore_signals, signals_blocked
 
 CPU = torch.device("cpu")
 PINNED_FOR = ("cuda", "xpu")
 MAX_OPEN_FILES = 65536
 SECONDS_TO_EXIT = 5.0
-IGNORED_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
 
 
 def collate(samples: Iterable[Data]) -> Batch:
@@ -121,6 +116,8 @@ def make_loader(
         # A function that is registered twice runs twice.
         atexit.unregister(_end_workers)
         atexit.register(_end_workers)
+    forks = not num_workers or device.type == "cpu"
+    context = None if forks else from_fork_server(__name__)
     return _Loader(
         dataset,
         batch_sampler=batch_sampler,
@@ -130,18 +127,8 @@ def make_loader(
         pin_memory=device.type in PINNED_FOR,
         timeout=timeout if num_workers else 0,
         worker_init_fn=_start_worker,
-        multiprocessing_context=_fork_server() if num_workers and device.type != "cpu" else None,
+        multiprocessing_context=context,
     )
-
-
-def _fork_server() -> BaseContext:
-    """A context whose processes are forked from a server that has imported the main module."""
-    if "forkserver" not in get_all_start_methods():  # Windows
-        return get_context("spawn")
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
-    start_fork_server()
-    return context
 
 
 class _Batches(_MultiProcessingDataLoaderIter):
@@ -169,24 +156,14 @@ class _Loader(DataLoader[Data]):
         return _Batches(self) if self.num_workers else super()._get_iterator()
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
+        with signals_blocked():
             return super().__iter__()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
-        try:
-            return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _start_worker(worker_id: int) -> None:
-    for number in IGNORED_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
-    if hasattr(signal, "SIGUSR2"):
-        # A handler runs between two bytecodes, so never during the creation of a shared-memory
-        # file.
-        signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
+    ignore_signals()
+    # A handler runs between two bytecodes, so never during the creation of a shared-memory file.
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(0))
     torch.set_num_threads(1)
 
 
@@ -198,7 +175,7 @@ def _end_workers() -> None:
     """
     workers = [child for child in multiprocessing.active_children() if child.daemon]
     for worker in workers:
-        if hasattr(signal, "SIGUSR2") and worker.pid:
+        if worker.pid:
             os.kill(worker.pid, signal.SIGUSR2)
     for worker in workers:
         worker.join(SECONDS_TO_EXIT)
@@ -207,10 +184,8 @@ def _end_workers() -> None:
 
 def _raise_open_files_limit() -> None:
     # Every tensor that a worker sends holds a file descriptor open.
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
+    import resource  # Windows has none, where `pointup evaluate` imports this module.
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < limit:

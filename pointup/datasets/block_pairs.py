@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +26,7 @@ from pointup.datasets.surveys import (
     split_tiles,
     survey_pairs,
 )
+from pointup.disk import write_text, written_whole
 from pointup.errors import ConfigError, FileError, PointupError
 from pointup.geometry.morton import without_holes
 from pointup.io.extents import FileExtent
@@ -198,31 +197,29 @@ def sort_into(
     """
     if folder.exists():
         return
-    staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
+    regions = tiling.size, wanted
     try:
-        regions = tiling.size, wanted
-        found = sort_file(path, staging, tiling.tile, tiling.block, regions, tiling.include_noise)
-        low, high = found.low.copy(), found.high.copy()
-        if np.isfinite(low).all() and not extent.holds(np.array([low, high])):
-            raise FileError(
-                f"{path}: points lie outside of the extent in its header, x from "
-                f"{extent.low[0]:.10g} to {extent.high[0]:.10g}, y from {extent.low[1]:.10g} to "
-                f"{extent.high[1]:.10g}; repair the header"
+        with written_whole(folder) as staging:
+            found = sort_file(
+                path, staging, tiling.tile, tiling.block, regions, tiling.include_noise
             )
-        np.savez(
-            staging / "tiles.npz",
-            xy=found.tile_xy,
-            num=found.num_points,
-            low=low,
-            high=high,
-            noise=np.array(found.num_noise),
-        )
-        staging.rename(folder)
+            low, high = found.low.copy(), found.high.copy()
+            if np.isfinite(low).all() and not extent.holds(np.array([low, high])):
+                raise FileError(
+                    f"{path}: points lie outside of the extent in its header, x from "
+                    f"{extent.low[0]:.10g} to {extent.high[0]:.10g}, y from {extent.low[1]:.10g} "
+                    f"to {extent.high[1]:.10g}; repair the header"
+                )
+            np.savez(
+                staging / "tiles.npz",
+                xy=found.tile_xy,
+                num=found.num_points,
+                low=low,
+                high=high,
+                noise=np.array(found.num_noise),
+            )
     except PointupError as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        reason = staging.with_suffix(".txt")
-        reason.write_text(str(error))
-        reason.rename(folder)
+        write_text(folder, str(error))
 
 
 def make_part(

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pointup.datasets.checks import check_samples
 from pointup.datasets.columns import POINT_COLUMNS
 from pointup.datasets.samples import PLACE, SCHEMA, TRIPLE
-from pointup.datasets.workers import call_each
 from pointup.errors import DataError
+from pointup.processes import results_of
 
 BYTES_PER_CALL = 1 << 28
 """Bytes of points that a worker reads at a time."""
@@ -59,10 +59,7 @@ def parts_of(paths: Sequence[Path]) -> list[Part]:
 def index_parts(parts: Sequence[Part], num_workers: int) -> Iterator[pa.Table]:
     """Tables of `SCHEMA` for all samples of the parts, in their order."""
     calls = [partial(index_part, part) for part in parts]
-    for table in call_each(calls, min(num_workers, len(calls))):
-        if isinstance(table, Exception):
-            raise table
-        yield table
+    return results_of(calls, min(num_workers, len(calls)))
 
 
 def index_part(part: Part) -> pa.Table:

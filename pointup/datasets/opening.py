@@ -6,24 +6,23 @@ import json
 import logging
 import os
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import datasets
 import numpy as np
-import pyarrow as pa
-from filelock import FileLock
-from tqdm import tqdm
 
 from pointup.datasets.columns import POINT_COLUMNS, first_points, standardize, with_float_points
 from pointup.datasets.indexing import index_parts, parts_of
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import FOLDER
 from pointup.datasets.samples import Samples, SampleTable, write_sample_table
+from pointup.disk import acquire_lock, written_whole
 from pointup.errors import DataError, FileError
+from pointup.processes import num_cores
+from pointup.progress import tracked
 
 HELD_OUT_FRACTION = 0.1
 
@@ -161,7 +160,6 @@ def cache_root() -> Path:
 # written.
 
 MAX_WORKERS = 8
-SECONDS_BETWEEN_LINES = 30.0
 
 
 def open_together(paths_or_hub_ids: Sequence[str | Path], split: str) -> list[Samples]:
@@ -294,7 +292,7 @@ def _table(
         path = paths[0]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock")).acquire()
+        lock = acquire_lock(path.with_suffix(".lock"))
     except OSError as error:
         raise FileError(
             f"{path.parent}: can't be written ({error.strerror}); set POINTUP_CACHE to another "
@@ -329,27 +327,16 @@ def _write_table(
         "fingerprint": state.fingerprint,
         "files": [[name, file.stat().st_size] for name, file in zip(relative, files, strict=True)],
     }
-    tables = index_parts(parts, min(MAX_WORKERS, os.cpu_count() or 1))
-    # The name is unique, because locks may not work on a network file system.
-    staging = path.with_suffix(f".{uuid.uuid4().hex}")
-    try:
-        write_sample_table(staging, _reported(tables, len(dataset), label), description)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
+    tables = tracked(
+        index_parts(parts, min(MAX_WORKERS, num_cores())),
+        len(dataset),
+        label,
+        "samples",
+        size=len,
+        delay=2.0,
+        write=logger.info,
+    )
+    with written_whole(path) as staging:
+        write_sample_table(staging, tables, description)
     seconds = time.monotonic() - began
     logger.info("%s: read in %.1f s; the next start reads %s instead", label, seconds, path)
-
-
-def _reported(tables: Iterable[pa.Table], total: int, label: str) -> Iterator[pa.Table]:
-    """The same tables, with a progress bar on a terminal, and lines in the log elsewhere."""
-    shown_at = time.monotonic()
-    with tqdm(total=total, desc=label, unit=" samples", leave=False, disable=None, delay=2) as bar:
-        done = 0
-        for table in tables:
-            yield table
-            done += len(table)
-            bar.update(len(table))
-            if bar.disable and time.monotonic() - shown_at > SECONDS_BETWEEN_LINES:
-                shown_at = time.monotonic()
-                logger.info("%s: read %s of %s samples", label, f"{done:,}", f"{total:,}")

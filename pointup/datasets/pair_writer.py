@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -21,6 +20,7 @@ from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points, round
 from pointup.datasets.indexing import index_part, index_parts, parts_of
 from pointup.datasets.pair import Pair
 from pointup.datasets.samples import PLACE, SampleTable, write_sample_table
+from pointup.disk import written_whole
 from pointup.errors import DataError, FileError
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def write_pairs(
     each split, by which a resumed run recognizes its data. What training must know of each sample
     is written to `samples/SPLIT.arrow` (`pointup.datasets.samples`). `surfaces` are written to
     `surfaces/NAME`; their vertices are relative to the origin of the pair, as its points. Without
-    validation pairs there is no validation split. Everything is written to DIRECTORY.tmp, which is
-    renamed at the end.
+    validation pairs there is no validation split. The directory appears when it is complete.
 
     Points are stored as float32. Where that would move float64 points by more than a thousandth of
     their spacing, such as map coordinates, the points of the pair are stored relative to the
@@ -63,10 +62,9 @@ def write_pairs(
     _check_info(info)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise FileError(f"{directory}: exists already; delete it or write to another directory")
-    staging = directory.with_name(directory.name + ".tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(directory, is_sole_writer=True) as staging:
+        staging.mkdir()
         contents = {}
         for split, pairs in (("train", train), ("validation", validation)):
             if digest := _write_split(pairs, staging, split):
@@ -77,9 +75,6 @@ def write_pairs(
             (staging / "surfaces").mkdir(exist_ok=True)
             surface.save(staging / "surfaces" / name)
         write_description(staging, contents, info)
-        staging.rename(directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _check_info(info: dict[str, Any]) -> None:
@@ -286,24 +281,23 @@ def write_part(
 
     `facts` may be filled while the pairs are made.
     """
-    staging = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")
     files: dict[str, list[str]] = {}
     num_rows, digests = {}, {}
-    for split, pairs in splits.items():
-        (staging / split).mkdir(parents=True)
-        digest = hashlib.blake2b(digest_size=16)
-        written = write_files(pairs, staging / split, digest, prefix=f"data-{number:07}-")
-        files[split] = [str(file.relative_to(staging)) for file in written]
-        tables = [index_part(each) for each in parts_of(written)]
-        num_rows[split] = sum(map(len, tables))
-        digests[split] = digest.hexdigest()
-        if tables:
-            rows = pa.concat_tables(tables)
-            with pa.ipc.new_file(str(staging / f"{split}.rows"), rows.schema) as writer:
-                writer.write_table(rows)
-    part = DatasetPart(number, files, num_rows, digests, facts)
-    (staging / "part.json").write_text(json.dumps(asdict(part)))
-    staging.rename(folder)
+    with written_whole(folder) as staging:
+        for split, pairs in splits.items():
+            (staging / split).mkdir(parents=True)
+            digest = hashlib.blake2b(digest_size=16)
+            written = write_files(pairs, staging / split, digest, prefix=f"data-{number:07}-")
+            files[split] = [str(file.relative_to(staging)) for file in written]
+            tables = [index_part(each) for each in parts_of(written)]
+            num_rows[split] = sum(map(len, tables))
+            digests[split] = digest.hexdigest()
+            if tables:
+                rows = pa.concat_tables(tables)
+                with pa.ipc.new_file(str(staging / f"{split}.rows"), rows.schema) as writer:
+                    writer.write_table(rows)
+        part = DatasetPart(number, files, num_rows, digests, facts)
+        (staging / "part.json").write_text(json.dumps(asdict(part)))
 
 
 def read_part(folder: Path) -> DatasetPart:

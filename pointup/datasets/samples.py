@@ -21,8 +21,8 @@ import pyarrow as pa
 from pointup.datasets.checks import BadSample, bad_surface
 from pointup.datasets.columns import POINT_COLUMNS
 from pointup.datasets.pair import Pair, surface_path
-from pointup.datasets.workers import call_each
 from pointup.errors import DataError
+from pointup.processes import num_cores, results_of
 
 
 class Names(Sequence[str], ABC):
@@ -177,10 +177,7 @@ def damaged_samples(samples: Samples) -> Iterator[list[BadSample]]:
         partial(_damaged, samples, start, min(start + SAMPLES_PER_CALL, len(samples)))
         for start in range(0, len(samples), SAMPLES_PER_CALL)
     ]
-    for found in call_each(calls, min(MAX_WORKERS, os.cpu_count() or 1, len(calls))):
-        if isinstance(found, Exception):
-            raise found
-        yield found
+    return results_of(calls, min(MAX_WORKERS, num_cores(), len(calls)))
 
 
 def _damaged(samples: Samples, start: int, stop: int) -> list[BadSample]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
 
-from pointup.errors import FileError
+from pointup.disk import write_text
 from pointup.evaluation.cloud_metrics import Metric
 
 WIDTH = 98
@@ -121,17 +121,6 @@ def write_json(path: Path, content: Mapping[str, Any], metrics: Mapping[str, Met
     described = {name: asdict(metric) for name, metric in metrics.items()}
     text = json.dumps(_finite({**content, "metrics": described}), indent=2)
     write_text(path, text + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically. Raises FileError if it can't be written."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise FileError(f"{path}: can't be written: {error.strerror or error}") from error
 
 
 def aligned(lines: Sequence[Sequence[str]], sides: Sequence[str], gap: str = "   ") -> list[str]:

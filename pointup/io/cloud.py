@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import BinaryIO, Literal, Self
 
 import numpy as np
 
+from pointup.disk import os_errors, resolve_symlink, written_whole
 from pointup.errors import DataError, FileError, NoPointsError
 
 logger = logging.getLogger("pointup")
@@ -75,21 +75,19 @@ class PointWriter(ABC):
         self.path = path
         self.extra_dimensions = tuple(extra_dimensions)
         self.num_points = 0
-        self._target = resolve_symlink(path)
-        self._part = self._target.with_name(f".{path.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Self:
         with os_errors(self.path, "written"):
             if self.path.is_dir():
                 raise FileError(f"{self.path}: is a folder; name a file to write")
-            if not self._target.parent.is_dir():
-                raise FileError(f"{self.path}: there is no folder {self._target.parent}; make it")
-            self._stream: BinaryIO = self._part.open("wb+")
-            try:
+            folder = resolve_symlink(self.path).parent
+            if not folder.is_dir():
+                raise FileError(f"{self.path}: there is no folder {folder}; make it")
+            with ExitStack() as stack:
+                self._part = stack.enter_context(written_whole(self.path))
+                self._stream: BinaryIO = stack.enter_context(self._part.open("wb+"))
                 self._begin()
-            except BaseException:
-                self._discard()
-                raise
+                self._unfinished = stack.pop_all()
         return self
 
     def __exit__(
@@ -98,16 +96,13 @@ class PointWriter(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
-                if not self.num_points:
-                    raise NoPointsError(f"{self.path}: there are no points to write")
-                with os_errors(self.path, "written"):
-                    self._end()
-                    self._stream.close()
-                    self._part.replace(self._target)
-        finally:
-            self._discard()
+        if kind is not None:
+            self._unfinished.__exit__(kind, error, traceback)
+            return
+        with os_errors(self.path, "written"), self._unfinished:
+            if not self.num_points:
+                raise NoPointsError(f"{self.path}: there are no points to write")
+            self._end()
 
     def write(self, cloud: PointCloud) -> None:
         """Append points; extra dimensions that the cloud does not have get their defaults."""
@@ -133,10 +128,6 @@ class PointWriter(ABC):
             else np.full(num_points, dimension.default)
             for dimension in self.extra_dimensions
         }
-
-    def _discard(self) -> None:
-        self._stream.close()
-        self._part.unlink(missing_ok=True)
 
     @abstractmethod
     def _begin(self) -> None:
@@ -188,17 +179,6 @@ class ColumnWriter(PointWriter):
 def warn_once(text: str) -> None:
     """Log a warning once per process and text, because a file is often read several times."""
     logger.warning("%s", text)
-
-
-def resolve_symlink(path: Path) -> Path:
-    """The target of a symbolic link; any other path unchanged. FileError for a loop."""
-    if not path.is_symlink():
-        return path
-    try:
-        return path.resolve()
-    # Python 3.11 and 3.12 raise RuntimeError for a loop.
-    except (OSError, RuntimeError):
-        raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
 
 
 def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
@@ -261,27 +241,3 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
             f"which holds {limits.min} to {limits.max}; shift, scale or remove them"
         )
     return values.astype(dtype)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file, all or nothing; the target of a symbolic link is replaced.
-
-    Raises FileError where it can't be written.
-    """
-    with os_errors(path, "written"):
-        written = resolve_symlink(path)
-        part = written.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            part.write_bytes(content)
-            part.replace(written)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
-    """Raise an OSError of the block as a FileError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"{path}: can't be {verb}: {error.strerror or error}") from error

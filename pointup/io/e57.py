@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import FileError
 from pointup.geometry.array_files import check_expansion
 from pointup.io.cloud import (
@@ -18,7 +19,6 @@ from pointup.io.cloud import (
     PointCloud,
     cast_values,
     check_positions,
-    os_errors,
     warn_once,
 )
 from pointup.io.pts import FixedColumnWriter

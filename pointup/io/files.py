@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from pointup.disk import os_errors, resolve_symlink, written_whole
 from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.io.bounds import Bounds
@@ -17,8 +17,6 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     check_positions,
-    os_errors,
-    resolve_symlink,
     warn_once,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
@@ -207,16 +205,11 @@ def copy_file(path: Path, target: Path) -> None:
         size = path.stat().st_size
     with os_errors(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = resolve_symlink(target)
-        part = written.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
+        with written_whole(target) as part:
             # By the system: a survey may be larger than memory.
             shutil.copyfile(path, part)
             if part.stat().st_size != size:
                 raise FileError(f"{path}: changed while it was copied; repeat it")
-            part.replace(written)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def read_mesh(path: str | Path) -> Surface:

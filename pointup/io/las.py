@@ -19,13 +19,10 @@ from laspy.point.record import PackedPointRecord, ScaleAwarePointRecord
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
+from pointup.disk import os_errors
 from pointup.errors import FileError, NoPointsError
 from pointup.io.bounds import Bounds
-from pointup.io.cloud import (
-    PointCloud,
-    check_positions,
-    os_errors,
-)
+from pointup.io.cloud import PointCloud, check_positions
 
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)

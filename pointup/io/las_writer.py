@@ -20,6 +20,7 @@ from laspy.header import GpsTimeType
 from laspy.vlrs.known import ExtraBytesStruct, ExtraBytesVlr
 from laspy.vlrs.vlr import VLR
 
+from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
@@ -29,7 +30,6 @@ from pointup.io.cloud import (
     cast_values,
     check_positions,
     flatten_attributes,
-    os_errors,
     warn_once,
 )
 from pointup.io.las import COORDINATES, CREATION_DATE_OFFSET, iter_records

@@ -10,6 +10,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.geometry.array_files import check_expansion, read_array_header, read_npz_headers
 from pointup.io.cloud import (
@@ -20,7 +21,6 @@ from pointup.io.cloud import (
     as_positions,
     cast_values,
     check_positions,
-    os_errors,
 )
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")

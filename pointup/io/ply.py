@@ -14,6 +14,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     ColumnWriter,
@@ -21,7 +22,6 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     check_positions,
-    os_errors,
     warn_once,
 )
 from pointup.io.text_tables import write_rows

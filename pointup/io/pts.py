@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     ExtraDimension,
@@ -21,7 +22,6 @@ from pointup.io.cloud import (
     as_positions,
     check_positions,
     flatten_attributes,
-    os_errors,
     warn_once,
 )
 from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment, write_rows

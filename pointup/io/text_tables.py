@@ -17,6 +17,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
+from pointup.disk import os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
@@ -24,7 +25,6 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     check_positions,
-    os_errors,
 )
 
 

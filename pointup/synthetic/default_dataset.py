@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import signal
-import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
-from itertools import count
-from multiprocessing import get_all_start_methods, get_context
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
-from tqdm import tqdm
 
 from pointup.datasets.block_pairs import PATTERNS
 from pointup.datasets.meshes import draw_source
 from pointup.datasets.opening import cache_root
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.workers import STOP_SIGNALS, start_fork_server
-from pointup.errors import FileError, PointupError
+from pointup.disk import acquire_lock, written_whole
+from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
+from pointup.processes import num_cores, results_of
+from pointup.progress import tracked
 from pointup.synthetic.landscapes import random_scene, scan
 from pointup.synthetic.randomness import log_uniform
 from pointup.synthetic.shapes import random_surface
@@ -65,7 +57,7 @@ def default_dataset(
         return directory
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{directory}.lock").acquire()
+        lock = acquire_lock(Path(f"{directory}.lock"))
     except OSError as error:
         raise FileError(
             f"{root}: the cache can't be written ({error.strerror}); set POINTUP_CACHE to another "
@@ -73,13 +65,11 @@ def default_dataset(
         ) from error
     with lock:
         if not directory.is_dir():
-            # The name is unique, because locks may not work on a network file system.
-            staging = root / f"{directory.name}.{uuid.uuid4().hex}"
             try:
-                default_pairs(staging, seed, num_train, num_validation, num_workers)
-                staging.rename(directory)
+                with written_whole(directory) as staging:
+                    default_pairs(staging, seed, num_train, num_validation, num_workers)
             except OSError as error:
-                shutil.rmtree(staging, ignore_errors=True)
+                # Another process was first, on a network file system where locks don't work.
                 if not directory.is_dir():
                     raise FileError(
                         f"{root}: the default dataset can't be written ({error}); free some space, "
@@ -106,76 +96,35 @@ def default_pairs(
     samples have a second sampling and their surface. The dataset depends on the seed, not on the
     number of workers. `num_workers=None` starts one worker per core, at most 32.
     """
-    logger.info("making %d procedural samples for training", num_train + num_validation)
+    total = num_train + num_validation
+    logger.info("making %d procedural samples for training", total)
+    make = partial(default_sample, seed, scene_share=scene_share, close_sides=close_sides)
+    samples = results_of(
+        [
+            *(partial(make, "train", number) for number in range(num_train)),
+            *(partial(make, "validation", number) for number in range(num_validation)),
+        ],
+        min(num_cores(), MAX_WORKERS) if num_workers is None else num_workers,
+        remedy="for lack of memory, or because the main script runs on import; guard it with "
+        '`if __name__ == "__main__":`',
+    )
+    made = tracked(samples, total, "making procedural samples")
     surfaces: dict[str, Surface] = {}
 
-    with _ordered_map(_num_cores() if num_workers is None else num_workers) as ordered_map:
-        make_train, make_validation = (
-            partial(default_sample, seed, split, scene_share=scene_share, close_sides=close_sides)
-            for split in ("train", "validation")
-        )
-        train = ordered_map(make_train, num_train)
-        validation = ordered_map(make_validation, num_validation)
+    def with_surfaces() -> Iterator[Pair]:
+        for pair, surface in made:
+            surfaces[pair.surface] = surface
+            yield pair
 
-        def with_surfaces() -> Iterator[Pair]:
-            for pair, surface in validation:
-                surfaces[pair.surface] = surface
-                yield pair
-
-        info = {
-            "made_by": "pointup, procedurally",
-            "recipe": RECIPE,
-            "seed": seed,
-            "scene_share": scene_share,
-        }
-        info |= {"close_sides": close_sides} if close_sides else {}
-        write_pairs((pair for pair, _ in train), with_surfaces(), directory, info, surfaces)
-
-
-def _num_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return min(len(affinity(0)) if affinity else os.cpu_count() or 1, MAX_WORKERS)
-
-
-OrderedMap = Callable[[Callable[[int], tuple[Pair, Surface]], int], Iterator[tuple[Pair, Surface]]]
-
-
-@contextmanager
-def _ordered_map(num_workers: int) -> Iterator[OrderedMap]:
-    """A function that applies another one to 0, 1, ..., in that many processes, in order."""
-
-    def with_progress(
-        results: Iterator[tuple[Pair, Surface]], total: int
-    ) -> Iterator[tuple[Pair, Surface]]:
-        title = "making procedural samples"
-        return tqdm(results, desc=title, total=total, leave=False, disable=None)
-
-    if num_workers <= 1:
-        yield lambda function, number: with_progress(map(function, range(number)), number)
-        return
-    # Forking can deadlock in a process with threads, and torch and Arrow start threads.
-    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-    context = get_context(method)
-    context.set_forkserver_preload(["__main__", __name__])
-    if method == "forkserver":
-        start_fork_server()  # Workers of a later training come from it, too.
-    pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=_start_worker)
-    try:
-        yield lambda function, number: with_progress(pool.map(function, range(number)), number)
-    except BrokenProcessPool as error:
-        raise PointupError(
-            "a process that made samples died: for lack of memory, or because the main script "
-            'runs on import; guard it with `if __name__ == "__main__":`'
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start_worker() -> None:
-    # Ctrl-C reaches the whole process group; only the parent process handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    info = {
+        "made_by": "pointup, procedurally",
+        "recipe": RECIPE,
+        "seed": seed,
+        "scene_share": scene_share,
+    }
+    info |= {"close_sides": close_sides} if close_sides else {}
+    train = (pair for pair, _ in islice(made, num_train))
+    write_pairs(train, with_surfaces(), directory, info, surfaces)
 
 
 def default_sample(

@@ -53,7 +53,7 @@ def test_validation_scenes_have_a_second_survey_and_their_surface(tmp_path: Path
 
 @pytest.mark.slow
 def test_scenes_do_not_depend_on_the_number_of_workers(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("pointup.datasets.workers.SECONDS_ALONE", 0.0)
+    monkeypatch.setattr("pointup.processes.SECONDS_ALONE", 0.0)
     options = ["--num-pairs", 3, "--validation", 0, "--kinds", "field", *SMALL]
     assert run(*options, "-o", tmp_path / "one") == 0
     assert run(*options, "--num-workers", 2, "-o", tmp_path / "two") == 0

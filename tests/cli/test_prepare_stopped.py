@@ -13,13 +13,13 @@ import numpy as np
 import psutil
 import pytest
 
-from pointup.datasets.workers import STOP_SIGNALS, interrupts_held_back, stopping_as_interrupts
+from pointup.processes import STOP_SIGNALS, interrupts_held_back, stopping_as_interrupts
 
 # Workers at once, and work for much longer than the test waits.
 SCRIPT = """
 import sys
-from pointup.datasets import workers
-workers.SECONDS_ALONE = 0.0
+from pointup import processes
+processes.SECONDS_ALONE = 0.0
 from pointup.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """

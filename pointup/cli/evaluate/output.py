@@ -54,7 +54,8 @@ class Output:
     def show(
         self, report: Report, content: Mapping[str, Any], metrics: Mapping[str, Metric]
     ) -> None:
-        from pointup.evaluation.report import write_json, write_text
+        from pointup.disk import write_text
+        from pointup.evaluation.report import write_json
 
         print(report.text())
         if self.json:

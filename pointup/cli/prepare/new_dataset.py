@@ -20,13 +20,15 @@ import tyro
 
 import pointup
 from pointup.cli.prepare.summary import note, print_summary
-from pointup.datasets.workers import (
+from pointup.disk import acquire_lock, replace_directory, write_text
+from pointup.errors import ConfigError, DataError, FileError, PointupError
+from pointup.processes import (
     call_each,
     end_workers_except,
     interrupts_held_back,
     stopping_as_interrupts,
 )
-from pointup.errors import ConfigError, DataError, FileError, PointupError
+from pointup.progress import tracked
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
@@ -80,29 +82,22 @@ class OutputDirectory:
     @contextmanager
     def _kept_scratch(self, others: list[BaseProcess]) -> Iterator[Path]:
         """The scratch directory of this output, locked; removed if the block ends without error."""
-        from filelock import FileLock, Timeout
-
         scratch = self.output.parent / f".{self.output.name}-unfinished"
         scratch.mkdir(exist_ok=True)
-        lock = FileLock(scratch / "lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise FileError(f"{self.output}: another process prepares it; wait for it") from None
-        try:
-            yield scratch
-            with interrupts_held_back():
-                shutil.rmtree(scratch)
-        except BaseException as error:
-            with interrupts_held_back():
-                end_workers_except(others)
-                if not any((scratch / "parts").glob("*")):
+        refusal = f"{self.output}: another process prepares it; wait for it"
+        with acquire_lock(scratch / "lock", refusal):
+            try:
+                yield scratch
+                with interrupts_held_back():
                     shutil.rmtree(scratch)
-                elif isinstance(error, KeyboardInterrupt):
-                    note(f"interrupted; the same command continues from {scratch}")
-            raise
-        finally:
-            lock.release()
+            except BaseException as error:
+                with interrupts_held_back():
+                    end_workers_except(others)
+                    if not any((scratch / "parts").glob("*")):
+                        shutil.rmtree(scratch)
+                    elif isinstance(error, KeyboardInterrupt):
+                        note(f"interrupted; the same command continues from {scratch}")
+                raise
 
     def _check_output(self) -> None:
         if not self.output.exists():
@@ -171,9 +166,8 @@ class Making:
         self, calls: Iterable[Callable[[], Result]], num_calls: int, title: str
     ) -> Iterator[Result]:
         """Results of calls in worker processes, with a progress bar; errors go to `left_out`."""
-        for result in self.progress(
-            call_each(calls, min(self.num_workers, num_calls)), num_calls, title
-        ):
+        results = call_each(calls, min(self.num_workers, num_calls))
+        for result in tracked(results, num_calls, title):
             if isinstance(result, PointupError):
                 self.left_out.append(str(result))
             else:
@@ -183,9 +177,8 @@ class Making:
         self, calls: Sequence[Callable[[], Result]], title: str
     ) -> Iterator[Result | None]:
         """Like `each`, with None in place of each error."""
-        for result in self.progress(
-            call_each(calls, min(self.num_workers, len(calls))), len(calls), title
-        ):
+        results = call_each(calls, min(self.num_workers, len(calls)))
+        for result in tracked(results, len(calls), title):
             if isinstance(result, PointupError):
                 self.left_out.append(str(result))
             yield None if isinstance(result, PointupError) else result
@@ -195,8 +188,7 @@ class Making:
         path = self.scratch / "options.json"
         options = json.loads(json.dumps(options, default=str))
         if not path.exists():
-            path.with_suffix(".tmp").write_text(json.dumps(options))
-            path.with_suffix(".tmp").replace(path)
+            write_text(path, json.dumps(options))
         before = json.loads(path.read_text())
         differing = [name for name in options if before.get(name) != options[name]]
         if differing:
@@ -212,13 +204,6 @@ class Making:
             for path in (self.scratch / name).glob("*.*"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         shutil.rmtree(self.unfinished, ignore_errors=True)
-        if (self.scratch / "old").exists():
-            shutil.rmtree(self.scratch / "old")
-
-    def progress(self, items: Iterable[Result], total: int, title: str) -> Iterator[Result]:
-        from tqdm import tqdm
-
-        yield from tqdm(items, desc=title, total=total, leave=False, disable=None, mininterval=0.5)
 
     def write(
         self,
@@ -260,9 +245,7 @@ class Making:
         Returns the exit status: 1 if anything was left out.
         """
         with interrupts_held_back():
-            if self.output.exists():
-                self.output.rename(self.scratch / "old")
-            self.unfinished.rename(self.output)
+            replace_directory(self.output, self.unfinished)
             # Nothing is left to continue, whatever happens to the summary.
             shutil.rmtree(self.scratch / "parts", ignore_errors=True)
         print_summary(self.output, self.validation, self.strip, time.monotonic() - self.started)

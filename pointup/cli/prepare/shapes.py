@@ -15,6 +15,7 @@ from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.new_dataset import NewDataset
 from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, FileError
+from pointup.progress import tracked
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
@@ -206,7 +207,7 @@ class H5:
                     chosen = held == split
                     patches = patch_pairs(file, chosen, making.left_out.append)
                     try:
-                        yield from making.progress(patches, int(chosen.sum()), title)
+                        yield from tracked(patches, int(chosen.sum()), title)
                     except FileError as error:
                         making.left_out.append(str(error))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job, copy_unchanged
 from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
 from pointup.cli.upsample.work_directory import work_directory
@@ -31,6 +30,7 @@ from pointup.io.files import (
 from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
 from pointup.io.noise import SYNTHETIC
 from pointup.model.upsampler import Upsampler
+from pointup.progress import ProgressBar, write_line
 from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.new_points import NewPoints, Summary
@@ -84,7 +84,8 @@ def upsample_survey(
     began = time.monotonic()
     hidden = not workers.is_main
     found = SortedFiles()
-    with work_directory(jobs, workers) as directory, ProgressBar(_name(jobs), hidden) as progress:
+    progress = ProgressBar(_name(jobs), hidden=hidden)
+    with work_directory(jobs, workers) as directory, progress:
         with workers.barrier():
             if workers.is_main:
                 upright = options.is_upright(model.config)
@@ -106,7 +107,7 @@ def upsample_survey(
             if workers.is_main:
                 check_outputs(jobs, store)
                 for note in notes_on_input(given, found, store, suggests_model):
-                    progress.note(note)
+                    write_line(f"note: {note}")
         new_points = run_passes(
             store,
             model,

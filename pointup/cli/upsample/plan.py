@@ -18,10 +18,10 @@ import numpy as np
 from pointup.cli.coordinate_systems import note_mixed
 from pointup.cli.input_files import find_inputs
 from pointup.cli.worker_group import LaunchedWorkerGroup
+from pointup.disk import os_errors, write_text
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.geometry.morton import morton_codes
 from pointup.io.bounds import Bounds
-from pointup.io.cloud import os_errors
 from pointup.io.extents import FileExtent, find_surveys, read_extent
 from pointup.io.files import (
     LAS_EXTENSIONS,
@@ -522,10 +522,8 @@ class FinishedFiles:
             path = self._path(job)
             with os_errors(path, "written"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                part = path.with_name(f"{path.name}.{os.getpid()}")
                 size = job.target.stat().st_size if has_files else None
-                part.write_text(json.dumps({"identity": identity, "bytes": size}))
-                part.replace(path)
+                write_text(path, json.dumps({"identity": identity, "bytes": size}))
 
     def _is_written(self, job: Job, identity: str) -> bool:
         try:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.cli.progress import ProgressBar
 from pointup.cli.upsample.plan import Job
 from pointup.errors import DataError, FileError
 from pointup.io.files import PointCloud, iter_points
 from pointup.io.noise import is_synthetic, is_vegetation
+from pointup.progress import ProgressBar
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.store.point_store import (
     CHUNK_SIZE,

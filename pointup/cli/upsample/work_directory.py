@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,8 +12,8 @@ from filelock import FileLock, Timeout
 
 from pointup.cli.upsample.plan import Job
 from pointup.cli.worker_group import LaunchedWorkerGroup
+from pointup.disk import UNFINISHED, os_errors
 from pointup.errors import FileError
-from pointup.io.cloud import os_errors
 
 
 @contextmanager
@@ -114,7 +113,6 @@ def _delete_unfinished(targets: Sequence[Path]) -> None:
     for folder in {target.parent for target in targets}:
         names = {target.name for target in targets if target.parent == folder}
         for path in folder.glob(".*.part"):
-            # The writer's process number is between the name and the extension.
-            of = re.fullmatch(r"\.(.+)\.\d+\.part", path.name)
+            of = UNFINISHED.fullmatch(path.name)
             if of and of[1] in names:
                 path.unlink()

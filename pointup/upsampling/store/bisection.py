@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pointup.io.cloud import os_errors
+from pointup.disk import os_errors
 
 KEY_BITS = 62
 

@@ -16,8 +16,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
-from pointup.io.cloud import PointCloud, os_errors
+from pointup.io.cloud import PointCloud
 from pointup.io.noise import plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 

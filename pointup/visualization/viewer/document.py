@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import pointup
+from pointup.disk import os_errors, written_whole
 from pointup.errors import FileError
 from pointup.geometry.morton import morton_codes
-from pointup.io.cloud import write_file
 from pointup.terminal import printable
 from pointup.visualization.viewer.layers import Channel, Layer, Scene, layer_spacing
 
@@ -44,7 +44,8 @@ def write_page(path: Path, html: str) -> int:
     """
     check_viewer_path(path)
     content = printable(html).encode()
-    write_file(path, content)
+    with os_errors(path, "written"), written_whole(path) as part:
+        part.write_bytes(content)
     return len(content)
 
 

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from pointup.datasets import workers
-from pointup.datasets.workers import call_each
+from pointup import processes
 from pointup.errors import DataError, PointupError
+from pointup.processes import call_each
 
 
 def slow_square(number: int) -> tuple[int, int]:
@@ -25,8 +25,7 @@ def die() -> None:
 
 
 def test_results_and_errors_are_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.08)
-    monkeypatch.setattr(workers, "PRELOADED", [])
+    monkeypatch.setattr(processes, "SECONDS_ALONE", 0.08)
     results = list(call_each([partial(slow_square, i) for i in range(20)], num_workers=2))
     assert str(results.pop(5)) == "five"
     squares = [result[0] for result in results if not isinstance(result, PointupError)]
@@ -42,7 +41,6 @@ def test_one_worker_runs_all_calls_in_this_process() -> None:
 
 
 def test_a_worker_that_dies_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.0)
-    monkeypatch.setattr(workers, "PRELOADED", [])
+    monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     with pytest.raises(PointupError, match="--num-workers"):
         list(call_each([die, die], num_workers=2))

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from pointup.cli.progress import ProgressBar
+from pointup.progress import ProgressBar
 
 
 def work(hidden: bool = False) -> None:
-    with ProgressBar("survey.laz", hidden) as progress:
+    with ProgressBar("survey.laz", hidden=hidden) as progress:
         progress.begin("reading")
         for _ in range(40):
             progress.add(1000)
@@ -25,7 +25,7 @@ def work(hidden: bool = False) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which each point takes a few milliseconds."""
     times = iter(np.arange(0, 10_000, 1.0))
-    monkeypatch.setattr("pointup.cli.progress.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("pointup.progress.time.monotonic", lambda: next(times))
 
 
 @pytest.mark.usefixtures("clock")

@@ -1,0 +1,125 @@
+"""Files and directories that are written whole or not at all, locks of files, checksums."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+from pointup.errors import FileError
+
+UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+"""Matches the names of files that `written_whole` had not finished; the group is the final name."""
+
+
+@contextmanager
+def written_whole(
+    path: Path, *, is_sole_writer: bool = False, flushed: bool = False
+) -> Iterator[Path]:
+    """Yield a path in the folder of `path`; the file or directory there becomes `path` at the end.
+
+    A file replaces an existing file, and the target of a symbolic link rather than the link. A
+    directory replaces only an empty directory, see `replace_directory`; others raise OSError. After
+    an error or interrupt nothing is left. What a killed process leaves is deleted by the next call
+    if `is_sole_writer`, for paths that no two processes write at a time. With `flushed`, content
+    and name are on the disk when the block has ended. Raises FileError for a loop of links.
+    """
+    path = resolve_symlink(path)
+    # Unique on all hosts: locks may not work on a network file system.
+    unique = "" if is_sole_writer else f".{uuid4().hex[:8]}"
+    part = path.with_name(f".{path.name}{unique}.part")
+    try:
+        remove(part)
+        yield part
+        if flushed:
+            for each in [*part.rglob("*"), part]:
+                flush_to_disk(each)
+        part.replace(path)
+        if flushed:
+            flush_to_disk(path.parent)
+    finally:
+        remove(part)
+
+
+def replace_directory(path: Path, new: Path) -> None:
+    """Rename the directory `new` to `path`; what was at `path` is deleted afterwards."""
+    replaced = path.with_name(f".{path.name}.old")
+    remove(replaced)
+    if path.exists():
+        path.rename(replaced)
+    new.rename(path)
+    remove(replaced)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a directory with its content, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until the content of a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def resolve_symlink(path: Path) -> Path:
+    """The target of a symbolic link; any other path unchanged. FileError for a loop."""
+    if not path.is_symlink():
+        return path
+    try:
+        return path.resolve()
+    # Python 3.11 and 3.12 raise RuntimeError for a loop.
+    except (OSError, RuntimeError):
+        raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
+
+
+@contextmanager
+def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
+    """Raise an OSError of the block as a FileError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: can't be {verb}: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all, as UTF-8. Raises FileError if it can't be written."""
+    with os_errors(path, "written"), written_whole(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object]:
+    """Lock the file `path`, which is made if it is missing, until the block of the result ends.
+
+    The system releases the lock of a process that ends in any way. Waits while another process
+    holds it, or raises FileError(refusal) then if there is a `refusal`. Raises OSError if the file
+    can't be made.
+    """
+    # Imported here, because `pointup --help` imports this module.
+    from filelock import FileLock, Timeout
+
+    try:
+        return FileLock(path).acquire(blocking=not refusal)
+    except Timeout:
+        raise FileError(refusal) from None
+
+
+def checksum(path: Path) -> int:
+    """The CRC-32 of the content of a file."""
+    crc = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            crc = zlib.crc32(block, crc)
+    return crc

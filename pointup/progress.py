@@ -1,0 +1,112 @@
+"""The progress of long work: a bar on a terminal; elsewhere, as in the log of a job, lines."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Self, TypeVar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+SECONDS_BETWEEN_LINES = 30.0
+
+Item = TypeVar("Item")
+
+
+def write_line(text: str) -> None:
+    """Write a line to stderr, above the bars."""
+    # Imported here, because `pointup --help` imports this module.
+    from tqdm import tqdm
+
+    tqdm.write(text, file=sys.stderr)
+    sys.stderr.flush()
+
+
+class ProgressBar:
+    """Shows how much is done, the rate and the remaining time of each phase.
+
+    A context manager; `begin` starts a phase. On a terminal each phase has a bar, after `delay`
+    seconds. Elsewhere `write` gets a line every `SECONDS_BETWEEN_LINES`. Nothing is shown if it is
+    `hidden`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        unit: str = "points",
+        *,
+        hidden: bool = False,
+        delay: float = 0.0,
+        write: Callable[[str], object] = write_line,
+    ) -> None:
+        self._name, self._unit, self._hidden, self._delay = name, unit, hidden, delay
+        self._write = write
+        self._bar: tqdm | None = None
+        self._has_lines = not (hidden or sys.stderr.isatty())
+        self._written_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def begin(self, phase: str = "", total: int | None = None) -> None:
+        """Start a phase of `total` points or whatever the unit is; None if that is unknown."""
+        from tqdm import tqdm
+
+        self.__exit__()
+        self._title = ": ".join(filter(None, (self._name, phase)))
+        self._done, self._total = 0.0, total
+        self._began = time.monotonic()
+        self._bar = tqdm(
+            desc=self._title,
+            total=total,
+            unit=f" {self._unit}",
+            unit_scale=self._unit == "points",
+            leave=False,
+            delay=self._delay,
+            disable=True if self._hidden else None,
+        )
+
+    def add(self, number: float) -> None:
+        """Report that so many more points are done. More than the total count as the total."""
+        assert self._bar is not None
+        number = min(number, (self._total or float("inf")) - self._done)
+        self._done += number
+        self._bar.update(number)
+        if self._has_lines and time.monotonic() - self._written_at >= SECONDS_BETWEEN_LINES:
+            self._written_at = time.monotonic()
+            self._write(self._line(self._written_at - self._began))
+
+    def _line(self, seconds: float) -> str:
+        if not self._total:
+            return f"{self._title}: {self._done:,.0f} {self._unit}"
+        from tqdm import tqdm
+
+        line = f"{self._title}: {self._done:,.0f} of {self._total:,} {self._unit}"
+        if self._done:
+            left = seconds * (self._total - self._done) / self._done
+            line += f", {tqdm.format_interval(left)} left"
+        return line
+
+
+def tracked(
+    items: Iterable[Item],
+    total: int,
+    name: str,
+    unit: str = "items",
+    *,
+    size: Callable[[Item], int] = lambda item: 1,
+    delay: float = 0.0,
+    write: Callable[[str], object] = write_line,
+) -> Iterator[Item]:
+    """The same items, with a `ProgressBar`; `size` is what an item adds to the `total`."""
+    with ProgressBar(name, unit, delay=delay, write=write) as progress:
+        progress.begin(total=total)
+        for item in items:
+            yield item
+            progress.add(size(item))

@@ -1,0 +1,98 @@
+"""Files that are written whole or not at all, locks, checksums."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pytest
+
+from pointup.disk import (
+    UNFINISHED,
+    acquire_lock,
+    checksum,
+    replace_directory,
+    write_text,
+    written_whole,
+)
+from pointup.errors import FileError
+
+
+def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for text in ("old", "new"):
+        with written_whole(path, flushed=True) as part:
+            part.write_text(text)
+            assert UNFINISHED.fullmatch(part.name)[1] == path.name  # type: ignore[index]
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_an_error_leaves_what_was_there_and_nothing_else(tmp_path: Path, is_directory) -> None:
+    path = tmp_path / "a"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as part:
+        if is_directory:
+            part.mkdir()
+            (part / "file").touch()
+        else:
+            part.touch()
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_replaces_an_empty_one_and_a_full_one_only_when_asked(tmp_path: Path) -> None:
+    path, new = tmp_path / "a", tmp_path / "new"
+
+    def write(text: str) -> None:
+        with written_whole(path, flushed=True) as part:
+            part.mkdir()
+            (part / "file").write_text(text)
+
+    path.mkdir()
+    write("first")
+    with pytest.raises(OSError):
+        write("second")
+    assert (path / "file").read_text() == "first" and list(tmp_path.iterdir()) == [path]
+    new.mkdir()
+    replace_directory(path, new)
+    assert list(tmp_path.rglob("*")) == [path]
+
+
+def test_a_sole_writer_deletes_what_a_killed_process_left(tmp_path: Path) -> None:
+    path, names = tmp_path / "a", []
+    for _ in range(2):
+        with written_whole(path, is_sole_writer=True) as part:
+            names.append(part.name)
+            part.mkdir()
+        part.mkdir()
+        (part / "left").touch()
+        path.rmdir()
+    assert names[0] == names[1]
+
+
+def test_the_target_of_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "target").read_text() == "text" and (tmp_path / "link").is_symlink()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(FileError, match=r"loop: a symbolic link that leads nowhere; remove it"):
+        write_text(tmp_path / "loop", "text")
+
+
+def test_a_lock_that_is_held_is_refused(tmp_path: Path) -> None:
+    with (
+        acquire_lock(tmp_path / "lock"),
+        pytest.raises(FileError, match="taken"),
+        acquire_lock(tmp_path / "lock", refusal="taken"),
+    ):
+        pass
+    with acquire_lock(tmp_path / "lock", refusal="taken"):
+        pass
+
+
+def test_the_checksum_is_that_of_the_content(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 5000
+    (tmp_path / "a").write_bytes(content)
+    assert checksum(tmp_path / "a") == zlib.crc32(content)
