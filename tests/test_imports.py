@@ -125,7 +125,7 @@ print("MODULES", *sys.modules)
 def test_help_takes_less_than_a_second() -> None:
     seconds: list[float] = []
     # Again where the first ones were slow: files may not be in memory yet.
-    while len(seconds) < 3 and not any(taken < 0.7 for taken in seconds):
+    while len(seconds) < 3 and not any(taken < 1.0 for taken in seconds):
         before = psutil.Process().cpu_times()
         subprocess.run(
             [sys.executable, "-m", "pointup.cli.main", "--help"], capture_output=True, check=True
@@ -134,7 +134,7 @@ def test_help_takes_less_than_a_second() -> None:
         user = after.children_user - before.children_user
         seconds.append(user + after.children_system - before.children_system)
     # CPU time hardly depends on other programs; importing torch alone takes more than 1 s.
-    assert min(seconds) < 0.7, seconds
+    assert min(seconds) < 1.0, seconds
 
 
 def test_upsampling_imports_nothing_of_training_and_training_no_matplotlib() -> None:

@@ -111,9 +111,9 @@ def check_results_path(path: Path) -> None:
     """Raise FileError where `write_results` can't write. Call it before measuring."""
     if not path.parent.is_dir():
         raise FileError(f"{path}: there is no folder {path.parent}; make it")
-    if path.is_dir():
-        raise FileError(f"{path}: is a folder; name a file in it")
     with os_errors(path, "written"):
+        if path.is_dir():
+            raise FileError(f"{path}: is a folder; name a file in it")
         tempfile.TemporaryFile(dir=path.parent).close()
 
 

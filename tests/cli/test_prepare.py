@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pointup import processes
 from pointup.cli.main import main
 from pointup.cli.prepare import new_dataset as newdataset
-from pointup.datasets import workers
 from pointup.datasets.pair_dataset import open_pairs
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
@@ -268,7 +268,7 @@ SMALL = ["--num-source", 40, "--ratio", 2]
 def test_workers_change_nothing(
     meshes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "SECONDS_ALONE", 0.0)
+    monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     for number in (1, 2):
         options = [*SMALL, "--num-workers", number, "-o", tmp_path / f"with_{number}"]
         assert run("meshes", meshes, *options) == 0

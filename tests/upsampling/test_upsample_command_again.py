@@ -122,7 +122,7 @@ def test_what_a_killed_call_left_is_deleted_and_what_a_running_one_uses_is_not(
     out = tmp_path / "out"
     (out / ".0.las.work" / "survey").mkdir(parents=True)
     (out / ".0.las.work" / "survey" / "rows").write_bytes(b"of a killed call")
-    (out / ".1.las.4242.part").write_bytes(b"half a file")
+    (out / ".1.las.0a1b2c3d.part").write_bytes(b"half a file")
     with FileLock(out / ".0.las.work" / "lock"):
         assert upsample(model, tiles, "-o", out) == 1
         assert "another call upsamples into it" in capsys.readouterr().err
