@@ -74,7 +74,7 @@ def test_what_killed_calls_left_locks_nothing_and_is_deleted(out: Path) -> None:
     for target in (a, b, c):
         (out / f".{target.name}.work" / "survey").mkdir(parents=True)
         (out / f".{target.name}.work" / "lock").touch()
-        (out / f".{target.name}.4242.part").touch()
+        (out / f".{target.name}.0a1b2c3d.part").touch()
     (out / ".c.laz.work" / "lock").unlink()
     with call_for(b), call_for(a, c) as directory:
         assert not list(directory.iterdir()) and not list(out.glob("*.part"))
@@ -102,8 +102,8 @@ def test_thousands_of_files_are_locked_with_one_open_file(tmp_path: Path) -> Non
 
 
 def test_the_unfinished_file_of_a_name_that_begins_alike_is_left(tmp_path: Path) -> None:
-    other = [".a.laz.laz.123.part", ".a.laz.b.123.part", ".a.laz.part", ".a.laz.x1.part"]
-    for name in (*other, ".a.laz.123.part"):
+    other = [".a.laz.laz.0a1b2c3d.part", ".a.laz.b.0a1b2c3d.part", ".a.laz.part", ".a.laz.x1.part"]
+    for name in (*other, ".a.laz.0a1b2c3d.part"):
         (tmp_path / name).touch()
     with call_for(tmp_path / "a.laz"):
         pass
