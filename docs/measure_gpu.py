@@ -11,10 +11,9 @@ import sys
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from pointup.benchmark.clouds import training_batch
 from pointup.benchmark.machine import describe_machine, machine_lines
-from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
 from pointup.benchmark.timing import now
+from pointup.benchmark.training_step import SingleProcess, TrainingWork, training_batch
 from pointup.training.faults.out_of_memory import num_tokens
 
 SIZES = (500, 2000, 20_000, 200_000)

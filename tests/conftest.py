@@ -99,6 +99,19 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 
 
+@pytest.fixture
+def small_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes with which every section of the benchmark takes about a second."""
+    from pointup.benchmark import sections, timing
+
+    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(sections, "QUICK_STEP_SIZES", (60,))
+    monkeypatch.setattr(sections, "token_budget", lambda device: 1200)
+    monkeypatch.setattr(sections, "QUICK_SEARCH_POINTS", 200)
+    monkeypatch.setattr(sections, "QUICK_CLOUD_SIZES", (300,))
+    monkeypatch.setattr(sections, "QUICK_PAIRS", 4)
+
+
 def wavy_pair(name: str, num_source: int, ratio: float, rng: np.random.Generator) -> Any:
     """Two independent samplings of a wavy sheet with normals."""
     from pointup.datasets.pair import Pair

@@ -20,7 +20,7 @@ from forest_options import FOREST
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
+from pointup.benchmark.training_step import SingleProcess, TrainingWork
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.evaluation.pairs import clouds_to_show, measure_pairs

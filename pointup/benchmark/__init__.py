@@ -1,1 +1,1 @@
-"""The benchmark behind `pointup bench`: sampling, data loading, searches, training, upsampling."""
+"""The benchmark behind `pointup bench`: training steps, data loading, searches, upsampling."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,15 +15,11 @@ import torch
 import pointup
 from pointup.errors import ConfigError
 from pointup.training.distributed.accelerator import why_no_accelerator
+from pointup.training.faults.available_memory import cores_of_process
 
 LIBRARIES = ("torch", "numpy", "scipy", "fpsample", "accelerate", "datasets", "torch-geometric")
 LOAD_DIFFERS = 1.0
 """Difference of the loads of two measurements that is worth a note."""
-WARNINGS = {
-    "device": "figures of different devices are compared",
-    "quick": "sizes differ with --quick, so that figures of other work may be compared",
-}
-"""Entries of a machine that make figures incomparable where they differ, and why."""
 
 
 def device_named(name: str) -> torch.device:
@@ -45,9 +40,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     """Hardware, load and versions, for the header of the report and the JSON."""
     described: dict[str, Any] = {
         "processor": processor(),
-        "cores": len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count(),
+        "cores": cores_of_process(),
         "threads": torch.get_num_threads(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "load": round(psutil.getloadavg()[0], 2),
@@ -74,26 +67,20 @@ def processor() -> str:
 
 
 def machine_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """A line for each entry of `describe_machine` in which two measurements differ; those that make
-    their figures incomparable come first, as warnings."""
-    warnings, notes = [], []
+    """A line for each entry of `describe_machine` in which two measurements differ."""
+    lines = []
     for name in dict.fromkeys([*before, *after]):
         was, now = before.get(name), after.get(name)
-        if was == now or (name == "load" and abs((was or 0) - (now or 0)) < LOAD_DIFFERS):
-            continue
-        line = f"{name}: {was} -> {now}"
-        if name in WARNINGS:
-            warnings.append(f"warning: {line}: {WARNINGS[name]}")
-        else:
-            notes.append(line)
-    return warnings + notes
+        if was != now and not (name == "load" and abs((was or 0) - (now or 0)) < LOAD_DIFFERS):
+            lines.append(f"{name}: {was} -> {now}")
+    return lines
 
 
 def machine_lines(described: dict[str, Any]) -> list[str]:
     """The header of the report."""
     place = described.get("gpu", described["device"])
     return [
-        f"{described['processor']}, {described['cores']} cores, {described['threads']} threads, "
+        f"{described['processor']}, {described['cores']:g} cores, {described['threads']} threads, "
         f"{described['memory_gb']:g} GB, load {described['load']:g}",
         f"measured on {place}; pointup {described['pointup']}, Python {described['python']}, "
         + ", ".join(f"{name} {described[name]}" for name in LIBRARIES),

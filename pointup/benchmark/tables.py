@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pointup.benchmark.timing import Effort
-from pointup.disk import os_errors, write_text
 from pointup.errors import FileError
 
 Row = dict[str, Any]
@@ -55,36 +53,30 @@ class Section:
 
     def line(self, row: Row) -> str:
         cells = [column.show(row.get(column.name)) for column in self.columns]
-        line = _line(cells, self.columns, self.widths())
-        return f"{line}  left out: {row['left_out']}" if "left_out" in row else line
+        return _line(cells, self.columns, self.widths())
 
     def key(self, row: Row) -> tuple[str, ...]:
         """Identifies a row within its table, in this run and in an earlier one."""
         return tuple(column.show(row.get(column.name)) for column in self.columns if column.is_key)
 
     def changes(self, before: Sequence[Row], after: Sequence[Row]) -> list[str]:
-        """One line per figure that changed by more than 5 %, and per row that is new or missing."""
+        """One line for each figure that changed by more than 5 %."""
         old = {self.key(row): row for row in before}
         lines = []
         for row in after:
             key = self.key(row)
-            name = ", ".join(key)
-            if key not in old:
-                lines.append(f"{name}: new")
-                continue
             for column in self.columns:
-                was, now = old[key].get(column.name), row.get(column.name)
+                was, now = old.get(key, {}).get(column.name), row.get(column.name)
                 if column.better is None or not was or now is None:
                     continue
                 factor = now / was
                 if abs(factor - 1) > CHANGED:
                     verdict = "better" if (factor > 1) == (column.better == "higher") else "worse"
                     lines.append(
-                        f"{name}: {column.title} {column.show(was)} -> {column.show(now)}, "
-                        f"{factor:.2f}x, {verdict}"
+                        f"{', '.join(key)}: {column.title} {column.show(was)} -> "
+                        f"{column.show(now)}, {factor:.2f}x, {verdict}"
                     )
-        gone = old.keys() - {self.key(row) for row in after}
-        return lines + [f"{', '.join(key)}: not measured now" for key in old if key in gone]
+        return lines
 
 
 def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
@@ -95,28 +87,11 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 
 
 def read_results(path: Path) -> Mapping[str, Any]:
-    """Read a file of `write_results`. Raises FileError for a missing file or other content."""
+    """Read a file of `bench --json`. Raises FileError for a missing file or other content."""
     try:
         results = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: can't be read ({error}); name a file of bench --json") from error
-    if not isinstance(results, dict) or not all(
-        isinstance(results.get(name), dict) for name in ("machine", "sections")
-    ):
+    if not isinstance(results, dict) or not results.keys() >= {"machine", "sections"}:
         raise FileError(f"{path}: not written by pointup bench; name a file of bench --json")
     return results
-
-
-def check_results_path(path: Path) -> None:
-    """Raise FileError where `write_results` can't write. Call it before measuring."""
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: there is no folder {path.parent}; make it")
-    with os_errors(path, "written"):
-        if path.is_dir():
-            raise FileError(f"{path}: is a folder; name a file in it")
-        tempfile.TemporaryFile(dir=path.parent).close()
-
-
-def write_results(path: Path, machine: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-    """Write the measurements as JSON, atomically. Raises FileError where that fails."""
-    write_text(path, json.dumps({"machine": machine, "sections": sections}, indent=2) + "\n")

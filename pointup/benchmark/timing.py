@@ -1,15 +1,16 @@
-"""Median times within a time limit; functions that are compared take turns."""
+"""Times on any device, and how much time a figure of the benchmark may take."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
+from typing import TypeVar
 
 import torch
 
 MOST_ROUNDS = 7
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -17,34 +18,17 @@ class Effort:
     """Extent and device of the measurements."""
 
     quick: bool
-    """Small sizes: all sections together take less than a minute."""
+    """Small sizes and few rounds: all sections together take less than a minute."""
     device: torch.device
-    seconds: float
-    """Time limit of a section: it starts no work that is expected to exceed it."""
 
-    def bound(self) -> Bound:
-        """Start the time limit of a section."""
-        return Bound(time.perf_counter() + self.seconds)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The time limit of a section; `end` on the clock of `time.perf_counter`."""
-
-    end: float
-
-    @property
-    def left(self) -> float:
-        return max(0.0, self.end - time.perf_counter())
-
-    def refusal(self, expected: float) -> str | None:
-        """The reason to skip work of `expected` seconds; None where the time suffices."""
-        left = self.left
-        if expected <= left > 0.0:
-            return None
-        if expected < 1.0:
-            return "no time left"
-        return f"would take {expected:.0f} s, {left:.0f} s are left"
+    def repeat(self, work: Callable[[], Result]) -> list[Result]:
+        """Results of up to `MOST_ROUNDS` calls of `work`, of which the last begins within 1 s, or
+        10 s if not `quick`."""
+        end = time.perf_counter() + (1.0 if self.quick else 10.0)
+        results = [work()]
+        while len(results) < MOST_ROUNDS and time.perf_counter() < end:
+            results.append(work())
+        return results
 
 
 def now(device: torch.device) -> float:
@@ -54,39 +38,7 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def compare(
-    quick: Callable[[], object],
-    slow: Callable[[], object],
-    seconds: float,
-    device: torch.device,
-) -> tuple[float, float]:
-    """Median seconds of `quick` and `slow`, which take turns.
-
-    `quick` runs up to three times before and after each run of `slow`. `slow` runs at least once,
-    and again up to `MOST_ROUNDS` times while another round fits into `seconds`.
-    """
-    quick_times: list[float] = []
-    slow_times: list[float] = []
-    began = now(device)
-    quick()
-
-    def repeat_quick() -> None:
-        until = now(device) + 0.1 * seconds
-        for _ in range(3):
-            quick_times.append(_seconds(quick, device))
-            if now(device) > until:
-                break
-
-    repeat_quick()
-    while True:
-        slow_times.append(_seconds(slow, device))
-        repeat_quick()
-        round_seconds = (now(device) - began) / len(slow_times)
-        if len(slow_times) == MOST_ROUNDS or now(device) - began + round_seconds > seconds:
-            return median(quick_times), median(slow_times)
-
-
-def _seconds(function: Callable[[], object], device: torch.device) -> float:
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     start = now(device)
-    function()
+    work()
     return now(device) - start

@@ -126,6 +126,14 @@ File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="
 Title = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")]
 
 
+def check_output_file(path: Path) -> None:
+    """Raise FileError for a path that no file can be written to. Call it before the work."""
+    if not path.parent.is_dir():
+        raise FileError(f"{path}: there is no folder {path.parent}; make it")
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name a file in it")
+
+
 def describe_page(path: Path, size: int) -> str:
     """The last line that a command prints about an HTML file of `size` bytes."""
     return f"{path}: {size / 1e6:.1f} MB; open it in a browser"

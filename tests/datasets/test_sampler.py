@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from pointup.benchmark.batch_planning import random_sizes
 from pointup.datasets.packing import idle_share
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
@@ -112,6 +111,24 @@ def test_a_small_dataset_has_different_batches_in_each_epoch():
 
     first, second = companions(0), companions(1)
     assert len(first & second) < 0.2 * len(first)
+
+
+def random_sizes(kind: str, num_samples: int, rng: np.random.Generator) -> np.ndarray:
+    """Sizes (n,) of clouds: lognormal, with a Pareto tail, or nine small clouds for each large one.
+
+    Those are "bimodal", or "two sizes": 2,000 to 2,500 and 40,000 to 40,500.
+    """
+    if kind == "lognormal":
+        sizes = np.exp(rng.normal(8.0, 1.0, num_samples))
+    elif kind == "Pareto":
+        sizes = 500.0 * (1.0 + rng.pareto(1.2, num_samples))
+    elif kind == "two sizes":
+        small, large = rng.integers([[2000], [40_000]], [[2501], [40_501]], (2, num_samples))
+        sizes = np.where(rng.random(num_samples) < 0.9, small, large)
+    else:
+        small, large = rng.normal([[2000.0], [40_000.0]], [[300.0], [5000.0]], (2, num_samples))
+        sizes = np.where(rng.random(num_samples) < 0.9, small, large)
+    return np.clip(sizes, 100, 100_000).astype(np.int64)
 
 
 KINDS, GROUPS = ("lognormal", "Pareto", "bimodal", "two sizes"), (1, 8, 64, 512)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
+from pointup.benchmark.training_step import SingleProcess, TrainingWork
 from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pointup.benchmark.clouds import training_batch
-from pointup.benchmark.optimizer_steps import SingleProcess, TrainingWork
+from pointup.benchmark.training_step import SingleProcess, TrainingWork, training_batch
 from pointup.geometry.local_geometry import local_geometry
 from pointup.geometry.neighbors import knn
 

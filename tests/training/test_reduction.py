@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pointup.benchmark.optimizer_steps import SingleProcess
+from pointup.benchmark.training_step import SingleProcess
 from pointup.datasets.batch import collate, make_loader
 from pointup.errors import TrainingError
 from pointup.training.distributed.reduction import StepReduction, StepTotals, loss_divisor

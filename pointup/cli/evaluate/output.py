@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 import pointup
-from pointup.cli.input_files import File
-from pointup.errors import ConfigError, FileError
+from pointup.cli.input_files import File, check_output_file
+from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
     from pointup.evaluation.cloud_metrics import Metric
@@ -46,10 +46,8 @@ class Output:
 
             check_viewer_path(view)
         for path in (self.json, self.markdown):
-            if path is not None and not path.parent.is_dir():
-                raise FileError(f"{path}: there is no folder {path.parent}; make it")
-            if path is not None and path.is_dir():
-                raise FileError(f"{path}: is a folder; name a file in it")
+            if path is not None:
+                check_output_file(path)
 
     def show(
         self, report: Report, content: Mapping[str, Any], metrics: Mapping[str, Metric]

@@ -1,7 +1,8 @@
-"""The optimizer step of `train.py`, with the time of each part."""
+"""The optimizer step of `train.py` with the time of each part, and batches of any size for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
+from torch_geometric.data import Batch, Data
 
 from pointup.benchmark.timing import now
-from pointup.datasets.batch import move
+from pointup.datasets.batch import collate, move
+from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.accelerator import sum_in_float32
@@ -23,7 +25,33 @@ from pointup.training.training_state import make_optimizer
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PARTS = ("forward", "loss", "backward", "update")
+RATIO = 4.0
+"""Points of a target for each point of its source."""
 MAX_RATIO = 16.0
+
+
+def sheet(num_points: int, seed: int, noise: float = 0.0) -> Tensor:
+    """Random points (N, 3) float32 on a hilly surface over the unit square."""
+    random = torch.Generator().manual_seed(seed)
+    x, y = torch.rand(2, num_points, generator=random)
+    z = 0.15 * (7 * x).sin() * (5 * y).cos() + 0.03 * (31 * x + 17 * y).sin()
+    return torch.stack([x, y, z], dim=1) + noise * torch.randn(num_points, 3, generator=random)
+
+
+def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
+    """A batch of pairs with sources of the given sizes and targets of `RATIO` times as many points.
+
+    Points are in the order of `PairDataset`.
+    """
+    pairs = []
+    for number, size in enumerate(sizes):
+        clouds = {
+            "source": sheet(size, seed + 2 * number).numpy(),
+            "target": sheet(round(RATIO * size), seed + 2 * number + 1).numpy(),
+        }
+        source, target = map(torch.from_numpy, in_spatial_order(clouds).values())
+        pairs.append(Data(pos=source, target=target, name=f"sheet {number}", index=number))
+    return collate(pairs)
 
 
 @dataclass(frozen=True)
@@ -45,8 +73,7 @@ class TrainingWork:
     `group` is an Accelerator or `SingleProcess`. fp16 is timed without loss scaling.
     """
 
-    def __init__(self, group: Any, precision: str = "fp32", loss: LossConfig | None = None) -> None:
-        self.loss = loss or LossConfig()
+    def __init__(self, group: Any, precision: str = "fp32") -> None:
         sum_in_float32()
         torch.manual_seed(0)
         self.device: torch.device = group.device
@@ -69,7 +96,7 @@ class TrainingWork:
                 output = self.model(batch.pos, batch.ptr, ratio)
             ticks.append(now(self.device))
             spacing = target_spacing(output.gaps, batch.ptr, ratio)
-            losses = cloud_losses(output, batch, spacing, self.loss)
+            losses = cloud_losses(output, batch, spacing, LossConfig())
             ticks.append(now(self.device))
             losses.sum().backward()
             self.reduction.add(losses, num_tokens(batch))
