@@ -12,7 +12,6 @@ from datasets import Dataset
 
 from pointup.datasets.columns import POINT_COLUMNS, unpack_points
 from pointup.datasets.pair import surface_path
-from pointup.errors import DataError
 
 MIN_EXTENT = 1e-6
 MAX_EXTENT = 1e5
@@ -149,10 +148,7 @@ def _wrong_counts(num_normals: np.ndarray, num_target: np.ndarray) -> Reasons:
 
 def bad_surface(folder: Path, file: str) -> str:
     """The reason why the surface file of a sample can't be used; "" if it can."""
-    try:
-        path = surface_path(folder, file)
-    except DataError:
-        return f"surface {file!r} lies outside the dataset's {folder / 'surfaces'}"
+    path = surface_path(folder, file)
     if not path.is_file():
         return f"surface {path} is missing"
     # The directory of a zip archive is at its end, so this detects a truncated file.

@@ -1,4 +1,8 @@
-"""Opens pair datasets: every column, or the sample tables alone, made where there are none."""
+"""Opens pair datasets: every column, or the sample tables alone.
+
+A dataset without a sample table, from the Hub or another tool, is read in full once. Its table is
+kept in `samples/` beside the points, or in the cache if that can't be written.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import datasets
@@ -25,6 +28,7 @@ from pointup.processes import num_cores
 from pointup.progress import tracked
 
 HELD_OUT_FRACTION = 0.1
+MAX_WORKERS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -48,34 +52,37 @@ def open_pairs(path_or_hub_id: str | Path, split: str) -> datasets.Dataset:
 
 
 def source_of_split(
-    label: str, split: str, lengths: dict[str, int]
+    label: str, split: str, lengths: dict[str, int], draws_validation: bool = True
 ) -> tuple[str, np.ndarray | None]:
     """The stored split that holds `split`, and the rows of it that do; None for all.
 
-    `lengths` has the number of samples of each stored split. Raises DataError for an unknown split.
+    `lengths` has the number of samples of each stored split. Without `draws_validation`, no rows of
+    `train` are held out for a missing split `validation`. Raises DataError for an unknown split.
     """
     if split not in lengths and not (split == "validation" and "train" in lengths):
         raise DataError(f"{label}: no split {split!r}; there are: {', '.join(lengths)}")
     if "validation" in lengths or split not in ("train", "validation"):
         return split, None
     number = lengths["train"]
-    held_out = held_out_rows(number)
-    if not len(held_out):
-        if split == "train":
-            return split, None
+    num_held_out = max(1, round(HELD_OUT_FRACTION * number)) if draws_validation else 0
+    if split == "train" and (number < 2 or not num_held_out):
+        return split, None
+    if number < 2 and num_held_out:
         raise DataError(
             f"{label}: one sample can't be split into training and validation; add a validation "
             "split, or train on it together with a dataset that has one"
         )
+    held_out = np.sort(np.random.default_rng(0).permutation(number)[:num_held_out])
     if split == "train":
         return split, np.setdiff1d(np.arange(number), held_out)
-    logger.warning(
-        "%s has no validation split: %d of its %d train samples are held out for it, at random "
-        "and not by place",
-        label,
-        len(held_out),
-        number,
-    )
+    if num_held_out:
+        logger.warning(
+            "%s has no validation split: %d of its %d train samples are held out for it, at random "
+            "and not by place",
+            label,
+            num_held_out,
+            number,
+        )
     return "train", held_out
 
 
@@ -96,13 +103,6 @@ def read_pair(dataset: datasets.Dataset, row: int) -> Pair:
         vertical=vertical is not False,
         surface=surface or "",
     )
-
-
-def held_out_rows(num_samples: int) -> np.ndarray:
-    if num_samples < 2:
-        return np.empty(0, np.int64)
-    number = max(1, round(HELD_OUT_FRACTION * num_samples))
-    return np.sort(np.random.default_rng(0).permutation(num_samples)[:number])
 
 
 def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
@@ -153,15 +153,6 @@ def cache_root() -> Path:
     return Path.home() / ".cache" / "pointup"
 
 
-# Finds the sample tables of a pair dataset, or makes them.
-#
-# A dataset without a sample table, from the Hub, another tool or an earlier version, is read in
-# full once. Its table is kept in `samples/` beside the points, or in the cache if that can't be
-# written.
-
-MAX_WORKERS = 8
-
-
 def open_together(paths_or_hub_ids: Sequence[str | Path], split: str) -> list[Samples]:
     """Open one split of datasets that are joined or trained on together, as `open_samples` does.
 
@@ -183,45 +174,35 @@ def open_samples(
     DataError if the dataset can't be opened, the split is unknown, a column is missing or of a
     wrong type, or a file of points is not as long as it was.
     """
-    label, folder = str(path_or_hub_id), Path(path_or_hub_id)
-    tables = {}
-    if stored := _stored_splits(folder):
-        for name, state in stored.items():
-            paths = [folder / FOLDER / f"{name}.arrow", _cached(state.fingerprint, name)]
-            load = partial(_stored_split, label, name)
-            tables[name] = _table(paths, folder, state, load, f"{label}, {name}")
-    else:
-        for name, dataset in load_splits(label).items():
-            state = _State(dataset._fingerprint, frozenset())
-            paths = [_cached(state.fingerprint, name)]
-            load = partial(dataset.select_columns, dataset.column_names)
-            tables[name] = _table(paths, folder, state, load, f"{label}, {name}")
-    if not draws_validation and "validation" not in tables and "train" in tables:
-        if split == "train":
-            return Samples(folder, tables["train"])
-        if split == "validation":
-            return Samples(folder, tables["train"], np.empty(0, np.int64))
+    label = str(path_or_hub_id)
+    tables = {each.name: _table(each, label) for each in _stored_splits(path_or_hub_id)}
     lengths = {name: len(table) for name, table in tables.items()}
-    source, rows = source_of_split(label, split, lengths)
-    return Samples(folder, tables[source], rows)
+    source, rows = source_of_split(label, split, lengths, draws_validation)
+    return Samples(tables[source], rows)
 
 
 def has_validation(path_or_hub_id: str | Path) -> bool:
     """Whether a dataset has a split `validation` of its own; raises DataError as `open_samples`."""
-    stored = _stored_splits(Path(path_or_hub_id)) or load_splits(str(path_or_hub_id))
-    return "validation" in stored
+    return any(split.name == "validation" for split in _stored_splits(path_or_hub_id))
 
 
 @dataclass(frozen=True)
-class _State:
-    """What identifies the data of a split: a fingerprint, and the files that hold it."""
+class _StoredSplit:
+    """A split of the dataset `folder`, with a fingerprint of its data.
 
+    `files` hold the data; for a dataset of another form there are none, and `dataset` is given.
+    """
+
+    name: str
+    folder: Path
     fingerprint: str
-    files: frozenset[Path]
+    files: frozenset[Path] = frozenset()
+    dataset: datasets.Dataset | None = None
 
 
-def _stored_splits(folder: Path) -> dict[str, _State]:
-    """The splits that `write_pairs` or `save_to_disk` stored in a directory; none in others."""
+def _stored_splits(path_or_hub_id: str | Path) -> list[_StoredSplit]:
+    """The splits that `write_pairs` or `save_to_disk` stored, else those that `datasets` finds."""
+    folder = Path(path_or_hub_id)
     try:
         if (folder / "dataset_dict.json").exists():
             description = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))
@@ -229,67 +210,31 @@ def _stored_splits(folder: Path) -> dict[str, _State]:
         elif (folder / "state.json").exists():
             folders = {"train": folder}
         else:
-            return {}
-        states = {}
+            return [
+                _StoredSplit(name, folder, dataset._fingerprint, dataset=dataset)
+                for name, dataset in load_splits(path_or_hub_id).items()
+            ]
+        splits = []
         for name, place in folders.items():
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
             files = frozenset(place / file["filename"] for file in state["_data_files"])
-            states[name] = _State(str(state["_fingerprint"]), files)
+            splits.append(_StoredSplit(name, folder, str(state["_fingerprint"]), files))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(
             f"{folder}: can't be opened: {error!r}; make a dataset with `pointup prepare`"
         ) from error
-    return states
+    return splits
 
 
-def _stored_split(label: str, split: str) -> datasets.Dataset:
-    return load_splits(label)[split]
-
-
-def _cached(fingerprint: str, split: str) -> Path:
-    return cache_root() / FOLDER / f"{fingerprint}-{split}.arrow"
-
-
-def _current_table(paths: Sequence[Path], folder: Path, state: _State) -> SampleTable | None:
-    """The table of the data as they are now; None if none of the files has one.
-
-    Raises DataError if the data are the dataset's own files, and one is cut short or missing.
-    """
-    for path in paths:
-        if not path.exists():
-            continue
-        try:
-            table = SampleTable(path, folder)
-        except DataError as error:
-            logger.debug("not used: %s", error)
-            continue
-        if table.fingerprint != state.fingerprint:
-            continue
-        changed = table.changed_file()
-        if not changed:
+def _table(split: _StoredSplit, label: str) -> SampleTable:
+    """The table of a split as it is now. It is read from the folder of the dataset or the cache, or
+    made and kept in the first of them that can be written."""
+    beside = split.folder / FOLDER / f"{split.name}.arrow"
+    cached = cache_root() / FOLDER / f"{split.fingerprint}-{split.name}.arrow"
+    for path in (beside, cached) if split.files else (cached,):
+        if table := _current_table(path, split):
             return table
-        if {file for file, _ in table.files} == state.files:
-            raise DataError(
-                f"{folder}: can't be opened: {changed}; restore it, or make the dataset again with "
-                "`pointup prepare`"
-            )
-    return None
-
-
-def _table(
-    paths: Sequence[Path],
-    folder: Path,
-    state: _State,
-    load: Callable[[], datasets.Dataset],
-    label: str,
-) -> SampleTable:
-    """The current table in one of the paths, or a new one in the first that can be written."""
-    table = _current_table(paths, folder, state)
-    if table is not None:
-        return table
-    path = paths[-1]
-    if len(paths) > 1 and os.access(folder, os.W_OK):
-        path = paths[0]
+    path = beside if split.files and os.access(split.folder, os.W_OK) else cached
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(path.with_suffix(".lock"))
@@ -300,17 +245,38 @@ def _table(
         ) from error
     with lock:
         # Another process may have made it while this one waited.
-        table = _current_table([path], folder, state)
-        if table is None:
-            _write_table(path, folder, state, load(), label)
-            table = SampleTable(path, folder)
-        return table
+        if table := _current_table(path, split):
+            return table
+        _write_table(path, split, f"{label}, {split.name}")
+        return SampleTable(path, split.folder)
 
 
-def _write_table(
-    path: Path, folder: Path, state: _State, dataset: datasets.Dataset, label: str
-) -> None:
+def _current_table(path: Path, split: _StoredSplit) -> SampleTable | None:
+    """The table in a file; None if the file is missing, or has no table of the data as they are.
+
+    Raises DataError if the data are the dataset's own files, and one is cut short or missing.
+    """
+    if not path.exists():
+        return None
+    try:
+        table = SampleTable(path, split.folder)
+    except DataError as error:
+        logger.debug("not used: %s", error)
+        return None
+    if table.fingerprint != split.fingerprint:
+        return None
+    changed = table.changed_file()
+    if changed and {file for file, _ in table.files} == split.files:
+        raise DataError(
+            f"{split.folder}: can't be opened: {changed}; restore it, or make the dataset again "
+            "with `pointup prepare`"
+        )
+    return None if changed else table
+
+
+def _write_table(path: Path, split: _StoredSplit, label: str) -> None:
     began = time.monotonic()
+    dataset = load_splits(split.folder)[split.name] if split.dataset is None else split.dataset
     logger.info("%s: reading all %s samples once", label, f"{len(dataset):,}")
     dataset = with_float_points(dataset, label)
     files = [Path(file["filename"]) for file in dataset.cache_files]
@@ -319,12 +285,13 @@ def _write_table(
         raise DataError(
             f"{label}: its samples are not all in files of its own; store it with `save_to_disk`"
         )
+    folder = split.folder
     relative = [
         str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file.resolve())
         for file in files
     ]
     description = {
-        "fingerprint": state.fingerprint,
+        "fingerprint": split.fingerprint,
         "files": [[name, file.stat().st_size] for name, file in zip(relative, files, strict=True)],
     }
     tables = tracked(

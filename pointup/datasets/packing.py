@@ -22,8 +22,6 @@ import numpy as np
 
 from pointup.errors import ConfigError
 
-VERSION = 3
-"""Increased with each change of the plans. A checkpoint says by which version its epoch began."""
 BINS_PER_WINDOW = 512
 # A window fills this many times the bins that it keeps; badly packed bins are packed again.
 SURPLUS = 1.25

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -37,13 +36,12 @@ class PairDataset(torch.utils.data.Dataset[Data]):
     """The samples of a pair dataset, by key (epoch, index), or by index for epoch 0.
 
     The key of repetition k of a sample in an epoch is (epoch, index, k): each repetition gets its
-    own augmentation. Negative indices count from the end. `keep` lists the samples that are used,
-    or is a mask (n,) bool of them; indices refer to the samples that are left. A sample is a PyG
-    `Data` with `pos` (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and
-    `target_normals` and `resample` if the pair has them. Its tensors are writable. The points of
-    large clouds are in spatial order, which makes neighbour searches faster. `seconds` holds the
-    durations of reading, augmenting and ordering. A sample that can't be read has no points and has
-    `fault`, the reason; `collate` leaves it out.
+    own augmentation. Negative indices count from the end. A sample is a PyG `Data` with `pos`
+    (N, 3) and `target` (M, 3) float32, `name`, `index`, `vertical`, and `target_normals` and
+    `resample` if the pair has them. Its tensors are writable. The points of large clouds are in
+    spatial order, which makes neighbour searches faster. `seconds` holds the durations of reading,
+    augmenting and ordering. A sample that can't be read has no points and has `fault`, the reason;
+    `collate` leaves it out.
 
     With `max_tokens`, a larger pair is cropped to the `max_tokens` points around a random source
     point. The random numbers of cropping and augmentation depend only on (seed, epoch, index), not
@@ -61,12 +59,11 @@ class PairDataset(torch.utils.data.Dataset[Data]):
         seed: int = 0,
         augment: bool = False,
         noise: float = 0.0,
-        keep: Sequence[int] | np.ndarray | None = None,
         max_tokens: int | None = None,
     ) -> None:
         if max_tokens is not None:
             max_tokens = checked_integer("max_tokens", max_tokens, 1)
-        self.samples = samples if keep is None else samples.select(_kept(keep, len(samples)))
+        self.samples = samples
         self.seed = seed
         self.augment = augment
         self.noise = noise
@@ -120,24 +117,6 @@ class PairDataset(torch.utils.data.Dataset[Data]):
             },
             **tensors,
         )
-
-
-def _kept(keep: Sequence[int] | np.ndarray, number: int) -> np.ndarray:
-    """The indices (k,) int64 of the kept samples of `number`; ValueError if they can't be."""
-    kept = np.asarray(keep)
-    if kept.dtype == bool:
-        if kept.shape != (number,):
-            raise ValueError(f"keep is a mask of shape {kept.shape}; there are {number} samples")
-        return np.flatnonzero(kept)
-    # An empty list has the type float64.
-    if kept.ndim != 1 or (len(kept) and kept.dtype.kind not in "iu"):
-        raise ValueError(
-            f"keep must be a list of indices or a mask, not {kept.dtype} of shape {kept.shape}"
-        )
-    wrong = kept[(kept < 0) | (kept >= number)]
-    if len(wrong):
-        raise ValueError(f"keep has index {wrong[0]}; there are {number} samples")
-    return kept.astype(np.int64)
 
 
 SCALES = (0.8, 1.2)

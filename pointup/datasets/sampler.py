@@ -6,7 +6,6 @@ Own code, because PyTorch and Accelerate have no sampler that packs by size, and
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from pointup.datasets.packing import (
-    VERSION,
     Plan,
     PlanStatistics,
     check_budget,
@@ -26,8 +24,6 @@ from pointup.datasets.packing import (
     plan_epoch,
 )
 from pointup.errors import ConfigError
-
-logger = logging.getLogger("pointup")
 
 
 class TokenBudgetBatchSampler:
@@ -194,7 +190,6 @@ class TokenBudgetBatchSampler:
             "seed": self.seed,
             "epoch": self.epoch,
             "segments": [*self._past, *([self._segment()] if self._step else [])],
-            "planning": VERSION,
             "checksum": checksum_of_sizes(self.sizes),
             "mixture": self.mixture.as_state(),
         }
@@ -204,18 +199,17 @@ class TokenBudgetBatchSampler:
 
         With the same slots, budget and limit, the epoch continues with the same batches. Otherwise
         the remaining samples are planned again. Raises ConfigError if the sizes or the weights
-        differ, ValueError for an invalid state.
+        differ, ValueError if the position lies beyond the end of the epoch.
         """
-        _check_position(state)
         if state["checksum"] != checksum_of_sizes(self.sizes):
             raise ConfigError(
                 "the dataset has changed since the checkpoint (other samples or sizes): "
                 "restore it, or start a new run"
             )
         weights = self.mixture.as_state()
-        if state.get("mixture", [[len(self.sizes), 1.0]]) != weights:
+        if state["mixture"] != weights:
             raise ConfigError(
-                f"the checkpoint is of datasets with (samples, weight) {state.get('mixture')}, not "
+                f"the checkpoint is of datasets with (samples, weight) {state['mixture']}, not "
                 f"{weights}: give the same --data in the same order, or start a new run"
             )
         self.seed = state["seed"]
@@ -225,12 +219,6 @@ class TokenBudgetBatchSampler:
         self._plan = None
         if self._past and self._past[-1][:3] == self._segment()[:3]:
             self._step = self._past.pop()[3] or 0
-        if state.get("planning", 1) != VERSION and state["segments"]:
-            logger.warning(
-                "the checkpoint is in the middle of an epoch that another version planned: some of "
-                "its samples are seen twice in this epoch, and others not; later epochs are exact"
-            )
-            self._plan = self._replay(has_other_plans=True)
         if self._step > self.plan.num_steps:
             raise ValueError(
                 f"sampler state: step {self.steps_done} of an epoch of {self.num_steps} steps"
@@ -246,8 +234,8 @@ class TokenBudgetBatchSampler:
     def _steps_past(self) -> int:
         return sum(segment[3] or 0 for segment in self._past)
 
-    def _replay(self, has_other_plans: bool = False) -> Plan:
-        """Plan the epoch, part by part; parts of other plans are cut to the length of these."""
+    def _replay(self) -> Plan:
+        """Plan the epoch, part by part."""
         samples = self.mixture.samples(self.seed, self.epoch)
         num_samples = len(samples)
         for number, segment in enumerate([*self._past, self._segment()]):
@@ -262,9 +250,6 @@ class TokenBudgetBatchSampler:
                 max_clouds,
                 np.random.default_rng(key) if self.shuffle else None,
             )
-            if has_other_plans and num_steps > plan.num_steps:
-                num_steps = segment[3] = plan.num_steps
-                self._step = num_steps if number == len(self._past) else self._step
             if num_steps > plan.num_steps:
                 raise ValueError(
                     f"sampler state: segment {number} ends at step {num_steps} of {plan.num_steps}"
@@ -272,20 +257,6 @@ class TokenBudgetBatchSampler:
             self._num_past = num_samples - len(samples)
             samples = np.sort(plan.samples[plan.ptr[num_steps * slots] :])
         return plan
-
-
-def _check_position(state: dict[str, Any]) -> None:
-    missing = {"seed", "epoch", "segments", "checksum"} - state.keys()
-    if missing:
-        raise ValueError(f"sampler state: has no {' and no '.join(sorted(missing))}")
-    for name in ("seed", "epoch"):
-        if type(state[name]) is not int or state[name] < 0:
-            raise ValueError(f"sampler state: {name} is {state[name]!r}")
-    for segment in state["segments"]:
-        slots, budget, max_clouds, num_steps = segment
-        least = ((slots, 1), (budget, 1), (max_clouds or 1, 1), (num_steps, 0))
-        if not all(type(value) is int and value >= low for value, low in least):
-            raise ValueError(f"sampler state: invalid segment {segment}")
 
 
 @dataclass(frozen=True)
@@ -307,7 +278,7 @@ class Mixture:
     def __post_init__(self) -> None:
         if len(self.lengths) != len(self.weights) or not len(self.lengths):
             raise ValueError(f"{len(self.weights)} weights for {len(self.lengths)} datasets")
-        # A checkpoint and the process that plans ahead take them as JSON, which has no NumPy types.
+        # A checkpoint has them as JSON, which has no NumPy types.
         lengths = tuple(checked_integer("a length", length, 0) for length in self.lengths)
         object.__setattr__(self, "lengths", lengths)
         object.__setattr__(self, "weights", tuple(map(float, self.weights)))

@@ -49,7 +49,7 @@ class TrainingData:
         return {
             split: {
                 "samples": len(dataset),
-                "names": dataset.names.checksum(),
+                "names": dataset.samples.names_checksum(),
                 "sizes": checksum_of_sizes(dataset.full_sizes),
                 "contents": zlib.crc32(dataset.samples.array("checksum").tobytes()),
             }

@@ -42,16 +42,12 @@ BAD = [
     pair("resample", resample=with_holes(30, [5], np.inf)),
     pair("missing", surface="missing.npz"),
     pair("cut off", surface="cut.npz"),
-    pair("outside", surface="../secret.npz"),
-    pair("elsewhere", surface="/etc/passwd"),
 ]
 REASONS = {
     "normals": "target_normals has 2 points that are not finite",
     "resample": "resample has 1 points that are not finite",
     "missing": "surfaces/missing.npz is missing",
     "cut off": "surfaces/cut.npz is damaged",
-    "outside": "surface '../secret.npz' lies outside the dataset's",
-    "elsewhere": "surface '/etc/passwd' lies outside the dataset's",
 }
 
 
@@ -68,14 +64,13 @@ def damaged(tmp_path: Path) -> Path:
     write_pairs(mixed, mixed, folder, {}, surfaces)
     path = folder / "surfaces" / "cut.npz"
     path.write_bytes(path.read_bytes()[:200])
-    TRIANGLE.save(tmp_path / "secret.npz")
     return folder
 
 
 def test_every_bad_column_is_found_and_good_samples_are_not(damaged: Path) -> None:
     found = find_bad_samples(open_pairs(damaged, "train"), 5, damaged)
     assert [sample.name for sample in found] == list(REASONS)
-    assert [sample.index for sample in found] == [1, 3, 5, 7, 9, 11]
+    assert [sample.index for sample in found] == [1, 3, 5, 7]
     for sample in found:
         assert REASONS[sample.name] in sample.reason
 
@@ -86,13 +81,13 @@ def test_training_leaves_bad_samples_out_and_names_them(
     config = options(damaged, damaged.parent / "run")
     data = open_training_data(config, accelerator)
     for part in (data.train, data.validation):
-        assert list(part.names) == [f"good {i}" for i in range(6)]
-    assert len(data.left_out) == 12
+        assert list(part.names) == [f"good {i}" for i in range(4)]
+    assert len(data.left_out) == 8
     for line, (split, name) in zip(
         data.left_out, ((s, n) for s in ("train", "validation") for n in REASONS), strict=True
     ):
         assert line.startswith(f"{split} sample {name}: ")
-    files = [data.validation.samples.surface(i) for i in range(6)]
+    files = [data.validation.samples.surface(i) for i in range(4)]
     assert all(path is not None and path.is_file() for path in files)
 
 

@@ -23,7 +23,6 @@ from pointup.datasets.pair_dataset import (
     find_bad_samples,
     open_pairs,
     open_samples,
-    surface_path,
     write_pairs,
 )
 from pointup.errors import DataError, PointupError
@@ -178,10 +177,9 @@ def test_sizes_that_differ_from_the_columns_are_found():
     }
 
 
-def test_indices_refer_to_the_kept_samples(pair_directory):
-    dataset = open_samples(pair_directory, "train")
-    every, some = PairDataset(dataset), PairDataset(dataset, keep=[7, 3])
-    assert len(some) == 2
+def test_indices_refer_to_the_selected_samples(pair_directory):
+    samples = open_samples(pair_directory, "train")
+    every, some = PairDataset(samples), PairDataset(samples.select(np.array([7, 3])))
     assert list(some.names) == [every.names[7], every.names[3]]
     assert some.sizes.tolist() == every.sizes[[7, 3]].tolist()
     sample = some[(0, 1)]
@@ -189,37 +187,12 @@ def test_indices_refer_to_the_kept_samples(pair_directory):
     assert np.array_equal(sample.pos, every[3].pos)
 
 
-def test_a_mask_keeps_the_samples_that_it_is_true_for(pair_directory):
-    dataset = open_samples(pair_directory, "train")
-    every, mask = PairDataset(dataset), np.zeros(len(dataset), bool)
-    mask[[3, 7]] = True
-    for keep in (mask, mask.tolist()):
-        some = PairDataset(dataset, keep=keep)
-        assert list(some.names) == [every.names[3], every.names[7]]
-    assert len(PairDataset(dataset, keep=[])) == 0
-
-
-@pytest.mark.parametrize(
-    ("keep", "message"),
-    [
-        (np.ones(39, bool), r"mask of shape \(39,\); there are 40 samples"),
-        ([0.0, 1.0], "must be a list of indices or a mask, not float64"),
-        ([[0, 1]], r"not int64 of shape \(1, 2\)"),
-        ([3, 40], "keep has index 40; there are 40 samples"),
-        ([3, -1], "keep has index -1"),
-    ],
-)
-def test_what_keeps_no_samples_is_refused(pair_directory, keep, message):
-    with pytest.raises(ValueError, match=message):
-        PairDataset(open_samples(pair_directory, "train"), keep=keep)
-
-
-def test_samples_of_several_datasets_are_kept_in_ascending_order_only(pair_directory):
+def test_samples_of_several_datasets_follow_each_other(pair_directory):
     samples = open_samples(pair_directory, "train")
-    joined = JoinedSamples(("a", "b"), (samples, samples))
-    assert list(PairDataset(joined, keep=[1, 41]).names) == ["a/train_1", "b/train_1"]
-    with pytest.raises(ValueError, match="ascending order only"):
-        PairDataset(joined, keep=[41, 1])
+    joined = PairDataset(JoinedSamples(("a", "b"), (samples, samples.select(np.array([5])))))
+    assert len(joined) == 41 and joined.sizes[40] == joined.sizes[5]
+    assert [joined.names[i] for i in (1, 40)] == ["a/train_1", "b/train_5"]
+    assert np.array_equal(joined[40].target, PairDataset(samples)[5].target)
 
 
 def test_negative_indices_count_from_the_end_and_others_are_index_errors(pair_directory):
@@ -289,28 +262,6 @@ def test_a_crop_keeps_the_points_nearest_to_one_source_point(pair_directory):
         )
         assert [normals[tuple(p)] for p in sample.target.tolist()] == sample.target_normals.tolist()
         assert 0 < len(sample.resample) < len(uncut.resample)
-
-
-def test_a_surface_path_is_a_file_in_the_surfaces_folder_of_its_dataset(tmp_path):
-    (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
-    (tmp_path / "linked").symlink_to(tmp_path / "data")
-    for dataset in ("data", "linked", "other/../data"):
-        assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"
-
-
-@pytest.mark.parametrize(
-    "name", ["../state.json", "a/../../x.npz", "/etc/passwd", "link", "links/a", "loop", "a\0b"]
-)
-def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path, name):
-    surfaces, outside = tmp_path / "data" / "surfaces", tmp_path / "outside"
-    surfaces.mkdir(parents=True)
-    outside.mkdir()
-    (outside / "a").write_bytes(b"secret")
-    (surfaces / "link").symlink_to(outside / "a")
-    (surfaces / "links").symlink_to(outside)
-    (surfaces / "loop").symlink_to(surfaces / "loop")
-    with pytest.raises(DataError, match=r"data: the surface .* is not a file in its folder"):
-        surface_path(tmp_path / "data", name)
 
 
 def test_offsets_beyond_the_end_of_a_damaged_file_are_an_error_at_opening(tmp_path):

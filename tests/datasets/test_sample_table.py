@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pointup.datasets import opening, pair_writer, samples
 from pointup.datasets.opening import open_samples
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.samples import PointFiles, Samples, UnreadableSample, damaged_samples
+from pointup.datasets.samples import Samples, SampleTable, UnreadableSample, damaged_samples
 from pointup.errors import DataError
 
 UTM = np.array([500_000.0, 4_500_000.0, 100.0])
@@ -61,7 +62,7 @@ def no_points(*_: Any) -> Any:
 
 def damage(samples: Samples, index: int, column: str = "target") -> Path:
     """Flip one bit of the points of a sample on disk; returns the file."""
-    file, *places = samples.table._places[0][samples.row(index)].tolist()
+    file, *places = samples.value("place", index)
     path, _ = samples.table.files[file]
     with path.open("r+b") as opened:
         opened.seek(places[("source", "target").index(column)] + 5)
@@ -91,9 +92,9 @@ def test_a_table_has_what_a_loop_over_the_pairs_finds(tmp_path: Path, small_file
         assert samples.value("checksum", index) == zlib.crc32(stored)
     assert samples.array("num_source").tolist() == [len(pair.source) for pair in written]
     text = "\n".join(pair.name for pair in written)
-    assert samples.names.checksum() == zlib.crc32(text.encode())
+    assert samples.names_checksum() == zlib.crc32(text.encode())
     some = samples.select(np.array([30, 2])).select(np.array([1]))
-    assert (list(some.names), some.names.checksum()) == (
+    assert (list(some.names), some.names_checksum()) == (
         [written[2].name], zlib.crc32(written[2].name.encode())
     )  # fmt: skip
 
@@ -110,7 +111,7 @@ def test_opening_a_prepared_dataset_reads_no_points(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_pairs(pairs(20), pairs(4, 1), tmp_path / "d", {})
-    monkeypatch.setattr(PointFiles, "read", no_points)
+    monkeypatch.setattr(SampleTable, "points", no_points)
     monkeypatch.setattr(opening, "index_parts", no_points)
     monkeypatch.setattr(opening, "load_splits", no_points)
     for split in ("train", "validation"):
@@ -203,6 +204,16 @@ def test_a_damaged_sample_is_found_when_it_is_read_and_by_a_deep_check(
     assert not open_samples(tmp_path / "d", "train").bad_samples(min_points=1)
 
 
+def test_forked_processes_read_files_that_were_open_before(tmp_path: Path) -> None:
+    write_pairs(pairs(200), pairs(1, 1), tmp_path / "d", {})
+    samples = open_samples(tmp_path / "d", "train")
+    expected = [samples.points(index)["target"] for index in range(200)]
+    with get_context("fork").Pool(2) as pool:
+        read = pool.map(samples.points, range(200), chunksize=1)
+    for points, clouds in zip(expected, read, strict=True):
+        assert np.array_equal(points, clouds["target"])
+
+
 def test_a_file_cut_short_after_the_start_concerns_only_the_samples_beyond_its_end(
     tmp_path: Path, small_files: None
 ) -> None:
@@ -243,17 +254,3 @@ def test_the_description_for_datasets_does_not_depend_on_when_it_was_written(
         (tmp_path / "b" / f).read_bytes() for f in files
     ]
     assert json.loads((tmp_path / "a" / "dataset_dict.json").read_text())["splits"]
-
-
-def test_files_are_closed_when_the_modules_of_an_ending_program_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "points").write_bytes(cloud(5).tobytes())
-    files = PointFiles([tmp_path / "points"])
-    files.read(0, 0, 5)
-    (descriptor,) = files._open.values()
-    with monkeypatch.context() as patch:
-        patch.setattr(samples, "os", None)
-        files.__del__()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)

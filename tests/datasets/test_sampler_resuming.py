@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sampler import BUDGET, Batch, limits
+from test_sampler import BUDGET, limits
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
@@ -107,36 +107,6 @@ def test_with_the_same_slots_the_batches_continue_unchanged():
     assert alone.num_steps == before.num_steps
 
 
-def test_a_checkpoint_of_an_earlier_version_continues_and_the_next_epoch_is_exact(caplog):
-    # It has no version of its plans, and perhaps more steps than the epoch has now.
-    sizes = np.random.default_rng(1).integers(1, 500, 300)
-    whole = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, seed=4)
-    for segments in ([[2, BUDGET, None, 5]], [[4, BUDGET, None, 3], [2, BUDGET, None, 900]]):
-        state = {**whole.state_dict(), "segments": segments}
-        del state["planning"]
-        sampler = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, seed=4)
-        sampler.load_state_dict(state)
-        assert "another version planned" in caplog.text
-        assert sampler.num_left == sum(len(batch) for batch in all_batches(sampler, 2))
-        resumed = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, seed=4)
-        resumed.load_state_dict(sampler.state_dict())
-        assert list(resumed) == list(sampler)
-        sampler.set_epoch(1)
-        assert sorted(index for batch in all_batches(sampler, 2) for _, index in batch) == list(
-            range(300)
-        )
-        caplog.clear()
-
-
-def all_batches(sampler: TokenBudgetBatchSampler, num_processes: int) -> list[Batch]:
-    batches = []
-    for index in range(num_processes):
-        sampler.process_index = index
-        batches += list(sampler)
-    sampler.process_index = 0
-    return batches
-
-
 def test_only_advance_changes_the_position():
     sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
     whole = list(sampler)
@@ -175,15 +145,6 @@ def test_numpy_integers_give_a_state_of_json_values_that_can_be_loaded():
         for value in (-1, 1.5):
             with pytest.raises(ValueError, match=f"^{name} is {value}"):
                 call(value)
-
-
-def test_a_state_without_an_entry_is_refused_by_its_name():
-    sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
-    for name in ("seed", "epoch", "segments", "checksum"):
-        state = sampler.state_dict()
-        del state[name]
-        with pytest.raises(ValueError, match=f"sampler state: has no {name}"):
-            sampler.load_state_dict(state)
 
 
 def test_cropped_sizes_count_as_the_budget_and_resume_with_another_one():
