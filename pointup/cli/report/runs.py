@@ -19,7 +19,6 @@ from pointup.training.config import (
     as_dict,
     data_sources,
     flattened,
-    with_current_options,
 )
 
 NOT_COMPARED = frozenset({"output_dir"})
@@ -111,9 +110,7 @@ def read_run(path: Path, name: str) -> RunRecord:
             f"{path}: no run of train.py; name a directory with config.json and metrics.jsonl"
         )
     try:
-        options = flattened(
-            with_current_options(json.loads((path / "config.json").read_text(encoding="utf-8")))
-        )
+        options = flattened(json.loads((path / "config.json").read_text(encoding="utf-8")))
         # The last line of a run that is still writing may be incomplete.
         complete = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
         lines = [json.loads(line) for line in complete if line.endswith("\n")]
