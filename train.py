@@ -24,7 +24,12 @@ from pointup.datasets.batch import move
 from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import open_closed_streams
-from pointup.training.config import TrainConfig, parse_command_line, quick_config
+from pointup.training.config import (
+    TrainConfig,
+    claim_output_dir,
+    parse_command_line,
+    quick_config,
+)
 from pointup.training.datasets import open_training_data, training_loader, training_sampler
 from pointup.training.distributed.accelerator import (
     enable_debug_checks,
@@ -33,15 +38,14 @@ from pointup.training.distributed.accelerator import (
     seed_micro_batch,
 )
 from pointup.training.distributed.preemption import StopRequest
+from pointup.training.distributed.process_group import exit_status
 from pointup.training.distributed.reduction import StepReduction, loss_divisor
 from pointup.training.evaluation import ABORTED, Evaluation, Record
-from pointup.training.exit_status import exit_status
 from pointup.training.faults.consistency import check_consistency, facts_of_epoch, facts_of_start
 from pointup.training.faults.non_finite_steps import NonFiniteSteps
 from pointup.training.faults.out_of_memory import in_pieces, num_tokens
 from pointup.training.faults.token_budget import lower_budget_if_needed, settle_token_budget
 from pointup.training.faults.watchdog import Watchdog
-from pointup.training.fingerprint import Fingerprint
 from pointup.training.initialization import initial_model
 from pointup.training.objective import losses_of_model
 from pointup.training.progress import RunSchedule
@@ -51,7 +55,6 @@ from pointup.training.run_directory.checkpoint import Saver
 from pointup.training.run_directory.lock import RunLock
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.run_plan import plan_of_run
-from pointup.training.saved_config import claim_output_dir
 from pointup.training.tracking.monitor import Monitor
 from pointup.training.training_state import TrainingState, make_optimizer, set_learning_rate
 
@@ -118,13 +121,12 @@ def set_up(config: TrainConfig, weights: Upsampler, accelerator: Accelerator) ->
     )
     sampler = training_sampler(config, data, token_budget, accelerator)
     schedule = RunSchedule.of(config, sampler)
-    fingerprint = Fingerprint(data)
     trained = TrainingState(weights, optimizer, accelerator.scaler, config.ema_decay)
-    progress, checkpoint = continue_run(config, trained, sampler, fingerprint)
+    progress, checkpoint = continue_run(config, trained, sampler, data)
     saver = Saver(
         accelerator,
         trained,
-        partial(state_of_run, progress, sampler, fingerprint),
+        partial(state_of_run, progress, sampler, data),
         config.output_dir,
         config.keep_checkpoints,
         config.on_save_error,

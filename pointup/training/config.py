@@ -1,10 +1,11 @@
-"""`TrainConfig`: the options of train.py, from the command line and files, and their checks."""
+"""`TrainConfig`: the options of train.py, from the command line and files; config.json of a run."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import logging
 import math
 import sys
 from collections import Counter
@@ -13,8 +14,10 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 import yaml
+from accelerate import Accelerator
 from pydantic import (
     BeforeValidator,
     ConfigDict,
@@ -29,12 +32,15 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from pointup.datasets.pair_dataset import JITTER
+from pointup.disk import os_errors, written_whole
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.option_help import with_option_help
 from pointup.training.objective import LossConfig
-from pointup.training.run_directory.checkpoint import OnSaveError
+from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoints
 from pointup.training.schedule import LrScaling
+
+logger = logging.getLogger("pointup")
 
 DEFAULT_TOKEN_BUDGET = 20480
 """Used if `--token-budget` is not given, unless a single pair is larger."""
@@ -395,3 +401,88 @@ def _labels(names: Sequence[str]) -> list[str]:
         if len(set(labels)) == len(labels):
             return labels
     return list(names)
+
+
+MAY_CHANGE = frozenset(
+    {
+        "output_dir", "num_workers", "worker_timeout", "log_every", "eval_every", "save_every",
+        "save_minutes", "keep_checkpoints", "log_with", "num_pictures", "patience",
+        "target_chamfer", "collective_timeout", "hang_timeout", "on_save_error",
+        "accumulation_steps", "debug", "quick", "gradient_checkpointing",
+    }
+)  # fmt: skip
+"""Options that a continued run may change silently, because they don't alter what is learned.
+
+Accumulation steps are compared as `slots`: accumulation steps times processes.
+"""
+MAY_CHANGE_WITH_WARNING = {"slots", "token_budget", "max_clouds", "mixed_precision", "cpu_threads"}
+"""Values that a continued run may change, with a warning, because it may move to other hardware.
+The rest of the epoch is planned again, and each cloud is still seen exactly once. The number of
+threads changes the last digits of sums."""
+
+
+def claim_output_dir(config: TrainConfig, accelerator: Accelerator) -> None:
+    """Write config.json into the run directory, or check that it fits the run to be continued.
+
+    Only a directory with checkpoints counts as a run. Raises ConfigError, on every process, naming
+    the first option that differs.
+    """
+    path = config.output_dir / "config.json"
+    slots = accelerator.num_processes * config.accumulation_steps
+    now = {**as_dict(config), "slots": slots, "mixed_precision": accelerator.mixed_precision}
+    if accelerator.device.type == "cpu":
+        now["cpu_threads"] = torch.get_num_threads()
+    if has_checkpoints(config.output_dir / "checkpoints"):
+        saved = read_config(path)
+        check_same_run(saved, now, path)
+        if config.token_budget == "auto" and "found_token_budget" in saved:
+            now["found_token_budget"] = saved["found_token_budget"]
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        write_config(path, now)
+    accelerator.wait_for_everyone()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values in config.json of a run; raises ConfigError, with the path, for anything else."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        saved = getattr(error, "strerror", None) or str(error)
+    if not isinstance(saved, dict):
+        raise ConfigError(
+            f"{path}: holds no options of a run ({saved!s:.100}); restore it, or give another "
+            "--output-dir"
+        )
+    return saved
+
+
+def write_config(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace config.json of a run as a whole; raises FileError if it can't be written."""
+    with os_errors(path, "written"), written_whole(path, is_sole_writer=True, flushed=True) as part:
+        part.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def check_same_run(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise ConfigError, naming the first difference, if a run would go on with other options."""
+    before = flattened(saved)
+    for name, value in sorted(flattened(now).items()):
+        was = before.get(name, value)
+        if name in MAY_CHANGE or was == value or (name == "data" and same_data(was, value)):
+            continue
+        if name not in MAY_CHANGE_WITH_WARNING:
+            raise ConfigError(
+                f"{path}: the run there has {name} {was}, not {value}; "
+                "give the same value to continue it, or another --output-dir"
+            )
+        logger.warning("%s changed from %s to %s", name, was, value)
+
+
+def same_data(data: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two values of `--data` name the same datasets, in the same order and with the same
+    weights, such as pairs and ./pairs/."""
+    first, second = (
+        [(Path(source.name).resolve(), source.weight) for source in data_sources(names)]
+        for names in (data, other)
+    )
+    return first == second

@@ -25,7 +25,7 @@ from pointup.datasets.packing import checksum_of_sizes
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
-from pointup.errors import DataError, TrainingError
+from pointup.errors import ConfigError, DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import DataSource, TrainConfig, data_sources
 
@@ -55,6 +55,21 @@ class TrainingData:
             }
             for split, dataset in (("train", self.train), ("validation", self.validation))
         }
+
+    def check_same(self, before: dict[str, dict[str, int]]) -> None:
+        """Raise ConfigError, naming what differs, unless `before`, of a checkpoint, are the same
+        `checksums`."""
+        differing = [
+            f"the {name} of the {split} pairs"
+            for split, values in self.checksums.items()
+            for name, value in values.items()
+            if before[split][name] != value
+        ]
+        if differing:
+            raise ConfigError(
+                f"the dataset has changed since the checkpoint ({', '.join(differing)}): restore "
+                "it, or start a new run in another --output-dir"
+            )
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch import nn
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
-from pointup.training.fingerprint import Fingerprint
+from pointup.training.datasets import TrainingData
 from pointup.training.progress import Progress
 from pointup.training.run_directory.checkpoint import (
     CheckpointError,
@@ -47,7 +47,7 @@ def continue_run(
     config: TrainConfig,
     trained: TrainingState,
     sampler: TokenBudgetBatchSampler,
-    fingerprint: Fingerprint,
+    data: TrainingData,
 ) -> tuple[Progress, Path | None]:
     """Load the run's latest checkpoint, if any, into the training state and the sampler.
 
@@ -62,9 +62,9 @@ def continue_run(
     state = load_checkpoint(
         path, trained.weights, trained.optimizer, trained.scaler, trained.average
     )
-    fingerprint.check_same(state.pop("data", None))
     settled = sampler.token_budget
     try:
+        data.check_same(state.pop("data"))
         sampler_state = state.pop("sampler")
         progress = Progress.from_state(state)
         sampler.change_budget(progress.budget(settled))
@@ -78,10 +78,10 @@ def continue_run(
 
 
 def state_of_run(
-    progress: Progress, sampler: TokenBudgetBatchSampler, fingerprint: Fingerprint
+    progress: Progress, sampler: TokenBudgetBatchSampler, data: TrainingData
 ) -> dict[str, Any]:
     """The state that a checkpoint stores for `continue_run` beside model, optimizer and scaler."""
-    return {"sampler": sampler.state_dict(), "data": fingerprint.values, **asdict(progress)}
+    return {"sampler": sampler.state_dict(), "data": data.checksums, **asdict(progress)}
 
 
 def load_checkpoint(

@@ -109,7 +109,7 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
     script.write_text(
         "import os, sys, torch\n"
         "from pointup.training.distributed.accelerator import prepare_devices\n"
-        "from pointup.training.exit_status import exit_status\n"
+        "from pointup.training.distributed.process_group import exit_status\n"
         "def run():\n"
         "    for number in (2, 0):\n"
         "        torch.accelerator.device_count = lambda: number\n"

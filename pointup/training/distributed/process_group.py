@@ -1,4 +1,4 @@
-"""Forms the process group, again at every restart, and connects to its key-value store."""
+"""Forms the process group, again at every restart; its key-value store; the status it ends with."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import os
 import platform
 import socket
 import zlib
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from pointup.errors import ConfigError, TrainingError
-from pointup.terminal import print_error
+from pointup.errors import ConfigError, PointupError, TrainingError
+from pointup.terminal import print_error, status_with_output
+from pointup.training.distributed.preemption import EXIT_INTERRUPTED
 
 logger = logging.getLogger("pointup")
 
@@ -95,6 +98,29 @@ def connect_store(
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return dist.PrefixStore(f"attempt_{attempt}", store)
+
+
+def exit_status(program: Callable[[], None], prog: str) -> int:
+    """Run a training program that is called `prog`; returns its exit status.
+
+    0: success; 1: a PointupError or ValueError, printed in one line on stderr; EXIT_INTERRUPTED:
+    interrupted during the start; PIPE_CLOSED: success, but the reader of stdout closed the pipe.
+    With POINTUP_TRACEBACK=1 in the environment errors are raised.
+    """
+    return status_with_output(partial(_status, program, prog))
+
+
+def _status(program: Callable[[], None], prog: str) -> int:
+    try:
+        program()
+    except (PointupError, ValueError) as error:
+        if os.environ.get("POINTUP_TRACEBACK"):
+            raise
+        report_error(f"{prog}: error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED  # During the start there is nothing to save.
+    return 0
 
 
 def report_error(message: str) -> None:

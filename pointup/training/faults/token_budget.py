@@ -23,7 +23,7 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
-from pointup.training.config import TrainConfig, default_token_budget
+from pointup.training.config import TrainConfig, default_token_budget, write_config
 from pointup.training.datasets import TrainingData
 from pointup.training.faults.available_memory import (
     PeakMemory,
@@ -33,7 +33,6 @@ from pointup.training.faults.available_memory import (
 )
 from pointup.training.faults.out_of_memory import attempt
 from pointup.training.progress import Progress
-from pointup.training.saved_config import write_config
 
 logger = logging.getLogger("pointup")
 

@@ -1,14 +1,18 @@
-"""The network interface that reaches the other machines, for any name of the host."""
+"""The exit status of train.py, and the network interface that reaches the other machines."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
+from collections.abc import Callable
 
 import psutil
 import pytest
 import torch.distributed as dist
+from runs import training
 
+from pointup.cli import main as cli
 from pointup.errors import ConfigError
 from pointup.training.distributed.process_group import (
     address_towards,
@@ -82,3 +86,45 @@ def test_a_machine_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch)
 def test_the_loopback_has_an_interface_and_an_address_elsewhere_has_none() -> None:
     assert interface_of(address_towards("127.0.0.1")) in ("lo", "lo0")
     assert interface_of("192.0.2.1") is None
+
+
+PROGRAMS = {
+    "train.py": training.main,
+    "pointup train": lambda args: cli.main(["train", *args]),
+}
+REFUSED = ["--noise", "-1"]
+
+
+@pytest.fixture(params=PROGRAMS)
+def prog(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def program(prog: str) -> Callable[[list[str]], int]:
+    return PROGRAMS[prog]
+
+
+def test_an_error_names_the_program(
+    prog: str, program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program(REFUSED) == 1
+    assert capsys.readouterr().err.startswith(f"{prog}: error: --noise is -1.0;")
+
+
+def test_an_error_shows_its_origin_on_request(
+    program: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POINTUP_TRACEBACK", "1")
+    with pytest.raises(ConfigError, match="--noise is -1"):
+        program(REFUSED)
+
+
+def test_the_help_of_a_reader_that_is_gone_ends_with_status_141(
+    program: Callable[[list[str]], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert program(["--help"]) == 141
