@@ -18,7 +18,7 @@ from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
-from pointup.training.config import DataSource, data_sources, flag_of, option
+from pointup.training.config import DataSource, data_sources, option
 from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
 
 TAGS = ["point-cloud", "upsampling", "lidar"]
@@ -104,8 +104,17 @@ def command_of_run(run: RunRecord) -> str:
         if name == "data":
             value = [_name(source.name) + _weight(source) for source in data_sources(value)]
         if value is not None:
-            words += flag_of(option(name), value)
+            words += _flag(option(name), value)
     return shlex.join(words)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        prefix, _, last = name.rpartition(".")
+        return [name] if value else [f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"]
+    if name == "--data":
+        return [word for each in value for word in (name, each)]
+    return [name, *map(str, value if isinstance(value, list) else [value])]
 
 
 def _card(license: str, text: str) -> str:
