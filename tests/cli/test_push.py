@@ -124,7 +124,7 @@ def test_the_command_of_a_card_repeats_the_options_of_the_run(run: Path) -> None
 def test_a_run_without_its_dataset_has_a_card_without_a_picture(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = json.loads((run / "config.json").read_text()) | {"data": str(tmp_path / "gone")}
+    options = json.loads((run / "config.json").read_text()) | {"data": [str(tmp_path / "gone")]}
     (run / "config.json").write_text(json.dumps(options))
     folder = tmp_path / "hub"
     assert main(["push", str(run), "me/w", "--license", "mit", "--dry-run", str(folder)]) == 0

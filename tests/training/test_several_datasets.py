@@ -134,7 +134,6 @@ def test_a_dataset_is_named_with_or_without_a_weight(two: list[Path], tmp_path: 
         (("a=-1",), "greater than 0"),
         (("a=nan",), "greater than 0"),
         (("a", "./a=2"), "given twice"),
-        ("pairs", "give a tuple"),
     ],
 )
 def test_impossible_datasets_are_refused(data: Any, message: str) -> None:
