@@ -22,7 +22,7 @@ from pointup.terminal import open_closed_streams, status_with_output
 
 COMMANDS = {
     "train": "pointup.cli.train:Train",
-    "prepare": "pointup.cli.prepare.command:Prepare",
+    "prepare": "pointup.cli.prepare.subcommands:Prepare",
     "inspect": "pointup.cli.inspect.command:Inspect",
     "upsample": "pointup.cli.upsample.command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -48,23 +49,22 @@ class BlockPairs:
 
 
 def two_survey_pairs(
-    source: Sequence[Path],
-    target: Sequence[Path],
+    folders: Sequence[Sequence[Path]],
+    stem: str,
     block_xy: tuple[int, int],
     names: frozenset[str],
+    held_out: HeldOutTiles | None,
     *,
     tile: float,
     min_points: int,
-    stem: str,
-    held_out: HeldOutTiles | None = None,
 ) -> BlockPairs:
     """Make pairs of two surveys: one for each tile of a block whose name STEM_X_Y is in `names`.
 
-    Removed first are points at the position of another one, points on ground that only one survey
-    covers, and points in the tiles of `held_out` and their strip. A tile is left out if fewer than
-    `min_points` remain on a side.
+    `folders` are those of the sorted files of both surveys. Removed first are points at the
+    position of another one, points on ground that only one survey covers, and points in the tiles
+    of `held_out` and their strip. A tile is left out if fewer than `min_points` remain on a side.
     """
-    sides = [read_block(folders, block_xy) for folders in (source, target)]
+    sides = [read_block(of_side, block_xy) for of_side in folders]
     clouds = [points[first_occurrences(points)] for points in sides]
     common = on_common_ground(clouds, tile)
     kept = [points[mask] for points, mask in zip(clouds, common, strict=True)]
@@ -80,29 +80,29 @@ def two_survey_pairs(
 
 
 def thinned_pairs(
-    folders: Sequence[Path],
+    folders: Sequence[Sequence[Path]],
+    stem: str,
     block_xy: tuple[int, int],
     names: frozenset[str],
+    held_out: HeldOutTiles | None,
     *,
     tile: float,
-    stem: str,
     ratio: float,
     pattern: str,
     disjoint: bool,
     seed: int,
-    min_points: int = 1,
-    held_out: HeldOutTiles | None = None,
+    min_points: int,
 ) -> BlockPairs:
     """Make pairs by thinning: one for each tile of a block whose name STEM_X_Y is in `names`.
 
-    The source is a subset by `pattern` (see `pointup.datasets.block_pairs.thin`; "mixed"
-    draws a pattern for each tile). The target is `ratio` times as large as the source: the other
+    The source is a subset by `pattern` (see `thin`; "mixed" draws a pattern for each
+    tile). The target is `ratio` times as large as the source: the other
     points if `disjoint`, otherwise all points. The subset depends only on the tile's points, its
     name and the seed. Removed first are points at the position of another one, and points in the
     tiles of `held_out` and their strip. A tile is left out if too few points remain for
     `min_points` on each side.
     """
-    read = read_block(folders, block_xy)
+    read = read_block(folders[0], block_xy)
     points = read[first_occurrences(read)]
     num_read, num_once = (_num_in_tiles(each, tile, stem, names) for each in (read, points))
     if held_out is not None:
@@ -151,7 +151,95 @@ def _num_in_tiles(points: np.ndarray, tile: float, stem: str, names: frozenset[s
     return int(np.diff(tiles.ptr)[is_named].sum())
 
 
-# What worker processes do for a large survey: sort files into blocks, make the pairs of a region.
+MakePairs = Callable[..., BlockPairs]
+"""`two_survey_pairs` or `thinned_pairs` with its options: makes the pairs of a block of tiles."""
+BlockCalls = Sequence[partial[BlockPairs]]
+Results = Callable[[BlockCalls, int, str], Iterable[BlockPairs]]
+"""Yields the results of calls in their order, from the calls, their number and a title."""
+
+
+@dataclass(frozen=True)
+class PlaceTiles:
+    """The tiles of a place of which pairs are made.
+
+    Attributes:
+        place: ground in one coordinate system.
+        xy: (T, 2) int64, its tiles with enough points on each side.
+        num_filled: number of its tiles with any points on each side.
+        is_held_out: (T,) bool, which tiles are for validation.
+        around: validation tiles whose strip may reach into the others.
+    """
+
+    place: Place
+    xy: np.ndarray
+    num_filled: int
+    is_held_out: np.ndarray
+    around: HeldOutTiles
+
+
+def _in_this_process(calls: BlockCalls, number: int, title: str) -> Iterator[BlockPairs]:
+    return (call() for call in calls)
+
+
+def make_part(
+    folder: Path,
+    number: int | None,
+    ground: Sequence[PlaceTiles],
+    block: int,
+    make: MakePairs,
+    facts: dict[str, Any],
+    results: Results = _in_this_process,
+) -> None:
+    """Write the pairs of the ground as a part of a dataset, see `write_part`.
+
+    The pairs are made by calls for each block of `block` x `block` tiles. `facts` get the numbers
+    of tiles and points.
+    """
+    facts |= {
+        "num_tiles": sum(len(tiles.xy) for tiles in ground),
+        "num_filled": sum(tiles.num_filled for tiles in ground),
+        "points_in_tiles": sum(int(each.place.num_points(each.xy).sum()) for each in ground),
+        "points_in_pairs": 0,
+        "num_repeated": 0,
+        "num_outside": 0,
+        "noise": {
+            file.folder.name: file.num_noise
+            for tiles in ground
+            for file in chain.from_iterable(tiles.place.sides)
+        },
+    }
+
+    def pairs(is_validation: bool, title: str) -> Iterator[Pair]:
+        calls = [call for each in ground for call in _calls(each, is_validation, block, make)]
+        for found in results(calls, len(calls), title):
+            facts["num_repeated"] += found.num_repeated
+            facts["num_outside"] += found.num_outside
+            for pair in found.pairs:
+                facts["points_in_pairs"] += len(pair.source) + len(pair.target)
+                yield pair
+
+    splits = {
+        "train": pairs(False, "training blocks"),
+        "validation": pairs(True, "validation blocks"),
+    }
+    write_part(folder, number, splits, facts)
+
+
+def _calls(
+    tiles: PlaceTiles, is_validation: bool, block: int, make: MakePairs
+) -> Iterator[partial[BlockPairs]]:
+    """A call for each block with tiles of a split, ascending."""
+    stem, folders = tiles.place.stem, tiles.place.folders
+    names: dict[tuple[int, int], list[str]] = {}
+    for x, y in tiles.xy[tiles.is_held_out == is_validation].tolist():
+        names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
+    for block_xy in sorted(names):
+        near = None if is_validation else tiles.around.near_block(block_xy, block)
+        yield partial(make, folders, stem, block_xy, frozenset(names[block_xy]), near)
+
+
+# What worker processes do for a survey of several regions: sort files into blocks, make the part of
+# a region.
 #
 # A file is sorted once, into a folder that appears when it is complete, or into a text file with
 # the reason why it can't be used. A region waits for the folders of its files, which are sorted by
@@ -182,10 +270,6 @@ class RegionTiling:
     seed: int
     fewest_points: int
     include_noise: bool = False
-
-
-MakePairs = Callable[[Place], partial[BlockPairs]]
-"""Returns the function that makes the pairs of a block of a place."""
 
 
 def sort_into(
@@ -222,7 +306,7 @@ def sort_into(
         write_text(folder, str(error))
 
 
-def make_part(
+def make_region(
     folder: Path,
     region: Region,
     sorted_files: tuple[tuple[Path, ...], ...],
@@ -237,59 +321,15 @@ def make_part(
     `sorted_files` are the results of `sort_into` for each side; waits until they are there.
     """
     left_out: list[str] = []
-    sides = tuple(list(_usable(side, left_out)) for side in sorted_files)
-    facts: dict[str, Any] = {
-        "region": list(region.xy), "left_out": left_out, "num_tiles": 0, "num_filled": 0,
-        "points_in_tiles": 0, "points_in_pairs": 0, "num_repeated": 0, "num_outside": 0,
-        "noise": {file.folder.name: file.num_noise for side in sides for file in side},
-    }  # fmt: skip
-    pairs: dict[str, Iterable[Pair]] = {"train": [], "validation": []}
-    if all(sides):
-        place = Place(stem, sides)
-        xy = _inside(place.tiles_with(tiling.fewest_points), region, tiling)
-        filled = _inside(place.tiles_with(1), region, tiling)
-        facts["num_tiles"], facts["num_filled"] = len(xy), len(filled)
-        facts["points_in_tiles"] = int(place.num_points(xy).sum())
-        held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
-        around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
-        of_place = make(place)
-        pairs = {
-            split: _pairs(of_place, stem, xy[held == is_validation], tiling, near, facts)
-            for split, is_validation, near in (
-                ("train", False, around),
-                ("validation", True, None),
-            )
-        }
-    write_part(folder, region.number, pairs, facts)
-
-
-def blocks_of(
-    stem: str, tile_xy: np.ndarray, block: int
-) -> Iterator[tuple[tuple[int, int], frozenset[str]]]:
-    """The blocks of the given tiles, ascending, with the names of the tiles in each."""
-    names: dict[tuple[int, int], list[str]] = {}
-    for x, y in tile_xy.tolist():
-        names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
-    for block_xy in sorted(names):
-        yield block_xy, frozenset(names[block_xy])
-
-
-def _pairs(
-    make: partial[BlockPairs],
-    stem: str,
-    tile_xy: np.ndarray,
-    tiling: RegionTiling,
-    around: HeldOutTiles | None,
-    facts: dict[str, Any],
-) -> Iterator[Pair]:
-    for block_xy, names in blocks_of(stem, tile_xy, tiling.block):
-        near = None if around is None else around.near_block(block_xy, tiling.block)
-        found = make(block_xy=block_xy, names=names, held_out=near)
-        facts["num_repeated"] += found.num_repeated
-        facts["num_outside"] += found.num_outside
-        for pair in found.pairs:
-            facts["points_in_pairs"] += len(pair.source) + len(pair.target)
-            yield pair
+    place = Place(stem, tuple(list(_usable(side, left_out)) for side in sorted_files))
+    xy, filled = (
+        _inside(place.tiles_with(fewest), region, tiling) for fewest in (tiling.fewest_points, 1)
+    )
+    held = is_held_out(xy // tiling.block, tiling.threshold, tiling.seed)
+    around = HeldOutTiles(tiling.tile, _tiles_of(held_out, tiling.block), tiling.strip)
+    tiles = PlaceTiles(place, xy, len(filled), held, around)
+    facts = {"region": list(region.xy), "left_out": left_out}
+    make_part(folder, region.number, [tiles], tiling.block, make, facts)
 
 
 def _usable(folders: tuple[Path, ...], left_out: list[str]) -> Iterator[SortedFile]:

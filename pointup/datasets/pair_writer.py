@@ -260,14 +260,14 @@ class DatasetPart:
     """A part of a dataset.
 
     Attributes:
-        number: position of the part in the dataset.
+        number: position of the part in the dataset; None for the only part of one.
         files: the names of its Arrow files by split, relative to the folder of the part or dataset.
         num_rows: number of pairs by split.
         digests: digest of its pairs by split.
         facts: numbers and texts about it for the summary.
     """
 
-    number: int
+    number: int | None
     files: dict[str, list[str]]
     num_rows: dict[str, int]
     digests: dict[str, str]
@@ -275,19 +275,20 @@ class DatasetPart:
 
 
 def write_part(
-    folder: Path, number: int, splits: Mapping[str, Iterable[Pair]], facts: dict[str, Any]
+    folder: Path, number: int | None, splits: Mapping[str, Iterable[Pair]], facts: dict[str, Any]
 ) -> None:
     """Write a part into the new directory `folder`, which appears when it is complete.
 
     `facts` may be filled while the pairs are made.
     """
+    prefix = "data-" if number is None else f"data-{number:07}-"
     files: dict[str, list[str]] = {}
     num_rows, digests = {}, {}
     with written_whole(folder) as staging:
         for split, pairs in splits.items():
             (staging / split).mkdir(parents=True)
             digest = hashlib.blake2b(digest_size=16)
-            written = write_files(pairs, staging / split, digest, prefix=f"data-{number:07}-")
+            written = write_files(pairs, staging / split, digest, prefix)
             files[split] = [str(file.relative_to(staging)) for file in written]
             tables = [index_part(each) for each in parts_of(written)]
             num_rows[split] = sum(map(len, tables))
@@ -356,13 +357,15 @@ def assemble(sources: Sequence[PartSource], directory: Path, info: dict[str, Any
     """Make a dataset of parts, in the order of their numbers, in the new directory `directory`.
 
     Links the files of the parts; returns whether it copied some instead, from another file system.
-    A split without pairs is not stored. Raises DataError if a part occurs twice.
+    A split without pairs is not stored. A dataset of an only part is as if `write_pairs` wrote it.
+    Raises DataError if a part occurs twice.
     """
-    sources = sorted(sources, key=lambda source: source.part.number)
+    sources = sorted(sources, key=lambda source: source.part.number or 0)
     numbers = [source.part.number for source in sources]
     for before, number in pairwise(numbers):
         if before == number:
             raise DataError(f"part {number} of the survey is in two of the inputs; give each once")
+    is_only = numbers == [None]
     contents: dict[str, str] = {}
     is_copied = False
     for split in SPLITS:
@@ -386,9 +389,12 @@ def assemble(sources: Sequence[PartSource], directory: Path, info: dict[str, Any
                 if found is not None:
                     yield found
 
-        contents[split] = digest.hexdigest()
+        contents[split] = (
+            digest.hexdigest() if None not in numbers else sources[0].part.digests[split]
+        )
         store_rows(directory, split, files, contents[split], rows())
-    (directory / PARTS).write_text(json.dumps([asdict(source.part) for source in sources]))
+    if not is_only:
+        (directory / PARTS).write_text(json.dumps([asdict(source.part) for source in sources]))
     write_description(directory, contents, info)
     return is_copied
 

@@ -75,9 +75,10 @@ class Place:
         number_of = {(x, y): number for (x, y), number in zip(xy, counts, strict=True)}
         return np.array([number_of.get((x, y), 0) for x, y in tile_xy.tolist()], dtype=np.int64)
 
-    def folders(self, side: int) -> list[Path]:
-        """The folders of a side's points, for `read_block`."""
-        return [file.folder for file in self.sides[side]]
+    @property
+    def folders(self) -> list[list[Path]]:
+        """The folders of the points of each side, for `read_block`."""
+        return [[file.folder for file in side] for side in self.sides]
 
     def extent(self, side: int) -> tuple[np.ndarray, np.ndarray]:
         """The lower and upper corner (3,) of the points of a side."""

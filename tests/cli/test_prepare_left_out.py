@@ -128,6 +128,6 @@ def test_a_large_survey_that_leaves_no_pairs_is_tried_again_with_other_options(
     path = write_las(tmp_path / "plot.las", survey(4_000, 0, width=40.0), CORNER)
     words = ["thin", path, "--tile", 20, "--num-workers", 1, "-o", tmp_path / "out", "--strip"]
     assert prepare(*words, 100) == 1
-    assert "no training pairs are left; try a smaller --tile or --strip" in capsys.readouterr().err
+    assert "no training pairs are left; try a smaller --tile, --strip" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
     assert prepare(*words, 2) == 0

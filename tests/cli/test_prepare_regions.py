@@ -359,9 +359,9 @@ def test_a_command_that_is_killed_twice_continues_to_the_same_bytes(
     surveys: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     script = (
-        "import sys\nfrom pointup.datasets import regions, workers\n"
+        "import sys\nfrom pointup import processes\nfrom pointup.datasets import regions\n"
         "regions.LARGE_BYTES, regions.POINTS_PER_REGION = 0, 1500\n"
-        "workers.SECONDS_ALONE = 0.0\nfrom pointup.cli.main import main\n"
+        "processes.SECONDS_ALONE = 0.0\nfrom pointup.cli.main import main\n"
         "if __name__ == '__main__':\n    sys.exit(main(sys.argv[1:]))\n"
     )
     (tmp_path / "script.py").write_text(script)

@@ -75,8 +75,8 @@ def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path
     (xy,) = file.tile_xy.tolist()
     name = f"t_{xy[0]}_{xy[1]}"
     (pair,) = thinned_pairs(
-        [file.folder], tuple(xy), frozenset([name]),
-        tile=10.0, stem="t", ratio=3, pattern=pattern, disjoint=True, seed=0,
+        [[file.folder]], "t", tuple(xy), frozenset([name]), None,
+        tile=10.0, ratio=3, pattern=pattern, disjoint=True, seed=0, min_points=1,
     ).pairs  # fmt: skip
     assert pair.name == name
     assert (len(pair.source), len(pair.target)) == (200, 600)
@@ -89,8 +89,8 @@ def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
     (pair,) = thinned_pairs(
-        [file.folder], tuple(xy), frozenset([f"t_{xy[0]}_{xy[1]}"]),
-        tile=10.0, stem="t", ratio=4, pattern="random", disjoint=False, seed=0,
+        [[file.folder]], "t", tuple(xy), frozenset([f"t_{xy[0]}_{xy[1]}"]), None,
+        tile=10.0, ratio=4, pattern="random", disjoint=False, seed=0, min_points=1,
     ).pairs  # fmt: skip
     assert (len(pair.source), len(pair.target)) == (200, 800)
     assert rows(pair.source) < rows(pair.target)

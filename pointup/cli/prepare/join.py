@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pointup.cli.prepare.large_surveys import NO_TRAINING_PAIRS, strip_remark
 from pointup.cli.prepare.new_dataset import OutputDirectory
 from pointup.cli.prepare.summary import note
+from pointup.cli.prepare.survey_pairs import NO_TRAINING_PAIRS, strip_remark
 from pointup.errors import ConfigError, FileError
 
 if TYPE_CHECKING:

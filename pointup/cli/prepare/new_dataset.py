@@ -7,20 +7,18 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import active_children
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 import pointup
 from pointup.cli.prepare.summary import note, print_summary
-from pointup.disk import acquire_lock, replace_directory, write_text
+from pointup.disk import acquire_lock, remove, replace_directory, write_text
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.processes import (
     call_each,
@@ -54,50 +52,35 @@ class OutputDirectory:
     def making(self, is_resumable: bool = False) -> Iterator[Making]:
         """Create a scratch directory beside the output, removed at the end; yields the writer.
 
-        With `is_resumable` the directory is kept if the block is interrupted or killed, and found
-        again by the next call. Raises FileError if another process works in it.
+        With `is_resumable` finished parts are kept if the block is interrupted or killed, and found
+        by the next call. Raises FileError if another process works in the directory, ConfigError if
+        it holds the parts of a command that can be continued.
         """
         import datasets
 
         self._check_output()
         # pointup shows its own progress.
         datasets.disable_progress_bars()
-        self.output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = self.output.parent / f".{self.output.name}-unfinished"
+        scratch.mkdir(parents=True, exist_ok=True)
+        refusal = f"{self.output}: another process prepares it; wait for it"
         others = active_children()
-        with stopping_as_interrupts():
-            if is_resumable:
-                with self._kept_scratch(others) as scratch:
-                    yield self.making_in(scratch)
-                return
-            with interrupts_held_back():
-                scratch = Path(mkdtemp(prefix=f".{self.output.name}-", dir=self.output.parent))
+        with stopping_as_interrupts(), acquire_lock(scratch / "lock", refusal):
+            making = self.making_in(scratch)
+            making.remove_stale(is_resumable)
             try:
-                yield self.making_in(scratch)
-            finally:
+                yield making
+            except BaseException as error:
                 with interrupts_held_back():
                     # Workers that still write would create the removed directory again.
                     end_workers_except(others)
-                    shutil.rmtree(scratch)
-
-    @contextmanager
-    def _kept_scratch(self, others: list[BaseProcess]) -> Iterator[Path]:
-        """The scratch directory of this output, locked; removed if the block ends without error."""
-        scratch = self.output.parent / f".{self.output.name}-unfinished"
-        scratch.mkdir(exist_ok=True)
-        refusal = f"{self.output}: another process prepares it; wait for it"
-        with acquire_lock(scratch / "lock", refusal):
-            try:
-                yield scratch
-                with interrupts_held_back():
-                    shutil.rmtree(scratch)
-            except BaseException as error:
-                with interrupts_held_back():
-                    end_workers_except(others)
-                    if not any((scratch / "parts").glob("*")):
+                    if not (is_resumable and making.has_parts()):
                         shutil.rmtree(scratch)
                     elif isinstance(error, KeyboardInterrupt):
                         note(f"interrupted; the same command continues from {scratch}")
                 raise
+            with interrupts_held_back():
+                shutil.rmtree(scratch)
 
     def _check_output(self) -> None:
         if not self.output.exists():
@@ -151,16 +134,20 @@ class Making:
     left_out: list[str] = field(default_factory=list)
     strip: str = ""
     """Remark for the summary on the strip that is left out around validation tiles."""
-    stem: str = "tile"
-    """Beginning of the names of tiles."""
-    remedy: str = ""
-    """Remedy for the error if no training pairs are left."""
     started: float = field(default_factory=time.monotonic)
 
     @property
     def unfinished(self) -> Path:
         """Directory of the incomplete dataset; `publish` moves it to the output directory."""
         return self.scratch / "dataset"
+
+    @property
+    def parts(self) -> Path:
+        """Directory of the finished parts of a survey."""
+        return self.scratch / "parts"
+
+    def has_parts(self) -> bool:
+        return any(self.parts.glob("[!.]*"))
 
     def each(
         self, calls: Iterable[Callable[[], Result]], num_calls: int, title: str
@@ -172,16 +159,6 @@ class Making:
                 self.left_out.append(str(result))
             else:
                 yield result
-
-    def each_or_none(
-        self, calls: Sequence[Callable[[], Result]], title: str
-    ) -> Iterator[Result | None]:
-        """Like `each`, with None in place of each error."""
-        results = call_each(calls, min(self.num_workers, len(calls)))
-        for result in tracked(results, len(calls), title):
-            if isinstance(result, PointupError):
-                self.left_out.append(str(result))
-            yield None if isinstance(result, PointupError) else result
 
     def check_same_options(self, options: dict[str, Any]) -> None:
         """Raise ConfigError if an interrupted call that is continued had other options or files."""
@@ -197,13 +174,21 @@ class Making:
                 f"{' and '.join(differing)}; delete it, or repeat that command"
             )
 
-    def remove_stale(self) -> None:
-        """Make the folders of parts and sorted files; remove what a killed process left half."""
+    def remove_stale(self, is_resumable: bool) -> None:
+        """Remove what a killed process left, but for parts and sorted files that are complete.
+
+        Raises ConfigError for such parts if this call can't continue from them.
+        """
+        if not is_resumable and self.has_parts():
+            raise ConfigError(
+                f"{self.scratch}: holds the unfinished dataset of another command; delete it, or "
+                "repeat that command"
+            )
         for name in ("parts", "sorted"):
             (self.scratch / name).mkdir(exist_ok=True)
-            for path in (self.scratch / name).glob("*.*"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        shutil.rmtree(self.unfinished, ignore_errors=True)
+            for path in (self.scratch / name).glob(".*" if is_resumable else "*"):
+                remove(path)
+        remove(self.unfinished)
 
     def write(
         self,
@@ -247,15 +232,15 @@ class Making:
         with interrupts_held_back():
             replace_directory(self.output, self.unfinished)
             # Nothing is left to continue, whatever happens to the summary.
-            shutil.rmtree(self.scratch / "parts", ignore_errors=True)
+            remove(self.parts)
         print_summary(self.output, self.validation, self.strip, time.monotonic() - self.started)
         for reason in self.left_out:
             print(f"pointup: left out: {reason}", file=sys.stderr)
         return int(bool(self.left_out))
 
-    def nothing_usable(self, remedy: str, left_out: Sequence[str] = ()) -> DataError:
+    def nothing_usable(self, remedy: str) -> DataError:
         """The error for a dataset without pairs, with the reason of the first left-out input."""
-        return DataError(": ".join([remedy, *[*left_out, *self.left_out][:1]]))
+        return DataError(": ".join([remedy, *self.left_out[:1]]))
 
     def _some(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
         any_pair = False
@@ -263,8 +248,7 @@ class Making:
             any_pair = True
             yield pair
         if not any_pair:
-            remedy = f"; {self.remedy}" if self.remedy else ""
-            raise self.nothing_usable(f"no training pairs are left{remedy}")
+            raise self.nothing_usable("no training pairs are left")
 
 
 def _text(value: object) -> str:

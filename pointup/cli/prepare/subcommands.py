@@ -9,8 +9,8 @@ import tyro
 
 from pointup.cli.prepare.join import Join
 from pointup.cli.prepare.scenes import Scenes
-from pointup.cli.prepare.shapes import H5, Default, Meshes
-from pointup.cli.prepare.surveys import Pairs, Thin
+from pointup.cli.prepare.shape_pairs import H5, Default, Meshes
+from pointup.cli.prepare.survey_pairs import Pairs, Thin
 
 Source = (
     Annotated[Pairs, tyro.conf.subcommand("pairs")]
