@@ -32,7 +32,7 @@ from pointup.io.files import iter_points, read_mesh, read_points, write_points
 from pointup.io.pcd import PcdHeader
 from pointup.io.ply import PlyHeader
 from pointup.model.config import ModelConfig
-from pointup.model.hub import check_options, read_config
+from pointup.model.hub import FORMAT, check_options, read_config
 
 # A case takes milliseconds; a busy machine takes a hundred times as long.
 SECONDS_PER_CASE = 60
@@ -126,7 +126,10 @@ def patches(directory: Path) -> Path:
 
 
 def config(directory: Path) -> Path:
-    options = {"format": 3, **{name: getattr(ModelConfig(), name) for name in vars(ModelConfig())}}
+    options = {
+        "format": FORMAT,
+        **{name: getattr(ModelConfig(), name) for name in vars(ModelConfig())},
+    }
     (directory / "config.json").write_text(json.dumps(options, indent=1))
     return directory / "config.json"
 

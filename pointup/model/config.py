@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import isfinite
-from typing import Any
 
 MAX_OVERSAMPLING = 8.0
 """Largest `oversampling`."""
 MAX_PASS_RATIO = 8.0
-"""Default of `max_pass_ratio`."""
+"""Default of `max_pass_ratio`, and its smallest value."""
 MAX_REACH = 8.0
 """Largest `reach`."""
 
-RENAMED = {"quota_trust": "density_exponent", "evening_steps": "relaxation_steps"}
-"""Current names of options that earlier versions stored under other names."""
-
 # Far beyond useful values: a larger number is a typing error and would exhaust the memory.
-LARGEST = {
-    "feature_dim": 4096,
-    "k": 1024,
-    "num_layers": 128,
-    "heads": 128,
-    "child_heads": 128,
-    "position_hidden": 4096,
-    "num_refinements": 128,
-    "slots_per_ratio": 64.0,
-    "relaxation_steps": 10_000,
-    "column_layers": 128,
-    "column_neighbors": 1024,
-    "column_stride": 64,
-    "max_pass_ratio": 64.0,
-    "volume_relaxation": 4.0,
+RANGES: dict[str, tuple[float, float]] = {
+    "feature_dim": (1, 4096),
+    "k": (1, 1024),
+    "num_layers": (0, 128),
+    "heads": (1, 128),
+    "child_heads": (1, 128),
+    "position_hidden": (1, 4096),
+    "num_refinements": (1, 128),
+    "column_layers": (0, 128),
+    "column_neighbors": (1, 1024),
+    "column_stride": (1, 64),
+    "error_exponent": (0.0, 1e9),
+    "reach": (0.01, MAX_REACH),
+    "max_pass_ratio": (MAX_PASS_RATIO, 64.0),
+    "slots_per_ratio": (1.0, 64.0),
+    "density_exponent": (0.0, 1.0),
+    "quota_exponent": (0.0, 1.0),
+    "oversampling": (1.0, MAX_OVERSAMPLING),
+    "relaxation_steps": (0, 10_000),
+    "relaxation_residual": (0.0, 1e9),
+    "volume_relaxation": (0.0, 4.0),
+    "dropout": (0.0, 0.99),
 }
+"""Smallest and largest value of each option that is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,60 +142,17 @@ class ModelConfig:
         """Raise ValueError for a value of the wrong type or out of range."""
         for option in fields(self):
             _check_type(option.name, str(option.type), getattr(self, option.name))
-        for name, largest in LARGEST.items():
-            if getattr(self, name) > largest:
-                raise ValueError(
-                    f"model.{name} is {getattr(self, name)!s:.40}; it must be at most {largest:g}"
-                )
-        at_least_one = (
-            "feature_dim", "k", "heads", "child_heads", "position_hidden", "num_refinements",
-            "column_neighbors", "column_stride",
-        )  # fmt: skip
-        for name in at_least_one:
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
-        not_negative = (
-            "num_layers", "column_layers", "relaxation_steps", "relaxation_residual",
-            "volume_relaxation", "error_exponent",
-        )  # fmt: skip
-        for name in not_negative:
-            if getattr(self, name) < 0:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it can't be negative")
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                limit = f"at least {low:g}" if value < low else f"at most {high:g}"
+                raise ValueError(f"model.{name} is {value!s:.40}; it must be {limit}")
         for name in ("heads", "child_heads"):
             if self.concat and self.feature_dim % getattr(self, name):
                 raise ValueError(
                     f"model.feature_dim {self.feature_dim} is not a multiple of model.{name} "
                     f"{getattr(self, name)}; change one, or set concat to False"
                 )
-        if self.max_pass_ratio < MAX_PASS_RATIO:
-            raise ValueError(
-                f"model.max_pass_ratio is {self.max_pass_ratio}; it must be at least "
-                f"{MAX_PASS_RATIO:g}"
-            )
-        if self.slots_per_ratio < 1.0:
-            raise ValueError(
-                f"model.slots_per_ratio is {self.slots_per_ratio}; it must be at least 1 candidate "
-                "per output point"
-            )
-        if not 0.0 < self.reach <= MAX_REACH:
-            raise ValueError(
-                f"model.reach is {self.reach}; it must be positive and at most {MAX_REACH:g}"
-            )
-        if not 1.0 <= self.oversampling <= MAX_OVERSAMPLING:
-            raise ValueError(
-                f"model.oversampling is {self.oversampling}; it must lie in [1, "
-                f"{MAX_OVERSAMPLING:g}]"
-            )
-        for name in ("density_exponent", "quota_exponent"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it must lie in [0, 1]")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout is {self.dropout}; it must lie in [0, 1)")
-
-
-def with_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored options, renamed to the names of this version."""
-    return {RENAMED.get(name, name): value for name, value in options.items()}
 
 
 def _check_type(name: str, kind: str, value: object) -> None:

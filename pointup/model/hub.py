@@ -28,7 +28,7 @@ from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
-from pointup.model.config import ModelConfig, with_current_names
+from pointup.model.config import ModelConfig
 
 logger = logging.getLogger("pointup")
 
@@ -38,10 +38,7 @@ SHIPPED = ("shapes", "noisy", "lidar", "forest")
 these, for airborne lidar, and to bring airborne lidar to the density of a drone."""
 
 FORMAT = 4
-"""Version of the layout of weights and options, which is written. Format 3 has no columns, no
-extrapolation and no predicted errors."""
-READABLE = (3, 4)
-"""Formats that are read; models of other versions are refused."""
+"""Version of the layout of weights and options; models of other versions are refused."""
 
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
 # Arguments that the Hub's loader passes on besides the content of config.json.
@@ -143,7 +140,7 @@ class StoredModel(PyTorchModelHubMixin):
             raise ModelError(
                 f"{name}: is the directory of a run; its model is {Path(name) / 'model'}"
             )
-        if stored.get("format") not in READABLE:
+        if stored.get("format") != FORMAT:
             raise ModelError(
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"
@@ -164,9 +161,8 @@ class StoredModel(PyTorchModelHubMixin):
 
     @classmethod
     def _from_pretrained(cls, **kwargs: Any) -> Self:
-        current = with_current_names(kwargs)
-        unknown = current.keys() - LOADER_ARGUMENTS - OPTIONS
-        return super()._from_pretrained(**{k: v for k, v in current.items() if k not in unknown})
+        known = LOADER_ARGUMENTS | OPTIONS
+        return super()._from_pretrained(**{k: v for k, v in kwargs.items() if k in known})
 
 
 def check_options(name: str, stored: dict[str, Any]) -> None:
@@ -193,7 +189,7 @@ def check_given_options(name: str, stored: dict[str, Any], given: dict[str, Any]
 
 
 def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
-    """Read config.json of a model directory or Hub repository, with current names of options.
+    """Read config.json of a model directory or Hub repository.
 
     Raises ModelError where there is none, and where it is no valid JSON object.
     """
@@ -218,7 +214,7 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             f"{path}: not a valid config.json: it holds {json.dumps(stored)[:40]}, not options by "
             "name; copy the model directory again"
         )
-    return with_current_names(stored)
+    return stored
 
 
 def reason_of_hub(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The Triton kernels fulfil the contract of the searches and of thinning.
+"""The Triton kernels fulfil the contract of the searches and of thinning, also at their limits.
 
 `pytest tests/geometry/test_kernels.py` runs these tests on a CUDA GPU where there is one, and in
 each case in Triton's interpreter, on the CPU, in a separate process.
@@ -6,6 +6,7 @@ each case in Triton's interpreter, on the CPU, in a separate process.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,12 +28,13 @@ from torch import Tensor
 
 from pointup.geometry import kernels, neighbors, thinning
 from pointup.geometry.neighbors import knn, nearest, nearest_both
-from pointup.geometry.packed import assume_valid, ptr_from_sizes
+from pointup.geometry.packed import assume_valid, batch_from_ptr, ptr_from_sizes
+from pointup.geometry.thinning import farthest_point_sample
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
-OTHER_PARTS = ("_thinning", "_trial", "_limits")
+KERNEL_FILES = ("farthest", "insertion", "knn", "nearest")
 Sets = tuple[Tensor, Tensor, Tensor, Tensor]
 
 needs_triton = pytest.mark.skipif(
@@ -68,7 +71,7 @@ def test_kernels_fulfil_the_contract_in_the_interpreter(selected: str) -> None:
     version = tuple(int(number) for number in triton.__version__.split(".")[:2])
     if version < (3, 8) and np.__version__ >= "2.4":
         pytest.skip(f"the interpreter of triton {triton.__version__} doesn't support numpy 2.4")
-    files = [Path(__file__).with_name(f"test_kernels{part}.py") for part in ("", *OTHER_PARTS)]
+    files = [Path(__file__), Path(__file__).with_name("test_kernels_trial.py")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", selected, *files],
         capture_output=True,
@@ -88,12 +91,10 @@ def on_kernels() -> Iterator[None]:
         return
 
     def sample(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-        from pointup.geometry.kernels.farthest import farthest_points
-
-        return farthest_points(pos, torch.tensor(bounds), bounds, counts)
+        return thinning._sample_elsewhere(pos, torch.tensor(bounds), bounds, counts)
 
     with (
-        mock.patch.object(neighbors, "_search_trees", neighbors._search_kernels),
+        mock.patch.object(neighbors, "_search_trees", neighbors._search_accelerator),
         mock.patch.object(thinning, "_sample_buckets", sample),
         mock.patch.object(kernels, "take", lambda pos, k: True),
     ):
@@ -272,6 +273,184 @@ def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: fl
     assert torch.isnan(squared[5]) and torch.isfinite(squared[[0, 1, 2, 3, 4, 6, 7]]).all()
 
 
+@pytest.fixture(params=["in registers", "in tiles"])
+def way_to_thin(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Clouds of all sizes are thinned by tiles, which are small, with some groups full."""
+    if request.param == "in registers" or importlib.util.find_spec("triton") is None:
+        yield
+        return
+    from pointup.geometry.kernels import farthest
+
+    with mock.patch.multiple(farthest, MAX_IN_REGISTERS=0, TILE=8, BLOCK=64):
+        yield
+
+
+def expect_farthest(pos: Tensor, ptr: Tensor, counts: Tensor, index: Tensor) -> None:
+    assert index.dtype == torch.int64 and len(index.unique()) == len(index) == counts.sum()
+    for cloud, picks in enumerate(index.split(counts.tolist())):
+        start, points = int(ptr[cloud]), pos[ptr[cloud] : ptr[cloud + 1]].double()
+        picks = picks - start
+        assert (picks[:1] == 0).all()
+        distance = torch.full_like(points[:, 0], torch.inf)
+        shortfall = distance.new_zeros(len(picks))
+        for step, pick in enumerate(picks):
+            shortfall[step] = distance.amax() * (1 - 1e-5) - distance[pick]
+            distance = torch.minimum(distance, (points - points[pick]).square().sum(1))
+        assert (shortfall[1:] <= 0).all()
+
+
+@needs_device
+@pytest.mark.usefixtures("way_to_thin")
+def test_each_pick_is_the_farthest_from_earlier_picks() -> None:
+    pos, ptr, _, _ = ragged([(3, 0), (0, 0), (90, 0), (1, 0)], offset=100.0)
+    counts = torch.tensor([3, 0, 14, 1], device=DEVICE)
+    index = farthest_point_sample(pos, ptr, counts)
+    expect_farthest(pos, ptr, counts, index)
+
+
+@needs_device
+@pytest.mark.usefixtures("way_to_thin")
+def test_duplicates_follow_in_the_order_of_their_indices() -> None:
+    pos, ptr = torch.zeros(40, 3, device=DEVICE), torch.tensor([0, 40], device=DEVICE)
+    pos[10], pos[20] = 1.0, 2.0
+    index = farthest_point_sample(pos, ptr, torch.tensor([9], device=DEVICE))
+    assert index.tolist() == [0, 20, 10, 1, 2, 3, 4, 5, 6]
+
+
+@needs_device
+@pytest.mark.usefixtures("way_to_thin")
+def test_float64_clouds_are_thinned_down_to_their_last_point() -> None:
+    pos, ptr, _, _ = ragged([(12, 0), (20, 0)])
+    pos = pos.double() + 4_582_000.0
+    counts = torch.tensor([12, 20], device=DEVICE)
+    index = farthest_point_sample(pos, ptr, counts)
+    expect_farthest(pos, ptr, counts, index)
+
+
+@needs_device
+def test_invalid_input_of_thinning_is_refused() -> None:
+    pos, ptr, _, _ = ragged([(3, 0), (2, 0)])
+    with pytest.raises(ValueError, match="3 distinct points of cloud 1, it has 2"):
+        farthest_point_sample(pos, ptr, torch.tensor([3, 3], device=DEVICE))
+    pos[4] = torch.nan
+    with pytest.raises(ValueError, match="cloud 1"):
+        farthest_point_sample(pos, ptr, torch.tensor([1, 1], device=DEVICE))
+    nothing = farthest_point_sample(pos[:3], ptr[:2], torch.tensor([0], device=DEVICE))
+    assert nothing.tolist() == []
+
+
+@needs_device
+@long
+def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
+    from pointup.geometry.kernels.knn import along_curve
+
+    num_clouds = 70_000  # More than 16 bits can count.
+    axes = torch.rand(3, 2 * num_clouds, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    pairs = axes.view(3, num_clouds, 2)
+    boxes = torch.cat([pairs.amin(2), pairs.amax(2)]).T.contiguous()
+    ptr = torch.arange(0, 2 * num_clouds + 1, 2, device=DEVICE)
+    curve = along_curve(axes, ptr, boxes)
+    assert torch.equal(curve.order // 2, torch.arange(2 * num_clouds, device=DEVICE) // 2)
+    assert (curve.code.diff() >= 0).all() and curve.code[0] >= 0
+
+
+@needs_device
+@pytest.mark.parametrize("k", [33, pytest.param(70, marks=long)])
+def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
+    sets = ragged([(4, 90), (1, 3), (2, 40)])
+    expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+
+
+def recorded_options(pos: Tensor, ptr: Tensor) -> dict[str, Any]:
+    from pointup.geometry.kernels import nearest as module
+
+    kernel = mock.MagicMock()
+    with mock.patch.object(module, "nearest_kernel", kernel):
+        module.nearest_index(pos, ptr, pos, ptr)
+    options: dict[str, Any] = kernel.__getitem__.return_value.call_args.kwargs
+    return options
+
+
+def test_registers_are_limited_for_float32_on_nvidia_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pos, ptr = torch.zeros(3, 3), torch.tensor([0, 3])
+    assert recorded_options(pos, ptr)["maxnreg"] == 168
+    assert "maxnreg" not in recorded_options(pos.double(), ptr)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "maxnreg" not in recorded_options(pos, ptr)
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+def test_no_kernel_is_recompiled_for_other_counts() -> None:
+    from triton.runtime.jit import JITFunction
+
+    counts = []
+    for name in KERNEL_FILES:
+        module = importlib.import_module(f"pointup.geometry.kernels.{name}")
+        for kernel in vars(module).values():
+            if isinstance(kernel, JITFunction) and kernel.__name__.endswith("_kernel"):
+                for param in kernel.params:
+                    if param.name.startswith("num_") or param.name == "k":
+                        counts.append(param.name)
+                        assert param.do_not_specialize, f"{kernel.__name__}: {param.name}"
+    assert len(counts) == 13 and counts.count("k") == 1
+
+
+EXTENTS = [1e-37, *(pytest.param(e, marks=long) for e in (1e-34, 1e-30, 1e-15, 1e15)), 1e30]
+
+
+@needs_device
+@pytest.mark.parametrize("extent", EXTENTS)
+def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) -> None:
+    from pointup.geometry.kernels.knn import along_curve, cloud_boxes
+
+    pos, ptr, other, other_ptr = ragged([(40, 20), (0, 0), (50, 30)])
+    pos, other = pos * extent, other * extent
+    curve = along_curve(pos.T.contiguous(), ptr, cloud_boxes(pos.T.contiguous(), ptr))
+    # The code of a point contains the number of its cloud.
+    assert torch.equal(curve.code >> 48, batch_from_ptr(ptr))
+    squared, index = knn(pos, ptr, 4, other, other_ptr)
+    expected, _ = neighbors._search_chunks(other, other_ptr, pos, ptr, 4)
+    # Squares in float32 underflow below 1e-38 and overflow above 1e38.
+    torch.testing.assert_close(squared, expected, rtol=1e-5, atol=1e-38)
+    found = index >= 0
+    assert torch.equal(found, squared < torch.inf)
+    cloud = batch_from_ptr(other_ptr)[:, None].expand(-1, 4)[found]
+    assert torch.equal(batch_from_ptr(ptr)[index[found]], cloud)
+
+
+@needs_device
+def test_radii_of_the_kernel_equal_those_of_torch() -> None:
+    from pointup.geometry import thinning as insertion
+    from pointup.geometry.kernels.insertion import settle
+
+    settled, plain = [], insertion.settle
+
+    def both(neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor) -> Tensor:
+        settled.append(plain(neighbor, squared, parent, limit))
+        settled.append(settle(neighbor, squared, parent.int(), limit, num_levels=2))
+        return settled[-1]
+
+    # Duplicates, ties on a grid, an empty cloud and one of a single point.
+    pos, ptr, _, _ = ragged([(40, 0), (0, 0), (1, 0), (27, 0)])
+    pos[5:20] = pos[3]
+    pos[41:] = torch.cartesian_prod(*[torch.arange(3.0, device=DEVICE)] * 3)
+    with (
+        mock.patch.object(insertion, "settle", both),
+        mock.patch.object(kernels, "take", return_value=False),
+    ):
+        insertion.insertion_radii(pos, ptr, torch.tensor([12, 0, 1, 6]))
+    assert torch.equal(*settled)
+
+
+@needs_gpu
+@pytest.mark.parametrize("size", [5_000, 60_000])
+def test_farthest_points_of_large_clouds_are_exact(size: int) -> None:
+    pos, ptr, _, _ = ragged([(size, 0), (100, 0), (size // 2, 0)])
+    counts = torch.tensor([500, 100, 300], device=DEVICE)
+    index = farthest_point_sample(pos, ptr, counts)
+    expect_farthest(pos, ptr, counts, index)
+
+
 @needs_gpu
 def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
     sets = ragged(SIZES)
@@ -307,16 +486,3 @@ def test_neighbours_in_large_clouds_are_those_of_trees(k: int, by_tiles: bool) -
         expected = tree.query(query[query_ptr[i] : query_ptr[i + 1]], k=ranks)[0] ** 2
         result = squared[query_ptr[i] : query_ptr[i + 1]].cpu().numpy()
         np.testing.assert_allclose(result, expected, rtol=1e-5)
-
-
-@pytest.mark.skipif(IS_INTERPRETED, reason="about tests on a GPU")
-def test_the_marker_gpu_selects_every_test_of_the_kernels_on_a_gpu() -> None:
-    files = sorted(Path(__file__).parent.glob("test_kernels*.py"))
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-n", "0", "-m", "gpu", *files]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    selected = set(re.findall(r"::(\w+)", done.stdout))
-    source = "".join(file.read_text() for file in files)
-    pattern = r"^@needs_(?:gpu|device)\n(?:^[@)\s].*\n)*?def (test_\w+)"
-    of_the_gpu = set(re.findall(pattern, source, re.MULTILINE))
-    assert len(of_the_gpu) > 20 and selected == of_the_gpu

@@ -1,14 +1,14 @@
-"""Kernels that fail or give wrong results are detected before use and replaced."""
+"""Kernels that fail or give wrong results are detected before use and replaced; the switch."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import importlib
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,6 +17,8 @@ import torch
 from test_kernels import (
     DEVICE,
     IS_INTERPRETED,
+    KERNEL_FILES,
+    expect_farthest,
     expect_knn,
     expect_nearest,
     long,
@@ -24,15 +26,14 @@ from test_kernels import (
     needs_triton,
     ragged,
 )
-from test_kernels_thinning import expect_farthest
 
+from pointup.errors import ConfigError, PointupError
 from pointup.geometry import kernels, neighbors, thinning
 from pointup.geometry.neighbors import knn, nearest, nearest_both
 from pointup.geometry.thinning import farthest_point_sample, insertion_radii
 
 CPU = torch.device("cpu")
 HERE = torch.device(DEVICE)
-KERNEL_FILES = ("farthest", "insertion", "knn", "nearest")
 pytestmark = needs_triton
 
 
@@ -42,21 +43,6 @@ def tried_anew() -> Iterator[None]:
     kernels.warn_of_many.cache_clear()
     yield
     kernels.is_available.cache_clear()
-
-
-@pytest.fixture
-def small_trial() -> Iterator[None]:
-    """Few points, for the slow interpreter; the last cloud still has several tiles."""
-    from pointup.geometry.kernels import farthest, trial
-
-    if not IS_INTERPRETED:
-        yield
-        return
-    with (
-        mock.patch.multiple(trial, SIZES=(40, 0, 1), TARGET_SIZES=(9, 3, 1), LARGE=70, NUM_PICKS=5),
-        mock.patch.multiple(farthest, MAX_IN_REGISTERS=64, TILE=8, BLOCK=64),
-    ):
-        yield
 
 
 @pytest.fixture
@@ -73,6 +59,22 @@ def as_on_cuda() -> Iterator[None]:
         mock.patch.object(neighbors, "_search_trees", neighbors._search_accelerator),
         mock.patch.object(thinning, "_sample_buckets", sample),
         mock.patch.object(kernels, "take", take),
+    ):
+        yield
+
+
+@pytest.fixture
+def small_trial() -> Iterator[None]:
+    """Few points, for the slow interpreter; the last cloud still has several tiles."""
+    from pointup.geometry.kernels import farthest, trial
+
+    if not IS_INTERPRETED:
+        yield
+        return
+    few = {"SIZES": (40, 0, 1), "TARGET_SIZES": (9, 3, 1), "NUM_NEIGHBORS": (5,)}
+    with (
+        mock.patch.multiple(trial, **few, LARGE=70, NUM_PICKS=5),
+        mock.patch.multiple(farthest, MAX_IN_REGISTERS=64, TILE=8, BLOCK=64),
     ):
         yield
 
@@ -133,8 +135,6 @@ RESULTS = {
 )
 @pytest.mark.usefixtures("small_trial", "as_on_cuda")
 def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: str) -> None:
-    import importlib
-
     file, kernel = name.split(".")
     module = importlib.import_module(f"pointup.geometry.kernels.{file}")
     bad = broken(getattr(module, kernel), RESULTS[name])
@@ -149,105 +149,66 @@ def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: st
             expect_right_answers(DEVICE)
 
 
-@needs_device
-@pytest.mark.usefixtures("small_trial")
-def test_a_kernel_that_puts_a_copy_before_the_point_itself_is_found_out() -> None:
-    from pointup.geometry.kernels import knn as module
+def failing_trial(monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> None:
+    """The first kernel's trial has these outcomes; the others are not tried."""
+    from pointup.geometry.kernels import trial
 
-    kernel = module.knn_kernel
-
-    class Careless:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda *given, **options: kernel[grid](*given, **options | {"OWN_FIRST": False})
-
-    with (
-        mock.patch.object(module, "knn_kernel", Careless()),
-        pytest.warns(UserWarning, match="kernel knn gives wrong results"),
-    ):
-        assert not kernels.is_available(HERE)
-
-
-def without_compiler(**environment: str) -> BaseException:
-    """The error of Triton when it compiles its launcher in such an environment."""
-    from triton.runtime import build
-
-    build._find_compiler.cache_clear()
-    try:
-        with (
-            mock.patch.dict(os.environ, environment),
-            pytest.raises((RuntimeError, subprocess.CalledProcessError, OSError)) as caught,
-        ):
-            os.environ.pop("CC", None)
-            source = "#include <Python.h>\n"
-            build.compile_module_from_src(source, "a_name", [], [], [])
-        return caught.value
-    finally:
-        build._find_compiler.cache_clear()
+    monkeypatch.setattr(trial, "TRIALS", {"nearest": mock.Mock(side_effect=outcomes)})
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("Triton Error [CUDA]: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
-        MemoryError(),
-    ],
-    ids=lambda error: str(error) or type(error).__name__,
+    "error", [RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()], ids=repr
 )
 def test_a_full_memory_is_no_fault_of_the_kernels_and_they_are_tried_again(
-    error: Exception,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pointup.geometry.kernels import trial
-
-    attempts = mock.Mock(side_effect=[error, True])
-    with mock.patch.dict(trial.TRIALS, {"nearest": attempts}, clear=True):
-        with pytest.raises(type(error)) as caught:
-            kernels.is_available(CPU)
-        assert caught.value is error
-        assert kernels.is_available(CPU)
+    failing_trial(monkeypatch, error, True)
+    with pytest.raises(type(error)):
+        kernels.is_available(CPU)
+    assert kernels.is_available(CPU)
 
 
-def test_a_full_memory_after_a_kernel_failed_does_not_make_the_device_unusable() -> None:
-    from pointup.geometry.kernels import trial
-
-    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
+def test_an_unusable_device_after_a_kernel_is_an_error_that_names_the_switch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    failing_trial(monkeypatch, error)
     with (
-        mock.patch.object(trial.torch, "zeros", side_effect=full),
-        pytest.raises(torch.OutOfMemoryError),
+        mock.patch("pointup.geometry.kernels.trial.torch.zeros", side_effect=error),
+        pytest.raises(PointupError, match=r"illegal memory access.*POINTUP_KERNELS=0"),
     ):
-        trial.expect_usable(CPU, "nearest", ValueError("not compiled"))
+        kernels.is_available(CPU)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (RuntimeError("the provided PTX was compiled with an unsupported toolchain."), "driver"),
+        (RuntimeError("Triton Error [CUDA]: device kernel image is invalid"), "driver"),
+        (subprocess.CalledProcessError(1, "gcc"), "python3-dev"),
+        (RuntimeError("something else"), "version of triton"),
+    ],
+    ids=str,
+)
+def test_the_remedy_follows_from_the_error_of_triton(
+    error: Exception, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", "gcc")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    failing_trial(monkeypatch, error)
+    with pytest.warns(UserWarning, match=f"kernel nearest fails.*{remedy}"):
+        assert not kernels.is_available(CPU)
+
+
 @pytest.mark.usefixtures("as_on_cuda")
 def test_without_a_c_compiler_a_warning_names_it_and_results_are_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    error = without_compiler(PATH=str(tmp_path))
-    from pointup.geometry.kernels import trial
-
-    monkeypatch.setenv("PATH", str(tmp_path))
+    failing_trial(monkeypatch, RuntimeError("Failed to find C compiler."))
+    monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setitem(trial.TRIALS, "nearest", mock.Mock(side_effect=error))
     with pytest.warns(UserWarning, match="Failed to find C compiler.*apt install gcc"):
         expect_right_answers()
-
-
-@pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_without_pythons_headers_the_remedy_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pointup.geometry.kernels import trial
-
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    paths = {"include": str(tmp_path / "include")}
-    with mock.patch("sysconfig.get_paths", return_value=paths):
-        error = without_compiler()
-        assert isinstance(error, subprocess.CalledProcessError)
-        assert "python3-dev" in trial.remedy(error)
 
 
 @pytest.mark.usefixtures("as_on_cuda")
@@ -259,4 +220,30 @@ def test_without_triton_one_warning_says_so_and_results_are_right(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.warns(UserWarning, match="pip install triton") as warned:
         expect_right_answers()
+    assert len(warned) == 1
+
+
+def test_the_environment_switches_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pointup.geometry.kernels import trial
+
+    tried = mock.Mock(return_value=None)
+    monkeypatch.setattr(trial, "problem", tried)
+    monkeypatch.setenv("POINTUP_KERNELS", "0")
+    assert not kernels.is_available(CPU) and not tried.called
+    kernels.is_available.cache_clear()
+    monkeypatch.setenv("POINTUP_KERNELS", "off")
+    with pytest.raises(ConfigError, match="POINTUP_KERNELS is 'off'; set it to 0"):
+        kernels.is_available(CPU)
+    monkeypatch.setenv("POINTUP_KERNELS", "1")
+    assert kernels.is_available(CPU) and tried.called
+
+
+def test_more_neighbours_than_the_kernels_find_give_one_warning() -> None:
+    pos: Any = SimpleNamespace(device=torch.device("cuda:0"), shape=torch.Size([5, 3]))
+    with (
+        mock.patch.object(kernels, "is_available", return_value=True),
+        pytest.warns(UserWarning, match="129 neighbours.*more than the 128") as warned,
+    ):
+        assert not kernels.take(pos, 129) and not kernels.take(pos, 129)
+        assert kernels.take(pos, 128)
     assert len(warned) == 1

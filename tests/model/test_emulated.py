@@ -1,4 +1,7 @@
-"""GPU behaviour tested without a GPU: placement of values, waits for the device, launches."""
+"""GPU behaviour tested without a GPU: places of values, waits for the device, gradients.
+
+The tests run in a separate process, because torch registers the emulated device as an accelerator.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,157 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from conftest import wavy_pair
+from forest_options import FOREST
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from pointup import upsample
+from pointup.datasets.batch import collate, move
+from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
+from pointup.evaluation.pairs import measure_pairs
+from pointup.geometry.packed import assume_valid, on_host, to_device
+from pointup.model.upsampler import Upsampler
+from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 
 pytest.importorskip("triton", reason="the kernels' wrappers need triton")
+IS_EMULATED = os.environ.get("POINTUP_TESTS_EMULATED") == "1"
+CPU = torch.device("cpu")
+if IS_EMULATED:
+    from emulated_device import DEVICE, emulated, like_mps, recorded_waits
 
-TESTS = Path(__file__).parents[1]
-FILES = [TESTS / "emulated_training.py", TESTS / "emulated_runs.py"]
+needs_device = pytest.mark.skipif(not IS_EMULATED, reason="runs in a separate process")
 
 
-@pytest.mark.parametrize(
-    "selected", ["not slow", pytest.param("slow", marks=pytest.mark.slow)], ids=["core", "rest"]
-)
-def test_training_upsampling_and_whole_runs_on_the_emulated_device(selected: str) -> None:
-    """In a separate process: torch registers the emulated device as an accelerator."""
+@pytest.mark.skipif(IS_EMULATED, reason="runs in this process")
+def test_training_and_upsampling_on_the_emulated_device() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", selected, *FILES],
+        [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider", __file__],
         capture_output=True,
         text=True,
-        timeout=1800,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        timeout=600,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "POINTUP_TESTS_EMULATED": "1"},
     )
     assert done.returncode == 0 and re.search(r"\d+ passed", done.stdout), done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    if IS_EMULATED:
+        with emulated():
+            yield
+    else:
+        yield
+
+
+def batch_of(directory: Path, sizes: list[int], normals: bool = True) -> Batch:
+    rng = np.random.default_rng(0)
+    pairs = [wavy_pair(f"{n}", size, 2 + 1.3 * (n % 4), rng) for n, size in enumerate(sizes)]
+    pairs = pairs if normals else [replace(pair, target_normals=None) for pair in pairs]
+    write_pairs(pairs, pairs[:1], directory / "pairs", info={})
+    dataset = PairDataset(open_samples(directory / "pairs", "train"))
+    return collate([dataset[number] for number in range(len(sizes))])
+
+
+def as_if_trained(**options: Any) -> Upsampler:
+    """A small model without zero weights."""
+    torch.manual_seed(0)
+    model = Upsampler(feature_dim=16, num_layers=1, **options)
+    for weight in model.parameters():
+        if weight.dim() == 2 and not weight.any():
+            torch.nn.init.normal_(weight, std=0.05)
+    return model
+
+
+def step(
+    model: Upsampler, batch: Batch, device: torch.device, ratio: float | None, loss: LossConfig
+) -> tuple[Tensor, list[Tensor]]:
+    """Losses and gradients of a step without input checks, as in train.py."""
+    batch = move(batch, device)
+    with assume_valid():
+        ratios = training_ratio(batch, ratio, 16.0)
+        output = model(batch.pos, batch.ptr, ratios)
+        spacing = target_spacing(output.gaps, batch.ptr, ratios)
+        losses = cloud_losses(output, batch, spacing, loss)
+        losses.mean().backward()
+    assert losses.device == output.pos.device == device
+    return losses.detach(), [
+        weight.grad for weight in model.parameters() if weight.grad is not None
+    ]
+
+
+@needs_device
+@pytest.mark.parametrize(
+    ("options", "loss", "recompute", "ratio", "normals"),
+    [
+        ({}, LossConfig(repulsion=0.1, coverage=0.1), True, None, True),
+        ({}, LossConfig(chamfer="density-aware", trim=0.1), False, 2.5, True),
+        ({}, LossConfig(chamfer="squared", density=0.0, output_to_plane=0.3), None, None, False),
+        (FOREST | {"reach": 4.0}, LossConfig(unit="cloud", error=0.2), None, None, True),
+    ],
+)
+def test_a_step_never_waits_and_has_the_losses_and_gradients_of_the_cpu(
+    options: dict[str, Any],
+    loss: LossConfig,
+    recompute: bool | None,
+    ratio: float | None,
+    normals: bool,
+    tmp_path: Path,
+) -> None:
+    batch = batch_of(tmp_path, [60, 35, 90, 8], normals)
+    model, there = as_if_trained(**options), as_if_trained(**options).to(DEVICE)
+    model.recompute = there.recompute = recompute
+    expected, expected_grads = step(model, batch, CPU, ratio, loss)
+    with recorded_waits([]) as waits:
+        found, grads = step(there, batch, DEVICE, ratio, loss)
+    assert waits == []
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+    for grad, want in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad.cpu(), want, rtol=2e-3, atol=2e-4)
+
+
+@needs_device
+def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured(
+    tmp_path: Path,
+) -> None:
+    batch, loss = batch_of(tmp_path, [40, 25]), LossConfig()
+    expected = step(as_if_trained(), batch, CPU, None, loss)[0]
+    model = as_if_trained().to(DEVICE)
+    with like_mps(), recorded_waits([]) as waits:
+        found = step(model, batch, DEVICE, None, loss)[0]
+        assert waits and all(wait.startswith("blocking copy") for wait in waits)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
+        there = move(batch, DEVICE)
+        with torch.no_grad():
+            assert len(measure_pairs(there, training_ratio(there, None, 16.0))) == 2
+
+
+@needs_device
+def test_a_cloud_is_upsampled_as_on_the_cpu() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.random((600, 2)), np.zeros(600)]) + np.array([5e5, 4e6, 0])
+    expected = upsample(points, 3.0, model=as_if_trained(), device="cpu")
+    made = upsample(points, 3.0, model=as_if_trained().to(DEVICE), device=DEVICE)
+    assert len(made) == len(expected) == 1800
+    # Rounding may decide which of two equally good children is kept.
+    assert np.isclose(made, expected, rtol=0, atol=1e-3).all(1).mean() > 0.9
+
+
+@needs_device
+def test_what_the_host_knew_it_still_knows_on_the_device() -> None:
+    ptr = torch.tensor([0, 3, 8])
+    with recorded_waits([]) as waits:
+        moved = to_device(ptr, DEVICE)
+        assert moved.device == DEVICE and torch.equal(on_host(moved), ptr)
+        assert waits == []
+        assert torch.equal(on_host(moved + 1), ptr + 1)
+        (wait,) = waits
+        assert wait.startswith("copy to the CPU in pointup/geometry/packed.py")

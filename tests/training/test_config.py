@@ -93,7 +93,7 @@ def test_the_config_json_of_a_run_is_a_file_of_options(
         ("log_with: [null]\n", "--log-with is None; it must be a valid string"),
         ("loss: {coverage: [1]}\n", r"--loss.coverage is \[1\]; it must be a valid number"),
         ("loss: 3\n", "--loss is 3; it must be a dictionary"),
-        ("model: {dropout: 2.0}\n", r"model.dropout is 2.0; it must lie in \[0, 1\)"),
+        ("model: {dropout: 2.0}\n", r"model.dropout is 2.0; it must be at most 0.99"),
         ("seed: 1\nlearning_rate: -1\n", "--learning-rate is -1; it must be greater than 0"),
         ("noise: 0.5\naugment: false\n", "--noise needs --augment"),
     ],

@@ -17,6 +17,7 @@ from sheets import (
 )
 
 from pointup import upsample
+from pointup.model.config import RANGES
 from pointup.upsampling.options import UpsampleOptions, pass_ratios
 
 
@@ -40,7 +41,7 @@ def test_passes_give_the_exact_number_of_points(size: int, ratio: float, origina
 )
 def test_two_passes_equal_two_calls(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The reach of measured points, not that of the points of a pass.
-    monkeypatch.setattr("pointup.model.config.MAX_REACH", 100.0)
+    monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
     # A second call would turn the output of the first one into a frame of its own.
     monkeypatch.setattr(UpsampleOptions, "is_upright", lambda *_: True)
     # With a finer grid of the store, the second pass starts from the same points both ways.

@@ -12,6 +12,7 @@ from pointup import upsample
 from pointup.errors import ConfigError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
+from pointup.model.config import RANGES
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.single_pass.relaxation import relax
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
@@ -98,7 +99,7 @@ def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
 def test_blocks_are_relaxed_like_the_whole_cloud(
     make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointup.model.config.MAX_REACH", 100.0)
+    monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
     store = make_store(sheet(2000, side=16.0), block_size=300)
     options = UpsampleOptions(originals=originals)
     upsampling = UpsamplingPass(store, small_model(0.05, reach=100.0), options, CPU, 300, ratio=4.0)
