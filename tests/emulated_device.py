@@ -286,11 +286,7 @@ def emulated() -> Iterator[None]:
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
         (insertion, "settle", _answered(insertion.settle, lambda *a: thinning.settle(*a[:4]))),
         # Thinning on a GPU keeps other points; with the CPU's, the results can be compared.
-        (
-            upsampler,
-            "sample_by_spacing",
-            _answered(thinning.sample_by_spacing, thinning.sample_by_spacing),
-        ),
+        (upsampler, "sample_by_spacing", _answered(sample_by_spacing, sample_by_spacing)),
     ]
     with contextlib.ExitStack() as stack:
         for place, name, value in patches:
