@@ -170,7 +170,8 @@ def try_insertion(device: torch.device) -> bool:
     reach = squared[:, -1].contiguous()
     is_near = (squared > 0) & (squared < torch.minimum(reach[:, None], reach[index]))
     inputs = torch.where(is_near, index, -1).int(), squared, parent, reach
-    found = settle(*(values.to(device) for values in inputs), num_levels=2).cpu()
+    neighbor, lengths, node, limit = (values.to(device) for values in inputs)
+    found = settle(neighbor, lengths, node, limit, num_levels=2).cpu()
     return torch.equal(found, thinning.settle(*inputs))
 
 
