@@ -91,16 +91,25 @@ def clouds(sizes: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(points), torch.tensor([0, *np.cumsum(sizes)])
 
 
-def are_nearest(index: Tensor, query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> bool:
-    """Whether `index` (Q, k) on the host are the nearest k points of each query, each once."""
-    from pointup.geometry.neighbors import _search_chunks
+def pair_distances(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
+    """Squared distances (Q, N) in float64, inf between clouds."""
+    squared = (query[:, None].double() - pos[None].double()).square().sum(2)
+    cloud, other = (
+        torch.arange(len(ptr) - 1).repeat_interleave(bounds[1:] - bounds[:-1])
+        for bounds in (query_ptr, ptr)
+    )
+    return squared.masked_fill(cloud[:, None] != other, torch.inf)
 
-    query, pos = query.double(), pos.double()
-    expected, _ = _search_chunks(query, query_ptr, pos, ptr, index.shape[1])
-    found = (query[:, None] - pos[index]).square().sum(2).masked_fill(index < 0, torch.inf)
+
+def are_nearest(index: Tensor, *clouds: Tensor) -> bool:
+    """Whether `index` (Q, k) are the nearest k points of each query, each once, then -1."""
+    pairs = torch.nn.functional.pad(pair_distances(*clouds), (0, index.shape[1]), value=torch.inf)
+    # An index of -1 selects a column of inf.
+    found, expected = pairs.gather(1, index % pairs.shape[1]), pairs.sort(1).values
     ordered = index.sort(1).values
     is_repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    return torch.allclose(found, expected, rtol=TOLERANCE) and not is_repeated.any()
+    is_near = torch.allclose(found, expected[:, : index.shape[1]], rtol=TOLERANCE)
+    return is_near and not is_repeated.any()
 
 
 def try_nearest(device: torch.device) -> bool:
@@ -156,23 +165,28 @@ def try_farthest(device: torch.device) -> bool:
 
 
 def try_insertion(device: torch.device) -> bool:
-    from pointup.geometry import thinning
     from pointup.geometry.kernels.insertion import settle
-    from pointup.geometry.neighbors import _search_chunks
 
     pos, ptr = clouds(SIZES, 5)
     coarse = torch.arange(0, int(ptr[1]), 4)
     # The coarser sample is a cloud of its own.
     pos, ptr = torch.cat([pos, pos[coarse]]), torch.cat([ptr, ptr[-1:] + len(coarse)])
-    parent = torch.full((len(pos),), -1, dtype=torch.int32)
-    parent[coarse] = torch.arange(len(pos) - len(coarse), len(pos), dtype=torch.int32)
-    squared, index = _search_chunks(pos, ptr, pos, ptr, 16)
-    reach = squared[:, -1].contiguous()
+    parent = torch.full((len(pos),), -1)
+    parent[coarse] = torch.arange(len(pos) - len(coarse), len(pos))
+    squared, index = pair_distances(pos, ptr, pos, ptr).float().topk(16, largest=False)
+    reach = squared[:, -1]
     is_near = (squared > 0) & (squared < torch.minimum(reach[:, None], reach[index]))
-    inputs = torch.where(is_near, index, -1).int(), squared, parent, reach
-    neighbor, lengths, node, limit = (values.to(device) for values in inputs)
-    found = settle(neighbor, lengths, node, limit, num_levels=2).cpu()
-    return torch.equal(found, thinning.settle(*inputs))
+    neighbor = torch.where(is_near, index, -1)
+    # All different: the order of equal radii depends on the kernel.
+    limit = (0.5 * torch.from_numpy(np.random.default_rng(6).permutation(len(pos)))).float()
+    inputs = (neighbor.int(), squared, parent.int(), limit)
+    neighbors, lengths, parents, limits = (values.contiguous().to(device) for values in inputs)
+    found = settle(neighbors, lengths, parents, limits, num_levels=2).cpu()
+    # A radius is the least distance to a near point with a larger radius, or its own bound.
+    is_before = is_near & (found[index] > found[:, None])
+    expected = squared.masked_fill(~is_before, torch.inf).amin(1)
+    bound = torch.maximum(limit, torch.where(parent < 0, 0.0, found[parent]))
+    return torch.equal(found, torch.minimum(expected, bound))
 
 
 TRIALS: dict[str, Callable[[torch.device], bool]] = {
