@@ -1,8 +1,9 @@
-"""Worker processes of `pointup prepare`: order, errors, and workers that die."""
+"""Worker processes: order, errors, workers that die; signals that are held back."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
 
@@ -10,7 +11,12 @@ import pytest
 
 from pointup import processes
 from pointup.errors import DataError, PointupError
-from pointup.processes import call_each
+from pointup.processes import (
+    STOP_SIGNALS,
+    call_each,
+    interrupts_held_back,
+    stopping_as_interrupts,
+)
 
 
 def slow_square(number: int) -> tuple[int, int]:
@@ -44,3 +50,39 @@ def test_a_worker_that_dies_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(processes, "SECONDS_ALONE", 0.0)
     with pytest.raises(PointupError, match="--num-workers"):
         list(call_each([die, die], num_workers=2))
+
+
+def test_a_second_signal_does_not_disturb_the_clean_up() -> None:
+    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
+    cleaned = False
+    with pytest.raises(KeyboardInterrupt), stopping_as_interrupts():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGHUP)
+            cleaned = True
+    assert cleaned
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
+
+
+def test_signals_are_held_back_to_the_end() -> None:
+    done = []
+    with stopping_as_interrupts(), pytest.raises(KeyboardInterrupt):
+        with interrupts_held_back():
+            signal.raise_signal(signal.SIGTERM)
+            done.append(1)
+        done.append(2)
+    assert done == [1]
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping_as_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+            with interrupts_held_back():
+                signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -17,7 +17,7 @@ import numpy as np
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_part
 from pointup.datasets.regions import Region, is_held_out
-from pointup.datasets.surveys import (
+from pointup.datasets.survey_tiles import (
     HeldOutTiles,
     Place,
     SortedFile,
@@ -120,17 +120,8 @@ def thinned_pairs(
         rng = np.random.default_rng([seed, crc32(name.encode())])
         kind = str(rng.choice(PATTERNS)) if pattern == "mixed" else pattern
         kept = thin(dense, thinning_ratio(ratio, disjoint), kind, rng)
-        source = dense[kept]
         target = np.delete(dense, kept, axis=0) if disjoint else dense
-        origin = source.mean(axis=0)
-        pairs.append(
-            Pair(
-                name=name,
-                source=(source - origin).astype(np.float32),
-                target=(target - origin).astype(np.float32),
-                origin=origin,
-            )
-        )
+        pairs.append(Pair.centred(name, dense[kept], target))
     return BlockPairs(pairs, num_read - num_once)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from pointup.datasets.columns import POINT_COLUMNS, unpack_points
-from pointup.datasets.pair import surface_path
+from pointup.datasets.columns import unpack_points
+from pointup.datasets.pair import POINT_COLUMNS, surface_path
 
 MIN_EXTENT = 1e-6
 MAX_EXTENT = 1e5

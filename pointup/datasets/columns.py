@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, Features, List, Value
 
+from pointup.datasets.pair import POINT_COLUMNS
 from pointup.errors import DataError
 
 POINTS = List(List(Value("float32"), length=3))
@@ -26,7 +27,6 @@ FEATURES = Features(
         "surface": Value("string"),
     }
 )
-POINT_COLUMNS = ("source", "target", "target_normals", "resample")
 
 
 def pack_points(clouds: Sequence[np.ndarray]) -> pa.ListArray:

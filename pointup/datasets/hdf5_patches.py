@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pointup.datasets.pair import Pair
-from pointup.datasets.surveys import hold_out
+from pointup.datasets.survey_tiles import hold_out
 from pointup.errors import ConfigError, FileError, PointupError
 from pointup.geometry.array_files import check_expansion
 
@@ -150,19 +150,11 @@ def patch_pairs(
 
 
 def _pair(name: str, source: np.ndarray, target: np.ndarray, has_normals: bool) -> Pair:
-    origin = source[:, :3].mean(axis=0)
     normals = None
     if has_normals:
         lengths = np.linalg.norm(target[:, 3:], axis=1, keepdims=True)
         normals = (target[:, 3:] / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return Pair(
-        name=name,
-        source=(source[:, :3] - origin).astype(np.float32),
-        target=(target[:, :3] - origin).astype(np.float32),
-        origin=origin,
-        target_normals=normals,
-        vertical=False,
-    )
+    return Pair.centred(name, source[:, :3], target[:, :3], target_normals=normals, vertical=False)
 
 
 def _open(path: Path) -> h5py.File:

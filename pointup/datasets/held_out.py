@@ -160,17 +160,12 @@ def _rectangles(samples: Samples) -> _Rectangles:
     return _Rectangles(origin + low, origin + high, num_points, list(samples.names))
 
 
-# Finds training pairs of one dataset that show what another dataset holds out for validation.
-#
 # Datasets that were prepared with other options of the same surveys, meshes or HDF5 patches hold
 # out other parts of these. Trained on together, or joined, each would train on validation data of
 # the others.
 
 SURVEYS = "surveys"
 """Key of pointup.json for the surveys of a dataset, see `surveys_of`."""
-_FILES_BY_COMMAND = {"prepare pairs": ("source", "target"), "prepare thin": ("inputs",)}
-"""Keys of pointup.json that name the files of a survey in datasets of earlier versions, by the
-command that wrote the dataset."""
 SHAPES = "shapes.json"
 """File of a dataset of shapes: where each shape is from, by the beginning of its pairs' names."""
 
@@ -234,22 +229,10 @@ def surveys_of(folder: Path) -> dict[str, SurveyFiles]:
     """
     path = folder / "pointup.json"
     info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    if SURVEYS in info:
-        return {
-            name: SurveyFiles(float(stored["strip"]), frozenset(stored["files"]))
-            for name, stored in info[SURVEYS].items()
-        }
-    # Datasets of earlier versions.
-    if "survey_files" in info:
-        return {"": SurveyFiles(float(info["survey_strip"]), frozenset(info["survey_files"]))}
-    made_by = str(info.get("made_by", ""))
-    keys = [keys for command, keys in _FILES_BY_COMMAND.items() if made_by.endswith(command)]
-    if not keys or info.get("separate"):
-        return {}
-    named = [Path(name) for key in keys[0] for name in info.get(key, [])]
-    files = [file for path in named for file in (path.rglob("*") if path.is_dir() else [path])]
-    strip = float(info.get("strip", 0.0))
-    return {"": SurveyFiles(strip, frozenset(str(file.resolve()) for file in files))}
+    return {
+        name: SurveyFiles(float(stored["strip"]), frozenset(stored["files"]))
+        for name, stored in info.get(SURVEYS, {}).items()
+    }
 
 
 def stored_surveys(surveys: Mapping[str, SurveyFiles]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pointup.datasets.checks import check_samples
-from pointup.datasets.columns import POINT_COLUMNS
+from pointup.datasets.pair import POINT_COLUMNS
 from pointup.datasets.samples import PLACE, SCHEMA, TRIPLE
 from pointup.errors import DataError
 from pointup.processes import results_of

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pointup.datasets.columns import POINT_COLUMNS
 from pointup.errors import DataError
+
+POINT_COLUMNS = ("source", "target", "target_normals", "resample")
 
 
 @dataclass
@@ -37,6 +39,16 @@ class Pair:
     resample: np.ndarray | None = None
     vertical: bool = True
     surface: str = ""
+
+    @classmethod
+    def centred(cls, name: str, source: np.ndarray, target: np.ndarray, **others: Any) -> Pair:
+        """A pair of clouds in the coordinates of their file; its origin is the mean of the source.
+
+        `others` are further attributes of the pair.
+        """
+        origin = source.mean(axis=0)
+        source, target = ((points - origin).astype(np.float32) for points in (source, target))
+        return cls(name, source, target, origin, **others)
 
     def clouds(self) -> dict[str, np.ndarray]:
         """The points by column, (0, 3) for missing ones. Raises DataError for a wrong shape."""

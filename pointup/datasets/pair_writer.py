@@ -16,9 +16,9 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from pointup.datasets.columns import FEATURES, POINT_COLUMNS, pack_points, rounded_mean
+from pointup.datasets.columns import FEATURES, pack_points, rounded_mean
 from pointup.datasets.indexing import index_part, index_parts, parts_of
-from pointup.datasets.pair import Pair
+from pointup.datasets.pair import POINT_COLUMNS, Pair
 from pointup.datasets.samples import PLACE, SampleTable, write_sample_table
 from pointup.disk import written_whole
 from pointup.errors import DataError, FileError
@@ -315,7 +315,6 @@ class PartSource:
 
     part: DatasetPart
     folder: Path
-    table_folder: Path | None = None
     first_rows: Mapping[str, int] | None = None
     first_files: Mapping[str, int] | None = None
 
@@ -346,7 +345,7 @@ def parts_of_dataset(folder: Path) -> list[PartSource]:
     rows, files = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     for values in json.loads((folder / PARTS).read_text()):
         part = DatasetPart(**values)
-        sources.append(PartSource(part, folder, folder, dict(rows), dict(files)))
+        sources.append(PartSource(part, folder, dict(rows), dict(files)))
         for split in part.files:
             rows[split] += part.num_rows[split]
             files[split] += len(part.files[split])

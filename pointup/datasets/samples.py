@@ -18,8 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from pointup.datasets.checks import BadSample, bad_surface
-from pointup.datasets.columns import POINT_COLUMNS
-from pointup.datasets.pair import Pair, surface_path
+from pointup.datasets.pair import POINT_COLUMNS, Pair, surface_path
 from pointup.errors import DataError
 from pointup.processes import num_cores, results_of
 

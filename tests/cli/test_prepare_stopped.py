@@ -13,8 +13,6 @@ import numpy as np
 import psutil
 import pytest
 
-from pointup.processes import STOP_SIGNALS, interrupts_held_back, stopping_as_interrupts
-
 # Workers at once, and work for much longer than the test waits.
 SCRIPT = """
 import sys
@@ -67,39 +65,3 @@ def test_every_signal_leaves_nothing_with_one_process_and_with_several(tmp_path:
         assert list(folder.iterdir()) == []
         psutil.wait_procs(children, timeout=30)
         assert not [child for child in children if child.is_running()]
-
-
-def test_a_second_signal_does_not_disturb_the_clean_up() -> None:
-    handlers = [signal.getsignal(number) for number in STOP_SIGNALS]
-    cleaned = False
-    with pytest.raises(KeyboardInterrupt), stopping_as_interrupts():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGHUP)
-            cleaned = True
-    assert cleaned
-    assert [signal.getsignal(number) for number in STOP_SIGNALS] == handlers
-
-
-def test_signals_are_held_back_to_the_end() -> None:
-    done = []
-    with stopping_as_interrupts(), pytest.raises(KeyboardInterrupt):
-        with interrupts_held_back():
-            signal.raise_signal(signal.SIGTERM)
-            done.append(1)
-        done.append(2)
-    assert done == [1]
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopping_as_interrupts():
-            signal.raise_signal(signal.SIGHUP)
-            with interrupts_held_back():
-                signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)

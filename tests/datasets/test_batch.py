@@ -10,6 +10,7 @@ import time
 from multiprocessing import active_children
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from accelerate.utils import send_to_device
@@ -18,6 +19,7 @@ from processes import shared_memory_of
 from pointup.datasets.batch import collate, make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.processes import STOP_SIGNALS
 
 
 @pytest.fixture
@@ -103,6 +105,19 @@ def test_workers_for_a_device_come_from_a_fork_server_and_make_the_same_batches(
     assert make_loader(samples, sampler, num_workers=2).multiprocessing_context is None
 
 
+def test_signals_leave_the_fork_server_and_its_workers_alive(samples):
+    others = active_children()
+    keys = [[(0, i)] for i in range(40)]
+    batches = iter(make_loader(samples, keys, num_workers=2, device=torch.device("meta")))
+    workers = [child.pid for child in active_children() if child not in others]
+    (server,) = {psutil.Process(worker).ppid() for worker in workers}
+    assert server != os.getpid() and len(workers) == 2
+    for number in STOP_SIGNALS:
+        for process in (server, *workers):
+            os.kill(process, number)
+    assert len(list(batches)) == 40
+
+
 def test_errors_and_deaths_of_workers_from_a_fork_server_are_reported_at_once(samples):
     meta = torch.device("meta")
     with pytest.raises(IndexError):
@@ -116,38 +131,6 @@ def test_errors_and_deaths_of_workers_from_a_fork_server_are_reported_at_once(sa
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         list(batches)
     assert time.monotonic() - began < 60, "the timeout is 300 s"
-
-
-SERVER_SCRIPT = """
-import os, signal, sys
-from multiprocessing import active_children
-import psutil, torch
-from pointup.datasets.batch import make_loader
-from pointup.datasets.pair_dataset import PairDataset, open_samples
-
-if __name__ == "__main__":
-    samples = PairDataset(open_samples(sys.argv[1], "train"))
-    loader = make_loader(samples, [[(0, i)] for i in range(40)], 2, device=torch.device("meta"))
-    batches = iter(loader)
-    workers = [child.pid for child in active_children()]
-    (server,) = {psutil.Process(worker).ppid() for worker in workers}
-    assert server != os.getpid()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        for process in (server, *workers):
-            os.kill(process, number)
-    print(len(list(batches)), "batches")
-"""
-
-
-def test_a_signal_to_the_process_group_leaves_the_fork_server_and_its_workers_alive(
-    pair_directory, tmp_path
-):
-    script = tmp_path / "script.py"
-    script.write_text(SERVER_SCRIPT)
-    done = subprocess.run(
-        [sys.executable, script, pair_directory], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and done.stdout == "40 batches\n", done.stdout + done.stderr
 
 
 SCRIPT = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pointup.datasets.hdf5_patches import hold_out_patches, open_patches, patch_pairs
-from pointup.datasets.surveys import hold_out
+from pointup.datasets.survey_tiles import hold_out
 from pointup.errors import ConfigError, FileError
 
 

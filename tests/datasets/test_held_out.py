@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pointup.cli.main import main
 from pointup.datasets.held_out import measure_held_out
 from pointup.datasets.pair_dataset import open_pairs, open_samples
-from pointup.datasets.surveys import HeldOutTiles, away_from, hold_out, split_few
+from pointup.datasets.survey_tiles import HeldOutTiles, away_from, hold_out, split_few
 
 OFFSET = np.array([500_000.0, 4_000_000.0, 100.0])
 TILE = 10.0

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from pointup.datasets.surveys import split_blocks, split_tiles, survey_pairs
+from pointup.datasets.survey_tiles import split_blocks, split_tiles, survey_pairs
 from pointup.errors import ConfigError, DataError
 
 NUMBERS = arrays.arrays(

@@ -63,7 +63,7 @@ class Meshes:
         import numpy as np
 
         from pointup.datasets.meshes import Sampling, mesh_file_pairs
-        from pointup.datasets.surveys import hold_out
+        from pointup.datasets.survey_tiles import hold_out
         from pointup.io.files import mesh_extensions
 
         sampling = Sampling(

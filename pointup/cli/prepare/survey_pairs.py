@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pointup.datasets.block_pairs import MakePairs, RegionTiling
     from pointup.datasets.pair_writer import DatasetPart
     from pointup.datasets.regions import Region, RegionSplit
-    from pointup.datasets.surveys import Place
+    from pointup.datasets.survey_tiles import Place
     from pointup.io.extents import FileExtent
 
 NO_TRAINING_PAIRS = "no training pairs are left; try a smaller --tile, --strip or --validation"
@@ -240,7 +240,7 @@ class SurveyDataset:
     def _at_once(self, making: Making) -> Path:
         """Make the only part of the dataset of a small survey, or of separate ones."""
         from pointup.datasets.block_pairs import PlaceTiles, make_part
-        from pointup.datasets.surveys import HeldOutTiles, hold_out
+        from pointup.datasets.survey_tiles import HeldOutTiles, hold_out
 
         tiling = self.tiling
         places = self._sort_places(making)
@@ -267,7 +267,7 @@ class SurveyDataset:
 
     def _sort_places(self, making: Making) -> list[Place]:
         """Read the files, and group them into places that have points on every side."""
-        from pointup.datasets.surveys import Place, sort_file
+        from pointup.datasets.survey_tiles import Place, sort_file
 
         tiling = self.tiling
         calls = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pointup.datasets import surveys
+from pointup.datasets import survey_tiles
 from pointup.datasets.block_pairs import fewest_dense_points, thinned_pairs, thinning_ratio
-from pointup.datasets.surveys import (
+from pointup.datasets.survey_tiles import (
     Place,
     hold_out,
     read_block,
@@ -38,9 +38,9 @@ def sorted_files(folder: Path, *clouds: np.ndarray, tile: float, block: int) -> 
 def test_blocks_hold_the_same_points_as_a_mask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = surveys.iter_points
+    read = survey_tiles.iter_points
     monkeypatch.setattr(
-        surveys, "iter_points", lambda path, attributes: read(path, 300, attributes)
+        survey_tiles, "iter_points", lambda path, attributes: read(path, 300, attributes)
     )
     clouds = survey(0, 1000), survey(1, 700)
     files = sorted_files(tmp_path, *clouds, tile=5.0, block=2)

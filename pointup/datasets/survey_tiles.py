@@ -12,17 +12,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pointup.datasets.pair import Pair
 from pointup.errors import ConfigError, DataError
 from pointup.io.files import PointCloud, iter_points
 from pointup.io.noise import is_noise, is_synthetic
-
-if TYPE_CHECKING:
-    from pointup.datasets.pair import Pair
-
 
 # Odd numbers without a pattern, from the digits of pi.
 MIXING = np.array([0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1], dtype=np.uint64)
@@ -302,9 +298,6 @@ def survey_pairs(
     Both surveys are (N, 3) in the same coordinates. A tile is left out if either survey has fewer
     than `min_points` points in it. The origin of a pair is the mean of its source.
     """
-    # Imported here, because pairs need `datasets` and tiles don't.
-    from pointup.datasets.pair import Pair
-
     sources = split_tiles(source_positions[:, :2], tile)
     targets = split_tiles(target_positions[:, :2], tile)
     row_of = {(x, y): row for row, (x, y) in enumerate(targets.xy.tolist())}
@@ -315,13 +308,7 @@ def survey_pairs(
         target = target_positions[targets.points(row_of[x, y])]
         if min(len(source), len(target)) < max(min_points, 1):
             continue
-        origin = source.mean(axis=0)
-        yield Pair(
-            name=f"{stem}_{x}_{y}",
-            source=(source - origin).astype(np.float32),
-            target=(target - origin).astype(np.float32),
-            origin=origin,
-        )
+        yield Pair.centred(f"{stem}_{x}_{y}", source, target)
 
 
 def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) -> np.ndarray:
