@@ -21,12 +21,12 @@ import torch
 from accelerate import Accelerator
 
 import train
+from pointup import disk
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.evaluation import Evaluation
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import PeakMemory
-from pointup.training.run_directory import checkpoint
 from pointup.training.run_directory.checkpoint import Saver
 
 PLACES: dict[str, tuple[Any, str]] = {
@@ -38,7 +38,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "reduction": (StepReduction, "finish"),
     "evaluation": (Evaluation, "records_of"),
     "checkpoint": (Saver, "save"),
-    "saving": (checkpoint, "flush_to_disk"),
+    "saving": (disk, "flush_to_disk"),
     "consistency": (train, "facts_of_epoch"),
 }
 

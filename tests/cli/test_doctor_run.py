@@ -128,7 +128,7 @@ def test_a_checkpoint_that_is_cut_short_or_gone_fails_and_a_missing_marker_warns
 
 
 def test_the_rest_of_an_interrupted_save_is_reported(run: Path) -> None:
-    (run / "checkpoints" / "step_4.tmp").mkdir()
+    (run / "checkpoints" / ".step_4.part").mkdir()
     assert level_of(list(run_findings(run)), "checkpoints") == "warn"
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from starts import Start, continues, refused_in_a_line
 
-from pointup.disk import remove
+from pointup.disk import checksum, remove
+from pointup.training.run_directory.checkpoint import DATA_FILES
 
 
 def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
@@ -23,10 +27,9 @@ def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
     [
         ("config.json", b"[]", "restore it"),
         ("config.json", b"{", "restore it"),
-        ("metrics.jsonl", None, "move away"),
+        ("metrics.jsonl", None, "can't be written"),
         ("lock", None, "--output-dir"),
         ("logs", b"", "move away"),
-        ("checkpoints", b"", "move it away"),
     ],
     ids=str,
 )
@@ -81,15 +84,16 @@ def test_a_start_that_fails_does_not_claim_the_directory(
     refused_in_a_line(start(run, "--steps", 1, "--learning-rate", 1), "learning_rate")
 
 
-@pytest.mark.parametrize("lacking", ["RANK", "MASTER_ADDR"])
 def test_several_processes_without_a_launcher_are_refused(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.delenv(lacking)
-    refused_in_a_line(start(tmp_path / "run"), "WORLD_SIZE is 2", lacking, "accelerate launch")
+    monkeypatch.delenv("MASTER_ADDR")
+    refused_in_a_line(
+        start(tmp_path / "run"), "WORLD_SIZE is 2", "MASTER_ADDR", "accelerate launch"
+    )
     monkeypatch.setenv("WORLD_SIZE", "two")
     refused_in_a_line(start(tmp_path / "run"), "WORLD_SIZE is 'two'")
 
@@ -101,3 +105,52 @@ def test_a_cache_that_can_not_be_written_is_named(
     monkeypatch.setenv("POINTUP_CACHE", str(tmp_path / "file" / "cache"))
     outcome = start(tmp_path / "run", data=None)
     refused_in_a_line(outcome, str(tmp_path / "file" / "cache"), "POINTUP_CACHE")
+
+
+def changed_state(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's state.json, as JSON."""
+    state = json.loads((path / "state.json").read_text())
+    change(state)
+    (path / "state.json").write_text(json.dumps(state))
+
+
+def changed_optimizer(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change a checkpoint's optimizer.pt, and its checksum with it."""
+    saved = torch.load(path / "optimizer.pt", weights_only=True)
+    change(saved)
+    torch.save(saved, path / "optimizer.pt")
+    files = {
+        name: {"bytes": (path / name).stat().st_size, "crc32": checksum(path / name)}
+        for name in DATA_FILES
+    }
+    changed_state(path, lambda state: state.update(files=files))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(step=7),
+        lambda s: s.update(files=None),
+        lambda s: s.pop("sampler"),
+        lambda s: s["sampler"].update(segments=[[1, 800, None, 10**6]]),
+    ],
+)  # fmt: skip
+def test_an_impossible_state_is_refused_and_a_complete_checkpoint_offered(
+    start: Start, run: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    changed_state(run / "checkpoints" / "step_2", change)
+    refused_in_a_line(start(run), "step_2", "write step_1 into")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o.pop("optimizer"),
+        lambda o: o["optimizer"]["param_groups"].append({"params": []}),
+    ],
+)
+def test_an_optimizer_that_does_not_fit_is_refused_and_a_complete_checkpoint_offered(
+    start: Start, run: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    changed_optimizer(run / "checkpoints" / "step_2", change)
+    refused_in_a_line(start(run), "step_2: can't be continued from", "write step_1 into")

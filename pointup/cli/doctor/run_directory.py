@@ -121,7 +121,7 @@ def checkpoint_findings(directory: Path) -> Iterator[Finding]:
         yield warn("checkpoints", "none yet", "--save-every sets how often one is written")
     elif latest not in found:
         yield fail("checkpoints", f"LATEST names {latest.name}: missing", offer_instead_of(latest))
-    for path in directory.glob("step_*.tmp"):
+    for path in directory.glob(".step_*.part"):
         yield warn("checkpoints", f"{path.name} is the rest of an interrupted save", "remove it")
 
 

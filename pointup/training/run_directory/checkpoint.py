@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
-import shutil
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from pointup.disk import checksum, remove, replace_directory, written_whole
 from pointup.errors import PointupError
 from pointup.model.upsampler import Upsampler
 from pointup.training.training_state import TrainingState
@@ -32,7 +31,7 @@ from pointup.training.training_state import TrainingState
 logger = logging.getLogger("pointup")
 
 LATEST = "LATEST"
-NAME = re.compile(r"step_([0-9]{1,18})")
+NAME = re.compile(r"step_[0-9]+")
 FORMAT = 1
 """Version of the checkpoint layout; checkpoints of other versions are refused."""
 DATA_FILES = ("model.safetensors", "optimizer.pt")
@@ -54,59 +53,37 @@ def save_checkpoint(
 ) -> Path:
     """Write `directory/step_N` for N = `state["step"]`, set LATEST, and keep `keep` checkpoints.
 
-    `average` is the state of a `WeightAverage`. Only one process calls this. Files are flushed to
-    disk before the directory is renamed, and the directory before LATEST names it, so after a kill
-    at any moment LATEST names a complete checkpoint. Raises CheckpointError, naming the path, if
-    the disk is full or read-only.
+    `average` is the state of a `WeightAverage`. Only one process calls this. All is on the disk
+    before LATEST names it, so after a kill or loss of power at any moment LATEST names a complete
+    checkpoint. Raises CheckpointError, naming the path, if the disk is full or read-only.
     """
     final = directory / f"step_{state['step']}"
-    temporary = final.with_suffix(".tmp")
-    marker = directory / LATEST
-    try:
-        if named_by(marker) == final.name and not fault_of(final):
+    with _failures_named(f"{final}: the checkpoint"):
+        directory.mkdir(parents=True, exist_ok=True)
+        if named_by(directory / LATEST) == final.name and not fault_of(final):
             # The weights are unchanged; the rest of the state may include a new evaluation.
-            write_whole(final / "state.json", with_checksums(state, final))
+            _write(final / "state.json", with_checksums(state, final))
             return final
-        remove(temporary)
-        temporary.mkdir(parents=True)
-        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-        save_file(weights, temporary / "model.safetensors")
-        torch.save(
-            {
-                "optimizer": optimizer.state_dict(),
-                "scaler": scaler.state_dict() if scaler is not None else None,
-                "average": average,
-            },
-            temporary / "optimizer.pt",
-        )
-        (temporary / "state.json").write_text(with_checksums(state, temporary))
-        for path in [*temporary.iterdir(), temporary]:
-            flush_to_disk(path)
-        remove(final)
-        temporary.rename(final)
-        write_whole(marker, final.name)
+        with written_whole(final, is_sole_writer=True, flushed=True) as part:
+            part.mkdir()
+            weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+            save_file(weights, part / "model.safetensors")
+            torch.save(
+                {
+                    "optimizer": optimizer.state_dict(),
+                    "scaler": scaler.state_dict() if scaler is not None else None,
+                    "average": average,
+                },
+                part / "optimizer.pt",
+            )
+            (part / "state.json").write_text(with_checksums(state, part))
+            remove(final)
+        _write(directory / LATEST, final.name)
         # Later checkpoints remain if the user went back to an earlier one.
         earlier = [p for p in whole_checkpoints(directory) if step_of(p) <= state["step"]]
         for old in earlier[:-keep]:
-            shutil.rmtree(old)
-    except (OSError, RuntimeError, SafetensorError) as error:
-        # A partial checkpoint would only fill the disk.
-        shutil.rmtree(temporary, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{final}: the checkpoint can't be written ({reason}); "
-            "free or unlock the disk, then run the same command again"
-        ) from error
+            remove(old)
     return final
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace the text of a file atomically, flushed to disk."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    flush_to_disk(temporary)
-    temporary.replace(path)
-    flush_to_disk(path.parent)
 
 
 def save_model(model: Upsampler, directory: Path) -> None:
@@ -114,29 +91,31 @@ def save_model(model: Upsampler, directory: Path) -> None:
 
     Raises CheckpointError, naming the path, if the disk is full or read-only.
     """
-    written, replaced = directory.with_suffix(".tmp"), directory.with_suffix(".old")
+    new = directory.with_name(f".{directory.name}.part")
+    with _failures_named(f"{directory}: the model"):
+        try:
+            remove(new)
+            model.save_pretrained(new)
+            replace_directory(directory, new)
+        finally:
+            remove(new)
+
+
+@contextmanager
+def _failures_named(what: str) -> Iterator[None]:
     try:
-        for leftover in (written, replaced):
-            remove(leftover)
-        model.save_pretrained(written)
-        if directory.exists():
-            directory.rename(replaced)
-        written.rename(directory)
-        remove(replaced)
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        shutil.rmtree(written, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise CheckpointError(
-            f"{directory}: the model can't be written ({reason}); free or unlock the disk"
+            f"{what} can't be written ({reason}); free or unlock the disk, then run the same "
+            "command again"
         ) from error
 
 
-def flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(path: Path, text: str) -> None:
+    with written_whole(path, is_sole_writer=True, flushed=True) as part:
+        part.write_text(text)
 
 
 def with_checksums(state: dict[str, Any], path: Path) -> str:
@@ -146,22 +125,6 @@ def with_checksums(state: dict[str, Any], path: Path) -> str:
         for name in DATA_FILES
     }
     return json.dumps({"format": FORMAT, "files": files, **state}, indent=1)
-
-
-def checksum(path: Path) -> int:
-    crc = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            crc = zlib.crc32(block, crc)
-    return crc
-
-
-def remove(path: Path) -> None:
-    """Remove a file or a directory, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def step_of(path: Path) -> int:
@@ -186,30 +149,19 @@ def whole_checkpoints(directory: Path) -> list[Path]:
 
 def fault_of(path: Path) -> str:
     """The reason why a checkpoint is incomplete, without reading its weights; "" if complete."""
-    if not path.is_dir():
-        return "is not there"
     missing = [name for name in FILES if not (path / name).is_file()]
     if missing:
         return f"lacks {', '.join(missing)}"
     try:
         state = json.loads((path / "state.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return "has a state.json that can't be read"
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        return "was written by another version of pointup"
-    if state.get("step") != step_of(path):
-        return f"has a state.json of step {state.get('step')}"
-    try:
         lengths = {name: state["files"][name]["bytes"] for name in DATA_FILES}
-        checksums = [state["files"][name]["crc32"] for name in DATA_FILES]
-    except (LookupError, TypeError):
-        return "has a state.json without the checksums of its files"
-    if not all(isinstance(value, int) for value in (*lengths.values(), *checksums)):
-        return "has a state.json without the checksums of its files"
-    for name, length in lengths.items():
-        if (path / name).stat().st_size != length:
-            return f"has a {name} that was cut short"
-    return ""
+        is_of_step = (state["format"], state["step"]) == (FORMAT, step_of(path))
+    except (OSError, ValueError, LookupError, TypeError):
+        is_of_step = False
+    if not is_of_step:
+        return "has a state.json that is not that of this checkpoint"
+    short = [name for name, length in lengths.items() if (path / name).stat().st_size != length]
+    return f"has a {short[0]} that was cut short" if short else ""
 
 
 def named_by(marker: Path) -> str | None:
@@ -224,38 +176,21 @@ def named_by(marker: Path) -> str | None:
 def latest_checkpoint(directory: Path) -> Path | None:
     """The checkpoint to continue from; None if no run has saved one.
 
-    LATEST names it. If LATEST is missing, empty or damaged, it is the newest complete checkpoint,
-    and the log warns. Raises CheckpointError if LATEST names a missing or incomplete checkpoint,
-    and if there are checkpoints of which none is complete.
+    LATEST names it. If LATEST is missing or names none, it is the newest complete checkpoint, and
+    the log warns. Raises CheckpointError if that checkpoint is missing or incomplete.
     """
-    if directory.exists() and not directory.is_dir():
-        raise CheckpointError(
-            f"{directory}: is a file, not a directory of checkpoints; move it away"
-        )
-    marker = directory / LATEST
-    name = named_by(marker)
-    if name is not None:
-        path = directory / name
-        if fault := fault_of(path):
-            raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
-        return path
-    found = checkpoint_directories(directory)
-    if not found:
-        if marker.exists():
-            raise CheckpointError(
-                f"{marker}: names no checkpoint, and there is none beside it; remove {directory} "
-                "to start again from the first step"
-            )
+    name, found = named_by(directory / LATEST), checkpoint_directories(directory)
+    if name is None and not found:
         return None
-    whole = whole_checkpoints(directory)
-    if not whole:
-        raise CheckpointError(
-            f"{found[-1]}: the checkpoint {fault_of(found[-1])}, and no other one is whole; "
-            f"remove {directory} to start again from the first step"
-        )
-    state = "names no checkpoint" if marker.exists() else "is missing"
-    logger.warning("%s %s: continuing from %s, the newest whole one", marker, state, whole[-1].name)
-    return whole[-1]
+    path = directory / name if name else (whole_checkpoints(directory) or found)[-1]
+    if fault := fault_of(path):
+        raise CheckpointError(f"{path}: the checkpoint {fault}; {offer_instead_of(path)}")
+    if name is None:
+        logger.warning(
+            "%s names no checkpoint: continuing from %s, the newest whole one",
+            directory / LATEST, path.name,
+        )  # fmt: skip
+    return path
 
 
 def offer_instead_of(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -25,17 +26,17 @@ SECONDS_BETWEEN_HEARTBEATS = 5.0
 SECONDS_TO_BE_SEEN = 65.0
 """Slightly more than the time for which NFS caches a directory (acdirmax, 60 s)."""
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of a system or file system without locks."""
+"""Errors of a file system without locks."""
 
 
 class RunLock:
     """Holds `output_dir/lock`, a file with the pid, host and start time of its holder.
 
-    The operating system releases the lock of a process that ends, in whatever way. If the system
-    or the file system has no locks, or doesn't share them between machines, the file decides: by
-    the pid on this machine, and by heartbeats (changes of its time stamp) for a holder on another
-    machine. `filelock` doesn't serve here: it uses flock, which a forked data worker keeps after
-    the death of the holder, and it has no heartbeats for other machines.
+    The operating system releases the lock of a process that ends, in whatever way. If the file
+    system has no locks, or doesn't share them between machines, the file decides: by the pid on
+    this machine, and by heartbeats (changes of its time stamp) for a holder on another machine.
+    `filelock` doesn't serve here: it uses flock, which a forked data worker keeps after the death
+    of the holder, and it has no heartbeats for other machines.
 
     The main process acquires the lock for all. Every process must enter; all of them raise
     ConfigError, with pid and host, if another run holds it.
@@ -76,30 +77,19 @@ class RunLock:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = self.path.open("a+")
-        except OSError as error:
-            raise ConfigError(
-                f"{self.path}: can't be written ({error.strerror}); give another --output-dir"
-            ) from error
-        holder = read_holder(file)
-        try:
-            lock_file(file)
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise self.refusal(holder) from None
-            if is_running_here(holder):
-                raise self.refusal(holder) from None
-        if holder and holder["host"] != platform.node() and has_heartbeat(self.path):
-            file.close()
-            raise self.refusal(holder)
-        file.seek(0)
-        file.truncate()
-        holder = {
-            "pid": os.getpid(),
-            "host": platform.node(),
-            "since": datetime.now().astimezone().isoformat(timespec="seconds"),
-        }
-        try:
-            text = json.dumps(holder)
+            holder = read_holder(file)
+            if not acquired(file, holder) or has_heartbeat_elsewhere(self.path, holder):
+                file.close()
+                who = "a process"
+                if holder:
+                    who = "process {pid} on {host} since {since}".format_map(holder)
+                raise ConfigError(
+                    f"{self.path.parent}: {who} is training there; wait for its end, stop it, or "
+                    "give another --output-dir"
+                )
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            text = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since})
+            file.truncate(0)
             file.write(text)
             file.flush()
         except OSError as error:
@@ -123,13 +113,6 @@ class RunLock:
             self.file.truncate(0)
             self.file.close()
 
-    def refusal(self, holder: dict[str, Any]) -> ConfigError:
-        who = "process {pid} on {host} since {since}".format_map(holder) if holder else "a process"
-        return ConfigError(
-            f"{self.path.parent}: {who} is training there; wait for its end, stop it, or give "
-            "another --output-dir"
-        )
-
     def write_heartbeat(self) -> None:
         while not self.released.wait(SECONDS_BETWEEN_HEARTBEATS):
             # The directory may have been deleted, or its server out of reach for a while. Without
@@ -151,8 +134,11 @@ def is_seen(path: Path, text: str | None) -> bool:
         time.sleep(0.2)
 
 
-def has_heartbeat(path: Path) -> bool:
-    """Whether a lock shows a heartbeat within four intervals."""
+def has_heartbeat_elsewhere(path: Path, holder: dict[str, Any]) -> bool:
+    """Whether the holder of a lock is on another machine, and shows a heartbeat within four
+    intervals."""
+    if not holder or holder["host"] == platform.node():
+        return False
     before = path.stat().st_mtime_ns
     deadline = time.monotonic() + 4 * SECONDS_BETWEEN_HEARTBEATS
     while time.monotonic() < deadline:
@@ -169,42 +155,32 @@ def inspect_lock(path: Path) -> tuple[dict[str, Any], bool]:
     """
     with path.open() as file:
         holder = read_holder(file)
-        try:
-            lock_file(file, probe=True)
-        except OSError as error:
-            return holder, error.errno not in UNSUPPORTED or is_running_here(holder)
-    elsewhere = bool(holder) and holder["host"] != platform.node()
-    return holder, elsewhere and has_heartbeat(path)
+        # A shared lock needs no permission to write; it ends with the file.
+        is_held = not acquired(file, holder, fcntl.LOCK_SH)
+    return holder, is_held or has_heartbeat_elsewhere(path, holder)
 
 
-def lock_file(file: IO[str], probe: bool = False) -> None:
-    """Lock an open file until it is closed; with `probe` only check that this is possible.
+def acquired(file: IO[str], holder: dict[str, Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file until it is closed; returns False if another process has locked it.
 
-    Raises OSError if another process has locked it, with a code of `UNSUPPORTED` on a system or a
-    file system without locks.
+    Without locks in the file system, `holder` has locked it if its process runs on this machine.
     """
     try:
-        import fcntl
-    except ModuleNotFoundError:
-        raise OSError(errno.ENOSYS, "Windows has no fcntl") from None
-    # Not flock: a worker forked from the holder would keep that lock after the holder's death.
-    # A shared lock needs no permission to write.
-    fcntl.lockf(file, (fcntl.LOCK_SH if probe else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    if probe:
-        fcntl.lockf(file, fcntl.LOCK_UN)
+        # Not flock: a worker forked from the holder would keep that lock after the holder's death.
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            return False
+        is_here = bool(holder) and holder["host"] == platform.node()
+        return not (is_here and psutil.pid_exists(holder["pid"]))
+    return True
 
 
 def read_holder(file: IO[str]) -> dict[str, Any]:
-    """The process that holds or held the lock; {} for a new or a released lock."""
+    """The process that holds or held the lock; {} for a new, a released or a damaged lock."""
     file.seek(0)
     try:
-        holder = json.loads(file.read())
-    except (ValueError, RecursionError):
+        holder: dict[str, Any] = json.loads(file.read())
+    except ValueError:
         return {}
-    if not isinstance(holder, dict) or not isinstance(holder.get("pid"), int):
-        return {}
-    return holder if {"host", "since"} <= holder.keys() and 0 < holder["pid"] < 2**31 else {}
-
-
-def is_running_here(holder: dict[str, Any]) -> bool:
-    return bool(holder) and holder["host"] == platform.node() and psutil.pid_exists(holder["pid"])
+    return holder

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pointup.errors import ConfigError
+from pointup.disk import os_errors, written_whole
 
 logger = logging.getLogger("pointup")
 
@@ -21,24 +21,17 @@ class MetricsFile:
     interrupted attempt, and a truncated last line; with 0 the file starts empty. With
     `evaluation_due` the evaluation of that step is dropped too, because it is repeated. Non-finite
     numbers are written as null. Lines that a full disk rejects are written once there is space.
-    Raises ConfigError if the file can't be opened.
+    Raises FileError if the file can't be written.
     """
 
     def __init__(self, path: Path, resume_step: int = 0, evaluation_due: bool = False) -> None:
-        self.path = path
-        temporary = path.with_suffix(".tmp")
-        try:
+        self.path, self.unwritten = path, b""
+        with os_errors(path, "written"):
             kept = lines_up_to(path, resume_step, evaluation_due)
-            temporary.write_bytes(b"".join(kept))
-            temporary.replace(path)
+            with written_whole(path, is_sole_writer=True) as part:
+                part.write_bytes(b"".join(kept))
             # Unbuffered, because a full disk would leave a partial line in the buffer.
             self.file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: can't be written ({error.strerror}); move away what is there, free the "
-                "disk, or give another --output-dir"
-            ) from error
-        self.unwritten = b""
 
     def write(self, record: Mapping[str, Any]) -> None:
         was_complete = not self.unwritten
@@ -66,11 +59,10 @@ def lines_up_to(path: Path, step: int, evaluation_due: bool = False) -> list[byt
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        except ValueError:
             logger.warning("%s: dropped a line that is no record: %.60r", path, line)
-        elif record["step"] < step or (
+            continue
+        if record["step"] < step or (
             record["step"] == step and not (evaluation_due and "validation" in record)
         ):
             kept.append(line + b"\n")
