@@ -24,7 +24,7 @@ COMMANDS = {
     "train": "pointup.cli.train:Train",
     "prepare": "pointup.cli.prepare.subcommands:Prepare",
     "inspect": "pointup.cli.inspect.command:Inspect",
-    "upsample": "pointup.cli.upsample.command:Upsample",
+    "upsample": "pointup.cli.upsample.upsample_command:Upsample",
     "evaluate": "pointup.cli.evaluate.command:Evaluate",
     "view": "pointup.cli.view:View",
     "report": "pointup.cli.report.command:Report",

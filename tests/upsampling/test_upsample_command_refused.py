@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_written_to_is_reported(
 ) -> None:
     write_las(tmp_path / "in.las")
     # A superuser, who may run the tests, can write in spite of permissions.
-    monkeypatch.setattr("pointup.cli.upsample.command.os.access", lambda path, mode: False)
+    monkeypatch.setattr("pointup.cli.upsample.upsample_command.os.access", lambda path, mode: False)
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
     assert left_in(tmp_path) == ["in.las"]

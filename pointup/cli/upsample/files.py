@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
@@ -14,8 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from pointup.cli.upsample.plan import Job, copy_unchanged
-from pointup.cli.upsample.survey_store import SortedFiles, open_store, sort_points, survey_text
-from pointup.cli.upsample.work_directory import work_directory
+from pointup.cli.upsample.survey_store import (
+    SortedFiles,
+    open_store,
+    sort_points,
+    survey_text,
+    work_directory,
+)
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.io.cloud import PointWriter
@@ -56,6 +60,15 @@ class Written:
     num_out: int
 
 
+@dataclass(frozen=True)
+class SurveyResult:
+    """What became of a survey: lines to print, the files written, and the errors of others."""
+
+    lines: list[str]
+    files: list[Written]
+    errors: list[Exception]
+
+
 def upsample_survey(
     jobs: Sequence[Job],
     model: Upsampler,
@@ -70,10 +83,8 @@ def upsample_survey(
     force: bool = False,
     copies_rest: bool = False,
     suggests_model: bool = False,
-) -> tuple[list[str], list[Written], list[Exception]]:
+) -> SurveyResult:
     """Upsample the files of a survey.
-
-    Returns the lines to print, the files that were written, and the errors of single files.
 
     Files that can't be read or written are left out. With `copies_rest` files with too few points
     to upsample are copied, and those with nothing to write are skipped; else they are errors. Notes
@@ -100,7 +111,7 @@ def upsample_survey(
         given = jobs
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
         if all(job.is_context for job in jobs):
-            return [], [], list(left_out.values())
+            return SurveyResult([], [], list(left_out.values()))
         with workers.barrier():
             store = open_store(directory)
             _check_size(jobs, store, options, model, force)
@@ -167,13 +178,13 @@ def upsample_survey(
                 f"note: the density {options.density:g} was not reached: one point becomes at most "
                 f"{largest:g}, too few on {unreached:.0%} of the area"
             )
-    return [*nothing_in, *lines], files, errors
+    return SurveyResult([*nothing_in, *lines], files, errors)
 
 
 def _copy_each(
     jobs: Sequence[Job], found: SortedFiles, with_originals: bool, workers: LaunchedWorkerGroup
-) -> tuple[list[str], list[Written], list[Exception]]:
-    """Copy the files of a survey that has too few points; returns as `upsample_survey` does."""
+) -> SurveyResult:
+    """Copy the files of a survey that has too few points."""
     lines, files, errors = [], [], list[Exception](found.left_out.values())
     for number, job in enumerate(jobs):
         if job.is_context or number in found.left_out or not workers.is_main:
@@ -191,7 +202,7 @@ def _copy_each(
             continue
         lines.append(f"{few}, copied: {job.target}")
         files.append(Written(job, num_in, num_out))
-    return lines, files, errors
+    return SurveyResult(lines, files, errors)
 
 
 def _summary_text(summary: Summary, options: UpsampleOptions, source: Path) -> str:
@@ -260,65 +271,6 @@ def _check_size(
 
 def _in_units(size: int) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
-
-
-MAX_NAMED = 5
-"""Skipped files that are named; of more, the number is said."""
-
-
-class Totals:
-    """Counts the files and points of a call."""
-
-    def __init__(self) -> None:
-        self.num_files = self.num_skipped = self.num_in = self.num_out = 0
-        self.began = time.monotonic()
-
-    def add(self, files: Sequence[Written]) -> None:
-        """Count the written files of a survey."""
-        written = [file for file in files if file.num_out]
-        self.num_files += len(written)
-        self.num_in += sum(file.num_in for file in written)
-        self.num_out += sum(file.num_out for file in written)
-
-    def skip(self, survey: Sequence[Job], is_printed: bool) -> None:
-        """Count the files of a survey that are already written, and name the first ones."""
-        for job in survey:
-            if not job.is_context:
-                self.num_skipped += 1
-                if is_printed and self.num_skipped <= MAX_NAMED:
-                    print(f"{job.source}: already written, skipped: {job.target}")
-
-    def text(self, num_errors: int) -> str:
-        """The summary in a line."""
-        skipped = ""
-        if self.num_skipped:
-            skipped = f", {self.num_skipped:,} skipped, which were already written (see --redo)"
-        errors = f", {num_errors:,} error{'s' * (num_errors != 1)}" if num_errors else ""
-        files = "file" if self.num_files == 1 else "files"
-        seconds = time.monotonic() - self.began
-        return (
-            f"{self.num_files:,} {files} written{skipped}{errors}: from {self.num_in:,} to "
-            f"{self.num_out:,} points, {seconds:,.1f} s"
-        )
-
-
-def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], bool]) -> None:
-    """Show the files of jobs before and after, and print where; a note if there are none.
-
-    `has_heights` says whether the third coordinate of a file is a height. Raises FileError if the
-    file can't be written.
-    """
-    # A file with nothing to write has no output.
-    from pointup.visualization.viewer import write_before_after
-
-    written = [job for job in jobs if job.target.exists()]
-    if not written:
-        print(f"note: {path}: no file to show, not written", file=sys.stderr)
-        return
-    sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
-    up = "z" if has_heights(written[0]) else None
-    size = write_before_after(sources, targets, path, up=up)
-    print(f"{path}: {size / 1e6:.1f} MB; open it in a browser")
 
 
 # Share of vegetation from which on the model for forests is named.

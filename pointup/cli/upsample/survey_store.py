@@ -1,14 +1,18 @@
-"""Builds the store of a survey from its files; files that can't be read are left out."""
+"""The work directory of a survey, and the store of its points; unreadable files are left out."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from pointup.cli.upsample.plan import Job
+from pointup.cli.worker_group import LaunchedWorkerGroup
+from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove
 from pointup.errors import DataError, FileError
 from pointup.io.files import PointCloud, iter_points
 from pointup.io.noise import is_synthetic, is_vegetation
@@ -20,6 +24,46 @@ from pointup.upsampling.store.point_store import (
     build_survey_store,
     check_magnitudes,
 )
+
+
+@contextmanager
+def work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
+    """An empty directory for the files of a survey, deleted at the end; makes the output folders.
+
+    It is beside the first output file and named after it. A call that is killed leaves it, and the
+    next call for the same files deletes what is in it. Raises FileError, in all processes, while
+    another call works on the survey.
+    """
+    path = ""
+    with ExitStack() as stack:
+        with workers.barrier():
+            if workers.is_main:
+                targets = [job.target for job in jobs if not job.is_context]
+                first = min(targets)
+                folder = first.with_name(f".{first.name}.work")
+                refusal = f"{first}: another call upsamples into it; wait for its end"
+                with os_errors(first, "written"):
+                    for target in targets:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                    folder.mkdir(exist_ok=True)
+                    stack.enter_context(acquire_lock(folder / "lock", refusal))
+                    # Before the release: only the holder of a lock may delete it.
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                    remove(folder / "survey")
+                    (folder / "survey").mkdir()
+                    _delete_unfinished(targets)
+                path = str(folder / "survey")
+        yield Path(workers.from_main(path))
+
+
+def _delete_unfinished(targets: Sequence[Path]) -> None:
+    """Delete the output files that a killed call was writing."""
+    for folder in {target.parent for target in targets}:
+        names = {target.name for target in targets if target.parent == folder}
+        for path in folder.glob(".*.part"):
+            of = UNFINISHED.fullmatch(path.name)
+            if of and of[1] in names:
+                path.unlink()
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,8 +12,10 @@ import tyro
 
 from pointup.cli.input_files import Inputs, Picture, ShardOption, View, parse_shard
 from pointup.errors import ConfigError, PointupError
+from pointup.processes import stopping_as_interrupts
 
 if TYPE_CHECKING:
+    from pointup.cli.upsample.files import SurveyResult
     from pointup.cli.upsample.plan import Job
     from pointup.cli.worker_group import LaunchedWorkerGroup
     from pointup.model.upsampler import Upsampler
@@ -123,111 +124,104 @@ class Upsample:
     """Skip the check for an output that is huge or does not fit on the disk."""
 
     def run(self) -> int:
-        # Handled like an interrupt, so that no incomplete file is left.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            return self._run()
+            # A stopped call leaves no incomplete file.
+            with stopping_as_interrupts():
+                return self._run()
         except (PointupError, ValueError, OSError):
             if os.environ.get("RANK", "0") == "0":
                 raise
             # The main process prints the error.
             return 1
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
     def _run(self) -> int:
-        from pointup.cli.next_commands import command_after_upsampling
-        from pointup.cli.upsample.files import Totals, upsample_survey, write_view
-        from pointup.cli.upsample.plan import (
-            FinishedFiles,
-            before_rounding,
-            group_files,
-            needs_folder,
-            plan_jobs,
-        )
+        from pointup.cli.upsample.plan import group_files, needs_folder, plan_jobs
+        from pointup.cli.upsample.written_files import FinishedFiles, WrittenFiles, write_view
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
-        from pointup.upsampling.filtering import PointFilter
         from pointup.upsampling.in_memory import load_model
-        from pointup.visualization import check_picture_path
-        from pointup.visualization.viewer import check_viewer_path
 
         options, shard = self._options(), parse_shard(self.shard)
         classes, inputs = self._classes_and_inputs()
-        point_filter = PointFilter(classes=classes, include_noise=self.include_noise)
         output, is_folder = Path(self.output), self.output.endswith(("/", os.sep))
-        jobs, complaints = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
+        jobs, errors = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
         in_folder = needs_folder(inputs, output, is_folder)
         # A picture is of points that are upsampled in this call.
         copies_rest = in_folder and not self.picture
-        if self.picture and len(jobs) > 1:
-            raise ConfigError(f"--picture shows one file, not {len(jobs)}; draw them one by one")
-        if self.picture:
-            check_picture_path(self.picture)
-        if self.view:
-            check_viewer_path(self.view)
-            if self.bounds:
-                raise ConfigError("--view shows whole files; leave out --bounds or --view")
+        self._check_pictures(len(jobs))
         workers = LaunchedWorkerGroup(output.parent)
         self._check_units(jobs, workers)
         models = {name: load_model(name, workers.device) for name in {job.model for job in jobs}}
         bounds = Bounds.of(self.bounds) if self.bounds else None
         surveys, of_files = group_files(jobs, workers, self.separate, bounds, shard, copies_rest)
-        complaints += of_files
         finished = FinishedFiles(output, self._identity(options)) if in_folder else None
-        totals = Totals()
+        written = WrittenFiles(workers.is_main, [*errors, *of_files])
         for survey in surveys:
             model = models[survey[0].model]
             identity = workers.from_main(finished.identity(survey, model) if finished else "")
-            if finished and not (self.redo or self.picture):
-                skip = workers.from_main(finished.are_written(survey, identity))
-                if skip:
-                    totals.skip(survey, workers.is_main)
-                    continue
+            skips = finished is not None and not (self.redo or self.picture)
+            if finished and skips and workers.from_main(finished.are_written(survey, identity)):
+                written.skip(survey)
+                continue
             try:
-                lines, files, of_survey = upsample_survey(
-                    survey,
-                    model,
-                    replace(
-                        options,
-                        above_ground=self._has_heights(survey[0], model),
-                        max_distance=before_rounding(self.max_distance, survey),
-                    ),
-                    workers,
-                    point_filter=point_filter,
-                    only_new=self.only_new,
-                    tile=self.tile,
-                    token_budget=self.token_budget,
-                    picture=self.picture,
-                    force=self.force,
-                    copies_rest=copies_rest,
-                    suggests_model=self.model is None,
-                )
-                complaints += of_survey
-                totals.add(files)
-                if workers.is_main and lines:
-                    print(*lines, sep="\n")
-                    if finished:
-                        for has_files in (True, False):
-                            of_kind = [f.job for f in files if (f.num_out > 0) == has_files]
-                            finished.record(of_kind, identity, has_files)
+                result = self._upsample(survey, model, options, classes, workers, copies_rest)
+                written.add(result)
+                if finished and workers.is_main:
+                    finished.record(result.files, identity)
             except (PointupError, ValueError, OSError) as error:
-                complaints.append(error)
-        if self.view and workers.is_main and not complaints:
+                written.errors.append(error)
+        if self.view and workers.is_main and not written.errors:
             jobs = [job for survey in surveys for job in survey if not job.is_context]
             write_view(jobs, self.view, lambda job: self._has_heights(job, models[job.model]))
         workers.end()
-        if finished and workers.is_main:
-            print(totals.text(len(complaints)))
-        following = command_after_upsampling(self.model) if self.model and not complaints else None
-        if following and workers.is_main:
-            print(f"next: {following}")
-        if len(complaints) == 1:
-            raise complaints[0]
-        for complaint in complaints:
-            if workers.is_main:
-                print(f"pointup: error: {' '.join(str(complaint).split())}", file=sys.stderr)
-        return int(bool(complaints))
+        return written.finish(in_folder, self.model)
+
+    def _upsample(
+        self,
+        survey: list[Job],
+        model: Upsampler,
+        options: UpsampleOptions,
+        classes: tuple[int, ...] | None,
+        workers: LaunchedWorkerGroup,
+        copies_rest: bool,
+    ) -> SurveyResult:
+        from pointup.cli.upsample.files import upsample_survey
+        from pointup.cli.upsample.plan import before_rounding
+        from pointup.upsampling.filtering import PointFilter
+
+        return upsample_survey(
+            survey,
+            model,
+            replace(
+                options,
+                above_ground=self._has_heights(survey[0], model),
+                max_distance=before_rounding(self.max_distance, survey),
+            ),
+            workers,
+            point_filter=PointFilter(classes=classes, include_noise=self.include_noise),
+            only_new=self.only_new,
+            tile=self.tile,
+            token_budget=self.token_budget,
+            picture=self.picture,
+            force=self.force,
+            copies_rest=copies_rest,
+            suggests_model=self.model is None,
+        )
+
+    def _check_pictures(self, num_files: int) -> None:
+        from pointup.visualization import check_picture_path
+        from pointup.visualization.viewer import check_viewer_path
+
+        if self.picture:
+            if num_files > 1:
+                raise ConfigError(
+                    f"--picture shows one file, not {num_files}; draw them one by one"
+                )
+            check_picture_path(self.picture)
+        if self.view:
+            check_viewer_path(self.view)
+            if self.bounds:
+                raise ConfigError("--view shows whole files; leave out --bounds or --view")
 
     def _check_units(self, jobs: list[Job], workers: LaunchedWorkerGroup) -> None:
         from pointup.cli.upsample.plan import check_units

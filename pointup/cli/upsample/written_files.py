@@ -1,0 +1,154 @@
+"""The files that `pointup upsample` has written: the summary of a call, and what the next skips."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pointup.cli.input_files import describe_page
+from pointup.cli.next_commands import command_after_upsampling
+from pointup.cli.upsample.files import SurveyResult, Written
+from pointup.cli.upsample.plan import Job
+from pointup.disk import os_errors, write_text
+from pointup.model.upsampler import Upsampler
+
+MAX_NAMED = 5
+"""Skipped files that are named; of more, the number is said."""
+
+
+class WrittenFiles:
+    """Counts the files and points of a call, and prints what became of each survey in `is_main`.
+
+    `errors` are those of files that are left out.
+    """
+
+    def __init__(self, is_main: bool, errors: list[Exception]) -> None:
+        self.is_main, self.errors = is_main, errors
+        self.num_files = self.num_skipped = self.num_in = self.num_out = 0
+        self.began = time.monotonic()
+
+    def add(self, result: SurveyResult) -> None:
+        """Count the files of a survey."""
+        written = [file for file in result.files if file.num_out]
+        self.num_files += len(written)
+        self.num_in += sum(file.num_in for file in written)
+        self.num_out += sum(file.num_out for file in written)
+        self.errors += result.errors
+        if self.is_main and result.lines:
+            print(*result.lines, sep="\n")
+
+    def skip(self, survey: Sequence[Job]) -> None:
+        """Count the files of a survey that are already written, and name the first ones."""
+        for job in survey:
+            if not job.is_context:
+                self.num_skipped += 1
+                if self.is_main and self.num_skipped <= MAX_NAMED:
+                    print(f"{job.source}: already written, skipped: {job.target}")
+
+    def finish(self, in_folder: bool, model: str | None) -> int:
+        """Print the summary of files in a folder, the next command of a `model` that was given, and
+        the errors. Returns the exit status; raises an only error."""
+        if self.is_main:
+            if in_folder:
+                print(self._summary())
+            following = command_after_upsampling(model) if model and not self.errors else None
+            if following:
+                print(f"next: {following}")
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        for error in self.errors if self.is_main else []:
+            print(f"pointup: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return int(bool(self.errors))
+
+    def _summary(self) -> str:
+        skipped = errors = ""
+        if self.num_skipped:
+            skipped = f", {self.num_skipped:,} skipped, which were already written (see --redo)"
+        if number := len(self.errors):
+            errors = f", {number:,} error{'s' * (number != 1)}"
+        files = "file" if self.num_files == 1 else "files"
+        seconds = time.monotonic() - self.began
+        return (
+            f"{self.num_files:,} {files} written{skipped}{errors}: from {self.num_in:,} to "
+            f"{self.num_out:,} points, {seconds:,.1f} s"
+        )
+
+
+FOLDER = ".upsampled"
+
+
+class FinishedFiles:
+    """The files that calls have written into an output folder, with what each was made of.
+
+    Each has a small file in the hidden folder `.upsampled` of the output, so that jobs of an array
+    do not get in each other's way. `options` are all options that change the result.
+    """
+
+    def __init__(self, output: Path, options: dict[str, Any]) -> None:
+        self.output, self.options = output, options
+
+    def identity(self, survey: Sequence[Job], model: Upsampler) -> str:
+        """A digest of what the results of a survey depend on: files, options, model."""
+        weights = 0
+        for weight in model.state_dict().values():
+            weights = zlib.crc32(weight.detach().cpu().numpy().tobytes(), weights)
+        files = []
+        for job in survey:
+            stat = job.source.stat()
+            values = [str(job.source.resolve()), stat.st_size, stat.st_mtime_ns, job.is_context]
+            files.append(values)
+        content = [self.options, asdict(model.config), weights, files]
+        text = json.dumps(content, default=str, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def are_written(self, survey: Sequence[Job], identity: str) -> bool:
+        """Whether all files of a survey were written from the same files, options and weights."""
+        return all(self._is_written(job, identity) for job in survey if not job.is_context)
+
+    def record(self, files: Sequence[Written], identity: str) -> None:
+        """Remember that files of a survey were written, or that there was nothing to write."""
+        for file in files:
+            path = self._path(file.job)
+            with os_errors(path, "written"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                size = file.job.target.stat().st_size if file.num_out else None
+                write_text(path, json.dumps({"identity": identity, "bytes": size}))
+
+    def _is_written(self, job: Job, identity: str) -> bool:
+        try:
+            known = json.loads(self._path(job).read_text())
+            if known == {"identity": identity, "bytes": None}:
+                return True  # There was nothing to write.
+            size = job.target.stat().st_size
+        except (OSError, ValueError):
+            return False
+        return bool(known == {"identity": identity, "bytes": size})
+
+    def _path(self, job: Job) -> Path:
+        inside = job.target.relative_to(self.output)
+        return self.output / FOLDER / inside.with_name(f"{inside.name}.json")
+
+
+def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], bool]) -> None:
+    """Show the files of jobs before and after, and print where; a note if there are none.
+
+    `has_heights` says whether the third coordinate of a file is a height. Raises FileError if the
+    file can't be written.
+    """
+    from pointup.visualization.viewer import write_before_after
+
+    # A file with nothing to write has no output.
+    written = [job for job in jobs if job.target.exists()]
+    if not written:
+        print(f"note: {path}: no file to show, not written", file=sys.stderr)
+        return
+    sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
+    up = "z" if has_heights(written[0]) else None
+    print(describe_page(path, write_before_after(sources, targets, path, up=up)))
