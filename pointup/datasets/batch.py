@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import wait
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from torch_geometric.data import Batch, Data
 
 from pointup.datasets.pair_dataset import PairDataset
+from pointup.errors import TrainingError
 from pointup.geometry.packed import batch_from_ptr, copied_ahead, ptr_from_sizes, to_device
 from pointup.processes import from_fork_server, ignore_signals, signals_blocked
 
@@ -90,6 +92,11 @@ def move(batch: Batch, device: torch.device) -> Batch:
     return moved
 
 
+def num_tokens(batch: Batch) -> int:
+    """Number of points of a batch in source and target."""
+    return len(batch.pos) + len(batch.target)
+
+
 def _pack(clouds: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     ptr = ptr_from_sizes(torch.tensor([len(cloud) for cloud in clouds], dtype=torch.int64))
     return torch.cat([torch.empty((0, 3), dtype=torch.float32), *clouds]), ptr
@@ -134,6 +141,23 @@ def make_loader(
 class _Batches(_MultiProcessingDataLoaderIter):
     """Looks for dead workers often: of those from a fork server no signal tells."""
 
+    def __next__(self) -> Any:
+        """The next batch; raises TrainingError if its worker can't be reached."""
+        try:
+            return super().__next__()
+        except (ConnectionError, FileNotFoundError) as error:
+            # Those of a dataset name a file, and those that a worker reports have no number.
+            if error.errno is None or error.filename is not None:
+                raise
+            raise _no_connection(error) from error
+        except RuntimeError as error:
+            # Where batches are pinned, a thread of the loader meets that error and ends.
+            thread = getattr(self, "_pin_memory_thread", None)
+            is_gone = thread is not None and not thread.is_alive()
+            if not (is_gone and str(error).startswith("DataLoader timed out")):
+                raise
+            raise _no_connection(error) from error
+
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         until = time.monotonic() + timeout
         while True:
@@ -147,6 +171,14 @@ class _Batches(_MultiProcessingDataLoaderIter):
                 raise RuntimeError("DataLoader worker exited unexpectedly") from error
             if found or left <= MP_STATUS_CHECK_INTERVAL:
                 return found, batch
+
+
+def _no_connection(cause: Exception) -> TrainingError:
+    """The error of a data worker that can't be reached."""
+    return TrainingError(
+        f"no connection to a data worker ({cause!r}); was {gettempdir()} emptied, where Python "
+        "keeps the socket? The same command again continues from the last checkpoint"
+    )
 
 
 class _Loader(DataLoader[Data]):

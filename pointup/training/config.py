@@ -38,10 +38,10 @@ from pointup.model.config import ModelConfig
 from pointup.option_help import with_option_help
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoints
-from pointup.training.schedule import LrScaling
 
 logger = logging.getLogger("pointup")
 
+LrScaling = Literal["none", "sqrt", "linear"]
 DEFAULT_TOKEN_BUDGET = 20480
 """Used if `--token-budget` is not given, unless a single pair is larger."""
 DEFAULT_STEPS, DEFAULT_EVALUATIONS = 200, 4

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
 from pointup.errors import ConfigError, DataError, TrainingError
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import DataSource, TrainConfig, data_sources
+from pointup.training.faults.consistency import check_consistency
+from pointup.training.faults.token_budget import lower_budget_if_needed
+from pointup.training.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,8 @@ class TrainingData:
         lengths = tuple(np.diff(self.bounds["train"]).tolist())
         return Mixture(lengths, tuple(source.weight for source in self.sources))
 
-    def source_of(self, batch: Batch) -> Tensor | None:
-        """The number (B,) int64 of the dataset of each cloud of a training batch on the host.
-
-        None if there is one dataset only.
-        """
-        if len(self.sources) == 1:
-            return None
+    def source_of(self, batch: Batch) -> Tensor:
+        """The number (B,) int64 of the dataset of each cloud of a training batch on the host."""
         bounds = torch.tensor(self.bounds["train"][1:])
         return torch.bucketize(batch.index, bounds, right=True)
 
@@ -99,6 +98,39 @@ class TrainingData:
             split: part.samples.bounds
             for split, part in (("train", self.train), ("validation", self.validation))
         }
+
+    def sampler(
+        self, config: TrainConfig, token_budget: int, accelerator: Accelerator
+    ) -> TokenBudgetBatchSampler:
+        """The batch sampler of this process; raises what `TokenBudgetBatchSampler` raises."""
+        return TokenBudgetBatchSampler(
+            self.train.full_sizes,
+            token_budget,
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+            accumulation_steps=config.accumulation_steps,
+            seed=config.seed,
+            max_clouds=config.max_clouds,
+            names=self.train.names,
+            crop=config.crop,
+            mixture=self.mixture,
+        )
+
+    def facts_of_epoch(self, sampler: TokenBudgetBatchSampler) -> dict[str, Any]:
+        """Facts that all processes must have in common before the first step of an epoch."""
+        plan = sampler.plan
+        return {
+            "dataset": self.checksums,
+            "weights": self.mixture.weights,
+            "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
+            "plan": zlib.crc32(plan.ptr.tobytes(), zlib.crc32(plan.samples.tobytes())),
+        }
+
+    def batches(
+        self, config: TrainConfig, sampler: TokenBudgetBatchSampler, accelerator: Accelerator
+    ) -> TrainingBatches:
+        """The batches of this process until the end of the run."""
+        return TrainingBatches(config, self, sampler, accelerator)
 
     @contextmanager
     def worker_faults(self) -> Iterator[None]:
@@ -195,22 +227,53 @@ def without_held_out_elsewhere(
     return JoinedSamples(train.labels, tuple(parts)), left_out
 
 
-def training_sampler(
-    config: TrainConfig, data: TrainingData, token_budget: int, accelerator: Accelerator
-) -> TokenBudgetBatchSampler:
-    """The batch sampler of this process; raises what `TokenBudgetBatchSampler` raises."""
-    return TokenBudgetBatchSampler(
-        data.train.full_sizes,
-        token_budget,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        accumulation_steps=config.accumulation_steps,
-        seed=config.seed,
-        max_clouds=config.max_clouds,
-        names=data.train.names,
-        crop=config.crop,
-        mixture=data.mixture,
-    )
+class TrainingBatches:
+    """The micro-batches of this process, epoch after epoch, in the order of the sampler.
+
+    `begin_epoch_if_due` comes before the batches of each step. `Accelerator.prepare` would not
+    change the loader, because the sampler gives each process its own batches.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        data: TrainingData,
+        sampler: TokenBudgetBatchSampler,
+        accelerator: Accelerator,
+    ) -> None:
+        self.config, self.data, self.sampler = config, data, sampler
+        self.accelerator = accelerator
+        self.loader: Iterable[Batch] | None = None
+        self.batches: Iterator[Batch] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        assert self.batches is not None
+        return next(self.batches)
+
+    def begin_epoch_if_due(self) -> None:
+        """Begin the next epoch after the last step of one, or what is left of one after a start or
+        with another token budget.
+
+        Raises TrainingError, on every process, unless all have the same data and plan.
+        """
+        if not len(self.sampler):
+            self.sampler.set_epoch(self.sampler.epoch + 1)
+            self.batches = None
+        if self.batches is None:
+            check_consistency(self.accelerator, self.data.facts_of_epoch(self.sampler))
+            self.loader = self.loader or training_loader(
+                self.config, self.data.train, self.sampler, self.accelerator.device
+            )
+            self.batches = iter(self.loader)
+
+    def lower_budget_if_needed(self, progress: Progress, settled: int) -> None:
+        """Lower the token budget, which was `settled` at the start, from the next step on, if
+        memory ran out several times."""
+        if lower_budget_if_needed(self.sampler, progress, settled):
+            self.loader = self.batches = None
 
 
 def training_loader(

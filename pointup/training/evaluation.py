@@ -33,8 +33,6 @@ from pointup.training.objective import training_ratio
 
 logger = logging.getLogger("pointup")
 
-ABORTED = -1
-"""Index of the record of a process that has aborted its evaluation."""
 Record = dict[str, Any]
 
 
@@ -116,12 +114,14 @@ class Evaluation:
         self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
         self.references: dict[int, dict[str, Figures]] = {}
         self.unreadable: set[Path] = set()
+        self.aborted: Record = {"index": -1}
+        """The record of a process that aborts its evaluation."""
 
     def result_of(self, gathered: list[Record]) -> EvaluationResult | None:
         """The result of the records of all processes; None if a process has aborted."""
         gathered.sort(key=lambda record: record["index"])
         seen = [record["index"] for record in gathered]
-        if ABORTED in seen:
+        if self.aborted in gathered:
             return None
         assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
         faults = [record for record in gathered if "fault" in record]

@@ -13,6 +13,7 @@ from torch_geometric.data import Batch
 from pointup.errors import ConfigError, NonFiniteError
 from pointup.geometry.neighbors import nearest, nearest_both, nearest_point
 from pointup.geometry.packed import (
+    assume_valid,
     batch_from_ptr,
     on_host,
     safe_sqrt,
@@ -139,9 +140,10 @@ def losses_of_model(
     """
     ratios = training_ratio(batch, ratio, max_ratio)
     try:
-        output = model(batch.pos, batch.ptr, ratios)
-        spacing = target_spacing(output.gaps, batch.ptr, ratios)
-        return cloud_losses(output, batch, spacing, config, share_done)
+        with assume_valid():
+            output = model(batch.pos, batch.ptr, ratios)
+            spacing = target_spacing(output.gaps, batch.ptr, ratios)
+            return cloud_losses(output, batch, spacing, config, share_done)
     except NonFiniteError:
         if not batch.pos.isfinite().all():
             raise

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, get_type_hints
+
+import torch
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
-from pointup.training.config import TrainConfig, default_evaluations, default_steps
-from pointup.training.distributed.reduction import StepTotals
-from pointup.training.schedule import learning_rate_at, scaled_learning_rate
+from pointup.training.config import (
+    LrScaling,
+    TrainConfig,
+    default_evaluations,
+    default_steps,
+)
+from pointup.training.step_totals import StepTotals
 
 STEPS_BETWEEN_EVALUATIONS = 500
 """Used if neither an option nor a known number of steps sets it."""
+FINAL_LEARNING_RATE = 0.02
+"""Share of the peak learning rate at the end of a run."""
 
 
 @dataclass
@@ -50,27 +56,29 @@ class Progress:
     lowered_budget: int | None = None
     """The token budget after it was lowered; None if it was not."""
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Progress:
-        """The progress stored in a checkpoint; missing fields have their defaults.
+    def budget(self, settled: int) -> int:
+        """The token budget in use: `settled`, or the lowered budget if `settled` was lowered."""
+        if self.lowered_budget is not None and self.budget_at_start == settled:
+            return self.lowered_budget
+        return settled
 
-        Raises ValueError, naming the field, for an invalid value.
+    def judge(self, score: float, config: TrainConfig) -> bool:
+        """Record the score of an evaluation; returns whether it is the best so far.
+
+        Finishes the run if the score reaches `target_chamfer`, or after `patience` evaluations
+        without an improvement.
         """
-        hints = get_type_hints(cls)
-        values = {each.name: state[each.name] for each in fields(cls) if each.name in state}
-        for name, value in values.items():
-            if name == "seen":
-                if type(value) is not list or not all(type(n) is int and n >= 0 for n in value):
-                    raise ValueError(f"{name} is {value!r}")
-                continue
-            # JSON may hold an integer for a float.
-            kinds = (int, float) if hints[name] is float else hints[name]
-            is_flag = isinstance(value, bool)
-            if not isinstance(value, kinds) or is_flag != (hints[name] is bool):
-                raise ValueError(f"{name} is {value!r}")
-            if not is_flag and value is not None and not value >= 0:
-                raise ValueError(f"{name} is {value}")
-        return cls(**values)
+        is_best = score < self.best
+        self.best = min(self.best, score)
+        self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
+        self.finished = self.finished or self.is_good_enough(config)
+        return is_best
+
+    def is_good_enough(self, config: TrainConfig) -> bool:
+        """Whether `target_chamfer` or `patience` ends the run."""
+        target, patience = config.target_chamfer, config.patience
+        is_reached = target is not None and self.best <= target
+        return is_reached or (patience is not None and self.evaluations_since_best >= patience)
 
     def check_trained(self) -> None:
         """Raise TrainingError if the run has finished and skipped every step."""
@@ -80,124 +88,104 @@ class Progress:
                 "was trained; check the clouds that the log names"
             )
 
-    def share_done(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> float:
-        """Completed share of the run, from 0 to 1, by hours, epochs or steps.
 
-        Epochs are measured in clouds, because a lowered token budget changes the steps per epoch.
-        """
-        if config.hours is not None:
-            share = self.elapsed_seconds / (3600 * config.hours)
-        elif config.epochs is not None:
-            passes = sampler.epoch + 1 - sampler.num_left / sampler.num_samples
-            share = round(passes / config.epochs, 9)
-        else:
-            share = self.step / (config.steps or default_steps(config))
-        return min(share, 1.0)
-
-    def advance(
-        self,
-        totals: StepTotals,
-        config: TrainConfig,
-        sampler: TokenBudgetBatchSampler,
-        eval_every: int,
-    ) -> float:
-        """Record an optimizer step, after the sampler has advanced; returns the completed share."""
-        self.step += 1
-        self.elapsed_seconds = totals.elapsed_seconds
-        self.out_of_memory += totals.out_of_memory
-        self.unlogged_out_of_memory += totals.out_of_memory
-        self.unreadable += totals.num_unreadable
-        counts = zip_longest(self.seen, totals.clouds_by_dataset, fillvalue=0)
-        self.seen = [before + now for before, now in counts]
-        share_done = self.share_done(config, sampler)
-        self.finished = share_done >= 1.0
-        self.evaluation_due = self.step % eval_every == 0 or self.finished
-        return share_done
-
-    def budget(self, settled: int) -> int:
-        """The token budget in use: `settled`, or the lowered budget if `settled` was lowered."""
-        if self.lowered_budget is not None and self.budget_at_start == settled:
-            return self.lowered_budget
-        return settled
-
-    def judge(self, score: float, patience: int | None, target: float | None) -> bool:
-        """Record the score of an evaluation; returns whether it is the best so far.
-
-        Finishes the run if the score reaches `target`, or after `patience` evaluations without an
-        improvement.
-        """
-        is_best = score < self.best
-        self.best = min(self.best, score)
-        self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
-        self.finished = self.finished or self._is_good_enough(patience, target)
-        return is_best
-
-    def has_ended(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> bool:
-        """Whether a run that is continued here has ended: patience and target may have changed."""
-        return self.share_done(config, sampler) >= 1.0 or self._is_good_enough(
-            config.patience, config.target_chamfer
-        )
-
-    def end_of_run(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> str:
-        """The step at which a finished run ended, and the option that ended it before its length,
-        as a sentence."""
-        where = f"The run is complete at step {self.step:,}"
-        if self.share_done(config, sampler) >= 1.0:
-            return f"{where}."
-        if config.target_chamfer is not None and self.best <= config.target_chamfer:
-            reached = f"its score {self.best:.4g} reaches --target-chamfer"
-            return f"{where}: {reached} {config.target_chamfer:g}."
-        number = self.evaluations_since_best
-        plural = "s" if number != 1 else ""
-        return (
-            f"{where}: {number} evaluation{plural} without a better score (--patience "
-            f"{config.patience})."
-        )
-
-    def _is_good_enough(self, patience: int | None, target: float | None) -> bool:
-        is_reached = target is not None and self.best <= target
-        return is_reached or (patience is not None and self.evaluations_since_best >= patience)
-
-
-@dataclass(frozen=True)
 class RunSchedule:
     """Length of a run, its evaluation and save intervals in steps, and its learning rate.
 
     A continued run needs the sampler of its start, before a checkpoint is loaded: later epochs, and
     those with a lowered budget, may have other numbers of steps.
+
+    Attributes:
+        total_steps: length in optimizer steps; approximate if set in epochs, None if in hours.
+        eval_every, save_every: intervals in steps.
+        peak_learning_rate: at the end of the warm-up.
     """
 
-    total_steps: int | None
-    """Length in optimizer steps; approximate if set in epochs, None if set in hours."""
-    eval_every: int
-    save_every: int
-    peak_learning_rate: float
-    warmup_steps: int
-
-    @classmethod
-    def of(cls, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> RunSchedule:
-        """The schedule that `config` defines, with defaults for the intervals."""
-        total_steps = length_in_steps(config, sampler.num_steps)
-        interval = (
-            math.ceil(total_steps / default_evaluations(config))
-            if total_steps
-            else STEPS_BETWEEN_EVALUATIONS
-        )
-        return cls(
-            total_steps,
-            config.eval_every or interval,
-            config.save_every or interval,
-            scaled_learning_rate(
-                config.learning_rate,
-                config.lr_scaling,
-                sampler.num_samples / sampler.num_steps,
-                config.reference_clouds,
-            ),
-            config.warmup_steps,
+    def __init__(self, config: TrainConfig, sampler: TokenBudgetBatchSampler) -> None:
+        self.config, self.sampler = config, sampler
+        self.total_steps = length_in_steps(config, sampler.num_steps)
+        interval = STEPS_BETWEEN_EVALUATIONS
+        if self.total_steps:
+            interval = math.ceil(self.total_steps / default_evaluations(config))
+        self.eval_every = config.eval_every or interval
+        self.save_every = config.save_every or interval
+        self.peak_learning_rate = scaled_learning_rate(
+            config.learning_rate,
+            config.lr_scaling,
+            sampler.num_samples / sampler.num_steps,
+            config.reference_clouds,
         )
 
-    def learning_rate(self, step: int, share_done: float) -> float:
-        return learning_rate_at(step, share_done, self.peak_learning_rate, self.warmup_steps)
+    def share_done(self, progress: Progress) -> float:
+        """Completed share of the run, from 0 to 1, by hours, epochs or steps.
+
+        Epochs are measured in clouds, because a lowered token budget changes the steps per epoch.
+        """
+        config, sampler = self.config, self.sampler
+        if config.hours is not None:
+            share = progress.elapsed_seconds / (3600 * config.hours)
+        elif config.epochs is not None:
+            passes = sampler.epoch + 1 - sampler.num_left / sampler.num_samples
+            share = round(passes / config.epochs, 9)
+        else:
+            share = progress.step / (config.steps or default_steps(config))
+        return min(share, 1.0)
+
+    def set_learning_rate(self, optimizer: torch.optim.Optimizer, progress: Progress) -> float:
+        """Set the learning rate of the next step, and return it."""
+        rate = learning_rate_at(
+            progress.step,
+            self.share_done(progress),
+            self.peak_learning_rate,
+            self.config.warmup_steps,
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def advance(self, progress: Progress, totals: StepTotals, is_taken: bool) -> None:
+        """Record an optimizer step in `progress`, and move the sampler to the next one."""
+        self.sampler.advance(1)
+        progress.step += 1
+        progress.skipped += not is_taken
+        progress.elapsed_seconds = totals.elapsed_seconds
+        progress.out_of_memory += totals.out_of_memory
+        progress.unlogged_out_of_memory += totals.out_of_memory
+        progress.unreadable += totals.num_unreadable
+        counts = zip_longest(progress.seen, totals.clouds_by_dataset, fillvalue=0)
+        progress.seen = [before + now for before, now in counts]
+        progress.finished = self.share_done(progress) >= 1.0
+        progress.evaluation_due = progress.step % self.eval_every == 0 or progress.finished
+
+    def is_save_due(self, progress: Progress, saved_at: float) -> bool:
+        """Whether to save now: after `save_every` steps, `save_minutes`, or at the end of the run.
+
+        `saved_at` is the training time of the last attempt. It is that of the main process, so that
+        all processes agree.
+        """
+        is_late = progress.elapsed_seconds - saved_at >= 60 * self.config.save_minutes
+        return is_late or progress.finished or progress.step % self.save_every == 0
+
+    def has_ended(self, progress: Progress) -> bool:
+        """Whether a run that is continued here has ended: patience and target may have changed."""
+        return self.share_done(progress) >= 1.0 or progress.is_good_enough(self.config)
+
+    def end_of_run(self, progress: Progress) -> str:
+        """The step at which a finished run ended, and the option that ended it before its length,
+        as a sentence."""
+        config = self.config
+        where = f"The run is complete at step {progress.step:,}"
+        if self.share_done(progress) >= 1.0:
+            return f"{where}."
+        if config.target_chamfer is not None and progress.best <= config.target_chamfer:
+            reached = f"its score {progress.best:.4g} reaches --target-chamfer"
+            return f"{where}: {reached} {config.target_chamfer:g}."
+        number = progress.evaluations_since_best
+        plural = "s" if number != 1 else ""
+        return (
+            f"{where}: {number} evaluation{plural} without a better score (--patience "
+            f"{config.patience})."
+        )
 
 
 def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
@@ -205,3 +193,26 @@ def length_in_steps(config: TrainConfig, steps_per_epoch: int) -> int | None:
     if config.epochs is not None:
         return max(1, math.ceil(config.epochs * steps_per_epoch))
     return None if config.hours is not None else (config.steps or default_steps(config))
+
+
+def learning_rate_at(step: int, share_done: float, peak: float, warmup_steps: int) -> float:
+    """Learning rate of optimizer step `step` (the first is 0).
+
+    Linear warm-up over `warmup_steps`, times half a cosine in `share_done`, the completed share of
+    the run from 0 to 1. The function has no state, so checkpoints store none.
+    """
+    warmup = min(1.0, (step + 1) / max(warmup_steps, 1))
+    cosine = 0.5 * (1.0 + math.cos(math.pi * min(max(share_done, 0.0), 1.0)))
+    return peak * warmup * (FINAL_LEARNING_RATE + (1.0 - FINAL_LEARNING_RATE) * cosine)
+
+
+def scaled_learning_rate(
+    learning_rate: float, scaling: LrScaling, clouds_per_step: float, reference_clouds: float
+) -> float:
+    """Learning rate for `clouds_per_step`, given the learning rate for `reference_clouds`.
+
+    `linear` follows Goyal et al. 2017; `sqrt` suits Adam (Malladi et al. 2022).
+    """
+    factor = clouds_per_step / reference_clouds
+    exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[scaling]
+    return learning_rate * factor**exponent

@@ -1,50 +1,65 @@
-"""What training changes and a checkpoint holds: weights, their average, the optimizer."""
+"""The state of a run: what training changes and a checkpoint holds; saves and continues it."""
 
 from __future__ import annotations
 
 import copy
+import json
+import logging
 import math
-from collections.abc import Iterable
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.errors import ConfigError
 from pointup.model.upsampler import Upsampler
+from pointup.training.config import TrainConfig
+from pointup.training.datasets import TrainingData
+from pointup.training.progress import Progress, RunSchedule
+from pointup.training.run_directory.checkpoint import (
+    CheckpointError,
+    damaged_files,
+    latest_checkpoint,
+    offer_instead_of,
+    save_checkpoint,
+    save_model,
+)
+
+logger = logging.getLogger("pointup")
+
+FUSED = frozenset({"cuda", "xpu", "mps"})
+"""Device types with a fused AdamW, one launch for all weights; on others torch decides."""
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    LookupError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
 
 
-class TrainingState:
-    """Weights, optimizer, gradient scaler (None but for fp16), and the average of the weights."""
-
-    def __init__(
-        self,
-        weights: Upsampler,
-        optimizer: AcceleratedOptimizer,
-        scaler: Any | None,
-        ema_decay: float | None,
-    ) -> None:
-        self.weights, self.optimizer, self.scaler = weights, optimizer, scaler
-        self.average = WeightAverage(weights, ema_decay)
-
-    @property
-    def model(self) -> Upsampler:
-        """The model to evaluate and to save: the average of the weights, or the weights."""
-        return self.average.model
-
-    def step(self, grad_norm: float) -> bool:
-        """Take an optimizer step, and add the weights to the average.
-
-        Returns whether the weights changed. With fp16 they don't if the gradients overflowed, which
-        `grad_norm` shows.
-        """
-        self.optimizer.step()
-        # `optimizer.step_was_skipped` is not used: a fused optimizer skips in its kernel, unseen.
-        if not math.isfinite(grad_norm):
-            return False
-        self.average.update()
-        return True
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
+) -> torch.optim.AdamW:
+    """AdamW for parameters that are, or will be, on `device`."""
+    fused = True if device.type in FUSED else None
+    return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
 
 
 class WeightAverage:
@@ -86,34 +101,177 @@ class WeightAverage:
         return {"num_steps": self.num_steps, "weights": self.model.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Continue from `state`.
-
-        Raises ValueError if `state` has no average, or an averaged weight is not finite,
-        RuntimeError if a weight doesn't fit.
-        """
+        """Continue from `state`. Raises ValueError if it has no average."""
         if self.decay is None:
             return
         if state is None:
             raise ValueError("optimizer.pt has no average of the weights")
-        for name, values in state["weights"].items():
-            if not values.isfinite().all():
-                raise ValueError(f"optimizer.pt has an average of {name} that is not finite")
         self.model.load_state_dict(state["weights"])
         self.num_steps = int(state["num_steps"])
 
 
-FUSED = frozenset({"cuda", "xpu", "mps"})
-"""Device types with a fused AdamW, one launch for all weights; on others torch decides."""
+class RunState:
+    """What training changes and a checkpoint holds, saved for all processes by the main one.
+
+    Every process must call each method. If the disk is full or read-only, earlier checkpoints
+    remain unchanged. With `on_save_error` "end", or if the save must succeed, all processes then
+    raise CheckpointError. Otherwise the log warns, and the training continues until the next save.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        accelerator: Accelerator,
+        data: TrainingData,
+        weights: Upsampler,
+        optimizer: AcceleratedOptimizer,
+        sampler: TokenBudgetBatchSampler,
+    ) -> None:
+        self.config, self.accelerator, self.data = config, accelerator, data
+        self.weights, self.optimizer, self.sampler = weights, optimizer, sampler
+        self.average = WeightAverage(weights, config.ema_decay)
+        self.progress = Progress()
+        self.saved_at = 0.0
+        """Training time in seconds of the last attempt to save, or of the loaded checkpoint."""
+
+    @property
+    def model(self) -> Upsampler:
+        """The model to evaluate and to save: the average of the weights, or the weights."""
+        return self.average.model
+
+    def load_latest(self, schedule: RunSchedule) -> Path | None:
+        """Load the run's latest checkpoint, and return its path; None for a new run.
+
+        A run that `patience` or `target_chamfer` ended goes on if other values allow it. Raises
+        CheckpointError, naming the file, if the checkpoint is damaged or of another model, and
+        ConfigError if the dataset has changed.
+        """
+        path = latest_checkpoint(self.config.output_dir / "checkpoints")
+        if path is None:
+            return None
+        scaler = self.accelerator.scaler
+        state = load_checkpoint(path, self.weights, self.optimizer, scaler, self.average)
+        settled = self.sampler.token_budget
+        try:
+            self.data.check_same(state.pop("data"))
+            sampler_state = state.pop("sampler")
+            self.progress = Progress(**state)
+            self.sampler.change_budget(self.progress.budget(settled))
+            self.sampler.load_state_dict(sampler_state)
+            self.progress.finished = schedule.has_ended(self.progress)
+        except ConfigError:
+            raise
+        except LOAD_ERRORS as error:
+            raise refusal(path, error) from error
+        self.saved_at = self.progress.elapsed_seconds
+        return path
+
+    def save(self, enter_phase: Callable[[str], None], must_succeed: bool) -> None:
+        """Save a checkpoint; `enter_phase` is that of the watchdog."""
+        is_main = self.accelerator.is_main_process
+        enter_phase("saving" if is_main else "waiting for the checkpoint")
+        self.saved_at = self.progress.elapsed_seconds
+        scaler = self.accelerator.scaler
+        state = {
+            "sampler": self.sampler.state_dict(),
+            "data": self.data.checksums,
+            **asdict(self.progress),
+        }
+        self._write(
+            lambda: save_checkpoint(
+                self.config.output_dir / "checkpoints",
+                self.weights,
+                self.optimizer,
+                scaler,
+                state,
+                self.config.keep_checkpoints,
+                self.average.state_dict(),
+            ),
+            must_succeed,
+        )
+
+    def judge(self, score: float) -> None:
+        """Record the score of an evaluation, and save the model if it is the best so far.
+
+        If it can't be saved, the score does not count as the best, so that a later evaluation that
+        is better than the saved model is saved. At the end of the run CheckpointError is raised.
+        The log warns at the end of a run in which no model was saved.
+        """
+        progress, output_dir, best_before = (
+            self.progress,
+            self.config.output_dir,
+            self.progress.best,
+        )
+        if progress.judge(score, self.config) and not self._write(
+            lambda: save_model(self.model, output_dir / "model"), must_succeed=progress.finished
+        ):
+            progress.best = best_before
+        if progress.finished and math.isinf(progress.best):
+            logger.warning(
+                "no model was saved: no evaluation measured it on all validation clouds (see the "
+                "warnings before); the last weights are in %s",
+                output_dir / "checkpoints",
+            )
+
+    def _write(self, write: Callable[[], object], must_succeed: bool) -> bool:
+        """Write on the main process; returns whether it succeeded."""
+        failure: list[str | None] = [None]
+        if self.accelerator.is_main_process:
+            try:
+                write()
+            except CheckpointError as error:
+                failure = [str(error)]
+        broadcast_object_list(failure)
+        if failure[0] is not None:
+            if must_succeed or self.config.on_save_error == "end":
+                raise CheckpointError(failure[0])
+            if self.accelerator.is_main_process:
+                logger.warning("%s; training continues", failure[0])
+        return failure[0] is None
 
 
-def make_optimizer(
-    parameters: Iterable[nn.Parameter], device: torch.device, weight_decay: float = 0.01
-) -> torch.optim.AdamW:
-    """AdamW for parameters that are, or will be, on `device`."""
-    fused = True if device.type in FUSED else None
-    return torch.optim.AdamW(parameters, weight_decay=weight_decay, fused=fused)
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: Any | None,
+    average: WeightAverage,
+) -> dict[str, Any]:
+    """Load the checkpoint `path` into model, optimizer, scaler and average of the weights; returns
+    the rest of its state.
+
+    Raises CheckpointError, naming the file, if a file is damaged or of another model.
+    """
+    try:
+        state: dict[str, Any] = json.loads((path / "state.json").read_text())
+        damaged = damaged_files(path, state.pop("files"))
+        if damaged:
+            raise ValueError(f"{', '.join(damaged)} is damaged")
+        del state["format"]
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        saved = torch.load(path / "optimizer.pt", map_location="cpu", weights_only=True)
+        load_optimizer(optimizer, saved["optimizer"])
+        if scaler is not None and saved["scaler"] is not None:
+            scaler.load_state_dict(saved["scaler"])
+        average.load_state_dict(saved["average"])
+    except LOAD_ERRORS as error:
+        raise refusal(path, error) from error
+    return state
 
 
-def set_learning_rate(optimizer: Any, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Load a saved optimizer state; the settings, such as the implementation of the update (fused,
+    foreach), remain those of this start and its device."""
+    groups = [
+        {**current, "params": stored["params"]}
+        for current, stored in zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({**saved, "param_groups": groups})
+
+
+def refusal(path: Path, error: Exception) -> CheckpointError:
+    """A CheckpointError for `path` whose reason is `error`."""
+    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    reason = (kind + " ".join(lines[:2]))[:200]
+    return CheckpointError(f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pointup.training.resuming import load_checkpoint
 
 from pointup.model.upsampler import Upsampler
-from pointup.training.resuming import load_checkpoint
 from pointup.training.run_directory.checkpoint import (
     CheckpointError,
     latest_checkpoint,

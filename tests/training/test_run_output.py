@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from pointup.training.tracking.progress_bar import ProgressBar
 from test_monitor import METRICS, ROWS, train
 
 from pointup.training.config import TrainConfig
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import RankLog
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.progress_bar import ProgressBar
 from pointup.training.tracking.tables import evaluation_table, plan_table, share_line
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pointup.training.run_plan import length_of_run, plan_of_run
+from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
 from pointup.training.faults.token_budget import describe_budget
 from pointup.training.progress import Progress, RunSchedule, length_in_steps
-from pointup.training.run_plan import length_of_run, plan_of_run
-from pointup.training.schedule import learning_rate_at, scaled_learning_rate
 
 
 def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:

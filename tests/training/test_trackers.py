@@ -11,12 +11,12 @@ import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
+from pointup.training.tracking.tensorboard import REFERENCES, TAGS, validation_tag
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_monitor import METRICS, RESULT, train
 
 from pointup.training.config import TrainConfig
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.tensorboard import REFERENCES, TAGS, validation_tag
 from pointup.training.tracking.trackers import beside, wandb_id
 
 

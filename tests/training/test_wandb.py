@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from pointup.training.tracking.tensorboard import WandbRun
 
 from pointup.training.config import TrainConfig
 from pointup.training.evaluation import EvaluationResult, SampleClouds
 from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.tensorboard import WandbRun
 
 pytest.importorskip("wandb", reason="no wandb: pip install wandb")
 

@@ -7,7 +7,8 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -15,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
 from accelerate.commands.config.config_args import default_config_file, load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from accelerate.state import AcceleratorState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, DynamoBackend, LoggerType, ProjectConfiguration
+from accelerate.utils import DistributedType, DynamoBackend, LoggerType
 
 from pointup.errors import ConfigError
 from pointup.training.distributed.preemption import ending_with_launcher
@@ -45,18 +47,30 @@ def fix_order_of_sums() -> None:
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
-def make_accelerator(
-    output_dir: Path, log_with: tuple[str, ...] = (), collective_timeout_minutes: float = 20.0
-) -> Accelerator:
-    """The Accelerator for the launcher's configuration; products of 16 bits add up in float32.
+@contextmanager
+def checked_launch(
+    log_with: Sequence[str], collective_timeout_minutes: float, debug: bool
+) -> Iterator[None]:
+    """The `with` block in which train.py makes its Accelerator: `joined_group` for trackers that
+    are installed, with reproducible sums; with `debug`, with the checks of torch and NCCL."""
+    fix_order_of_sums()
+    if debug:
+        enable_debug_checks()
+    check_trackers(log_with)
+    with joined_group(collective_timeout_minutes):
+        yield
 
-    Raises ConfigError if fewer processes were started than requested, if there are more processes
-    than devices, for parallelism other than plain data parallelism, for accumulation steps set in
-    the launcher, for fp16 on a CPU, for a dynamo backend, and for a tracker that is unknown or not
-    installed.
+
+@contextmanager
+def joined_group(collective_timeout_minutes: float = 20.0) -> Iterator[None]:
+    """The `with` block in which this process makes its Accelerator, as a member of its group.
+
+    Products of 16 bits add up in float32. Raises ConfigError if fewer processes were started than
+    requested, if there are more processes than devices, for parallelism other than plain data
+    parallelism, for accumulation steps set in the launcher, for fp16 on a CPU, and for a dynamo
+    backend.
     """
     check_number_of_processes()
-    check_trackers(log_with)
     check_accumulation()
     prepare_devices()
     sum_in_float32()
@@ -65,20 +79,27 @@ def make_accelerator(
     with ending_with_launcher():
         # Accelerate ignores a timeout of 600 s, and gloo's default of 30 minutes would apply.
         join_group(collective_timeout_minutes)
-        accelerator = Accelerator(
-            log_with=list(log_with) or None,
-            project_config=ProjectConfiguration(str(output_dir), logging_dir=str(output_dir)),
-            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
-        )
-    if accelerator.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        yield
+    check_state(AcceleratorState())
+
+
+def make_accelerator(output_dir: Path, collective_timeout_minutes: float = 20.0) -> Accelerator:
+    """The Accelerator of a group that does not train; raises what `joined_group` raises."""
+    with joined_group(collective_timeout_minutes):
+        return Accelerator(project_dir=str(output_dir))
+
+
+def check_state(state: AcceleratorState) -> None:
+    """Raise ConfigError for a configuration of the launcher that training does not support."""
+    if state.mixed_precision == "fp16" and state.device.type == "cpu":
         # Accelerate would train in fp32.
         raise ConfigError("mixed precision fp16 needs a GPU; use bf16 or no")
-    if accelerator.distributed_type not in DATA_PARALLEL:
+    if state.distributed_type not in DATA_PARALLEL:
         raise ConfigError(
-            f"distributed_type {accelerator.distributed_type.value} is not supported: pointup "
+            f"distributed_type {state.distributed_type.value} is not supported: pointup "
             "trains by plain data parallelism; choose MULTI_GPU, or NO for one process"
         )
-    backend = accelerator.state.dynamo_plugin.backend
+    backend = state.dynamo_plugin.backend
     if backend != DynamoBackend.NO:
         # torch.compile can't trace tree searches; around them it made no step shorter.
         raise ConfigError(
@@ -86,18 +107,17 @@ def make_accelerator(
             "here; leave out dynamo_config, or answer no to it in `accelerate config`"
         )
     world = world_size()
-    if accelerator.num_processes != world:
+    if state.num_processes != world:
         raise ConfigError(
-            f"{world} processes were launched but they form groups of {accelerator.num_processes}; "
+            f"{world} processes were launched but they form groups of {state.num_processes}; "
             "use distributed_type MULTI_GPU (with use_cpu: true on CPUs), as in accelerate_configs/"
         )
-    return accelerator
 
 
 def enable_debug_checks() -> None:
     """Enable the debug checks of Accelerate, torch.distributed and NCCL (`--debug`).
 
-    Call this before `make_accelerator`.
+    Call this before the process group forms.
     """
     os.environ["ACCELERATE_DEBUG_MODE"] = "true"
     # DETAIL ends processes on CPUs with a segmentation fault, in torch 2.13.

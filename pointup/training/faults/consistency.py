@@ -16,10 +16,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 import pointup
-from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.training.config import TrainConfig, as_dict, flattened
-from pointup.training.datasets import TrainingData
 
 MAY_DIFFER = frozenset(
     {"data", "output_dir", "num_workers", "worker_timeout", "collective_timeout", "hang_timeout"}
@@ -86,16 +84,6 @@ def facts_of_start(config: TrainConfig, mixed_precision: str = "no") -> dict[str
         "launcher": {"mixed_precision": mixed_precision},
         "packages": {name: version(name) for name in PACKAGES},
         "code": checksum_of_code(),
-    }
-
-
-def facts_of_epoch(sampler: TokenBudgetBatchSampler, data: TrainingData) -> dict[str, Any]:
-    """Facts that are compared before the first step of an epoch."""
-    return {
-        "dataset": data.checksums,
-        "weights": data.mixture.weights,
-        "steps": {"epoch": sampler.epoch, "of": sampler.num_steps, "done": sampler.steps_done},
-        "plan": zlib.crc32(sampler.plan.ptr.tobytes(), zlib.crc32(sampler.plan.samples.tobytes())),
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from pointup.errors import TrainingError
+from pointup.training.step_totals import Piece
 
 logger = logging.getLogger("pointup")
 
@@ -34,13 +35,13 @@ class NonFiniteSteps:
         loss: float,
         grad_norm: float,
         learning_rate: float,
-        non_finite_clouds: Callable[[], list[str]],
+        pieces: Sequence[Piece],
     ) -> bool:
         """Whether the optimizer may take this step; every process must call this.
 
-        `non_finite_clouds()` returns the names of this process's clouds that may have caused a
-        non-finite number; the log lists those of all processes. Raises TrainingError, with step and
-        learning rate, after `MAX_NON_FINITE_STEPS` in a row.
+        `pieces` are the micro-batches of this process; the log lists the clouds of all processes
+        that may have caused a non-finite number. Raises TrainingError, with step and learning rate,
+        after `MAX_NON_FINITE_STEPS` in a row.
         """
         scaler = self.accelerator.scaler
         if math.isfinite(loss) and math.isfinite(grad_norm):
@@ -51,7 +52,7 @@ class NonFiniteSteps:
             # scale. At a scale below 1, overflow by scaling is not the cause.
             return True
         self.in_a_row += 1
-        clouds = sorted(set(gather_object(non_finite_clouds())))
+        clouds = sorted(set(gather_object(non_finite_clouds(pieces))))
         self.suspects = set(clouds) & (self.suspects if self.in_a_row > 1 else set(clouds))
         if self.accelerator.is_main_process:
             logger.warning(
@@ -76,6 +77,22 @@ class NonFiniteSteps:
             # not finite. Without an update the scaler refuses the next step.
             scaler.update()
         return False
+
+
+def non_finite_clouds(pieces: Sequence[Piece]) -> list[str]:
+    """Clouds of this process that may have caused a non-finite loss or gradient in a step.
+
+    These are the clouds with a non-finite loss, or else all clouds of the first of its `pieces`
+    with a non-finite gradient.
+    """
+    bad = [
+        name
+        for piece in pieces
+        for name, is_finite in zip(piece.names, piece.losses.isfinite().tolist(), strict=True)
+        if not is_finite
+    ]
+    first = (piece.names for piece in pieces if not piece.sum_so_far.isfinite())
+    return bad or next(first, [])
 
 
 def named(clouds: list[str]) -> str:

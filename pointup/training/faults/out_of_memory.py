@@ -11,6 +11,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from pointup.datasets.batch import num_tokens
 from pointup.errors import OUT_OF_MEMORY, TrainingError
 from pointup.training.distributed.accelerator import release_cached_memory
 
@@ -65,11 +66,6 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     if isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error):
         return True
     return OUT_OF_MEMORY.search(str(error)) is not None
-
-
-def num_tokens(batch: Batch) -> int:
-    """Number of points in source and target."""
-    return len(batch.pos) + len(batch.target)
 
 
 def halves(batch: Batch) -> list[Batch]:

@@ -24,7 +24,6 @@ from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
 from pointup.training.config import TrainConfig, default_token_budget, write_config
-from pointup.training.datasets import TrainingData
 from pointup.training.faults.available_memory import (
     PeakMemory,
     in_gb,
@@ -140,23 +139,6 @@ def _fits_everywhere(
     # With 0 from one process, all processes end instead of waiting for it.
     found_on_all = accelerator.gather(torch.tensor([found], device=accelerator.device))
     return int(found_on_all.min()), limit
-
-
-def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
-    """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
-    # 0 at the end of an epoch that had another budget: none of its samples is left to be planned.
-    text = f"{token_budget:,}" + (f", {fill:.1%} used" if fill else "")
-    default = default_token_budget(config)
-    if config.token_budget is None and token_budget > default:
-        parts = (data.train, data.validation)
-        names = [
-            str(part.names[int(part.full_sizes.argmax())])
-            for part in parts
-            if int(part.full_sizes.max()) == token_budget
-        ]
-        text += f"; raised from {default:,} to the largest pair"
-        text += f", {names[0]}" if names else ""
-    return text
 
 
 class Probe:

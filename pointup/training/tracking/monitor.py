@@ -1,134 +1,137 @@
-"""Run logging: metrics.jsonl, Accelerate's trackers, log files, pictures, progress bar."""
+"""Run logging: metrics.jsonl, Accelerate's trackers, pictures, tables and the progress bar."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import math
+import os
+import platform
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
+import torch
 from accelerate import Accelerator
+from tqdm import tqdm
 
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.terminal import literal
-from pointup.training.config import TrainConfig
+from pointup.training.config import TrainConfig, default_token_budget
+from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import peak_memory_bytes
-from pointup.training.distributed.reduction import StepTotals
 from pointup.training.evaluation import EvaluationResult
-from pointup.training.progress import Progress
+from pointup.training.progress import Progress, RunSchedule
 from pointup.training.run_directory.metrics_file import MetricsFile
-from pointup.training.run_directory.rank_log import RankLog
-from pointup.training.tracking.progress_bar import ProgressBar
+from pointup.training.step_totals import StepMeter, StepTotals
 from pointup.training.tracking.tables import (
     NETWORK_ALONE,
     WIDTH,
-    dataset_card,
+    datasets_table,
     evaluation_table,
     plan_table,
     share_line,
-    training_curves,
-    training_figures,
-    validation_curves,
-    validation_figures,
-    validation_table,
 )
-from pointup.training.tracking.tensorboard import REFERENCES, TAGS, training_tag, validation_tag
-from pointup.training.tracking.trackers import Trackers, beside
-
-__all__ = ["Monitor", "evaluation_table", "plan_table"]
+from pointup.training.tracking.trackers import (
+    REFERENCES,
+    TAGS,
+    Trackers,
+    training_tag,
+    validation_tag,
+)
 
 logger = logging.getLogger("pointup")
+
+MAX_NAMED = 20
+"""Excluded samples that are printed; `pointup inspect` lists all."""
+PRECISIONS = {"no": "fp32"}
+"""The precision by Accelerate's name of mixed precision, where that does not say it."""
 
 
 class Monitor:
     """Records a run; a context manager that every process must enter.
 
-    The main process writes everything; the others write only their log file. `resume_step` is the
-    step that the run continues from, 0 for a new run: records of later steps, by an interrupted
-    attempt, are removed from metrics.jsonl and from TensorBoard's curves. With `evaluation_due` the
-    evaluation of that step is removed too, because it is repeated. `labels` name the datasets of a
-    run that trains on several.
+    The main process writes everything. Records of steps after that of `progress`, by an interrupted
+    attempt, are removed from metrics.jsonl and from TensorBoard's curves. So is the evaluation of
+    that step if it is due, because it is repeated.
     """
 
     def __init__(
-        self,
-        accelerator: Accelerator,
-        config: TrainConfig,
-        resume_step: int = 0,
-        evaluation_due: bool = False,
-        labels: Sequence[str] = (),
+        self, accelerator: Accelerator, config: TrainConfig, data: TrainingData, progress: Progress
     ) -> None:
-        self.labels = labels
-        self.accelerator, self.config, self.resume_step = accelerator, config, resume_step
-        self.evaluation_due = evaluation_due
-        self.is_main = accelerator.is_main_process
-        self.log = RankLog(config.output_dir, accelerator.process_index, accelerator.num_processes)
-        self.metrics: MetricsFile | None = None
-        self.bar: ProgressBar | None = None
-        self.learning_rate = math.nan
-        self.num_evaluations = 0
+        self.accelerator, self.config, self.data = accelerator, config, data
+        self.progress = progress
         self.trackers = Trackers(accelerator)
+        self.entered = ExitStack()
+        self.metrics: MetricsFile | None = None
+        self.bar: TrainingBar | None = None
+        self.num_evaluations = 0
 
-    def __enter__(self) -> Monitor:
-        self.log.__enter__()
-        if self.is_main:
-            self.config.output_dir.mkdir(parents=True, exist_ok=True)
-            path = self.config.output_dir / "metrics.jsonl"
-            self.metrics = MetricsFile(path, self.resume_step, self.evaluation_due)
-            self.bar = ProgressBar()
-            self.trackers.start(self.config, self.resume_step)
+    def __enter__(self) -> Self:
+        if self.accelerator.is_main_process:
+            path, progress = self.config.output_dir / "metrics.jsonl", self.progress
+            self.metrics = MetricsFile(path, progress.step, progress.evaluation_due)
+            self.entered.enter_context(closing(self.metrics))
+            self.bar = self.entered.enter_context(closing(TrainingBar()))
+            self.trackers.start(self.config, progress.step)
+            self.entered.callback(self.trackers.finish)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.trackers.finish()
-        self.log.__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        self.entered.close()
 
-    def train(
+    def step(
         self,
-        step: int,
+        schedule: RunSchedule,
+        step: StepMeter,
         totals: StepTotals,
-        *,
-        epoch: int,
         learning_rate: float,
         grad_norm: float,
-        step_seconds: float,
-        fill: float,
-        progress: Progress | None = None,
     ) -> None:
-        """Record a training step: a line of metrics.jsonl, and points of the curves.
+        """Move the bar after a step; every `log_every` steps, and before an evaluation, which may
+        end the run, record it: a line of metrics.jsonl, and points of the curves.
 
         Counts, loss and speed are over all processes. `data_wait_seconds` is the longest wait of
-        any process. `totals.data_seconds` is the time of each stage of making the main process's
-        batches, in its data workers if it has any. `fill` is the used share of the token budget.
-        `progress` counts the samples of the run so far that were left out of their steps, and those
-        of each dataset, and the out-of-memory errors since the last line.
+        any process. `data_reading_seconds` and the like are the times of the stages of making the
+        main process's batches, in its data workers if it has any.
         """
-        if self.metrics is None:
-            return
-        progress = progress or Progress()
-        self.learning_rate = learning_rate
+        progress = self.progress
+        if progress.step % self.config.log_every == 0 or progress.evaluation_due:
+            if self.metrics is not None:
+                self._record(self.metrics, schedule, step.seconds, totals, learning_rate, grad_norm)
+            progress.unlogged_out_of_memory = 0
+        if self.bar is not None:
+            self.bar.move(
+                progress.step, schedule, schedule.share_done(progress), totals, learning_rate
+            )
+
+    def _record(
+        self,
+        metrics: MetricsFile,
+        schedule: RunSchedule,
+        seconds: float,
+        totals: StepTotals,
+        learning_rate: float,
+        grad_norm: float,
+    ) -> None:
+        progress, sampler = self.progress, schedule.sampler
         stages = {f"data_{stage}_seconds": time for stage, time in totals.data_seconds.items()}
         values: dict[str, float] = {
-            "epoch": epoch,
+            "epoch": sampler.epoch,
             "loss": totals.loss,
             "learning_rate": learning_rate,
             "grad_norm": grad_norm,
             "num_clouds": totals.num_clouds,
             "num_tokens": totals.num_tokens,
-            "tokens_per_second": totals.num_tokens / step_seconds,
-            "step_seconds": step_seconds,
+            "tokens_per_second": totals.num_tokens / seconds,
+            "step_seconds": seconds,
             "data_wait_seconds": max(totals.data_wait_seconds),
             **stages,
             "idle_fraction": totals.idle_fraction,
@@ -136,94 +139,249 @@ class Monitor:
             "out_of_memory": progress.unlogged_out_of_memory,
             "unreadable_clouds": progress.unreadable,
         }
-        record: dict[str, Any] = {"step": step, **values, "limited_by": totals.limited_by}
-        if self.labels:
-            record["datasets"] = training_figures(self.labels, totals, progress.seen)
-            self._track_datasets(step, training_curves(record["datasets"]))
-        self.metrics.write(record)
-        values["fill"] = fill
+        record: dict[str, Any] = {"step": progress.step, **values, "limited_by": totals.limited_by}
+        if self.data.labels:
+            numbers = zip(
+                totals.loss_by_dataset, totals.clouds_by_dataset, progress.seen, strict=True
+            )
+            record["datasets"] = {
+                # NaN is the loss of a dataset without a cloud in the step.
+                label: {"loss": loss, "num_clouds": clouds, "seen_clouds": seen}
+                for label, (loss, clouds, seen) in zip(self.data.labels, numbers, strict=True)
+            }
+        metrics.write(record)
+        for label, figures in record.get("datasets", {}).items():
+            curves = {
+                training_tag(n): value for n, value in figures.items() if math.isfinite(value)
+            }
+            self.trackers.log_beside(progress.step, "datasets", label, curves)
+        values["fill"] = totals.num_tokens / (sampler.token_budget * sampler.slots)
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
-        self.trackers.log({training_tag(name): value for name, value in values.items()}, step)
+        self.trackers.log(
+            {training_tag(name): value for name, value in values.items()}, progress.step
+        )
 
-    def validation(self, step: int, result: EvaluationResult) -> None:
+    def validation(self, result: EvaluationResult) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
 
         If no cloud was measured, only pictures are recorded.
         """
+        if self.metrics is None or self.bar is None:
+            return
+        step = self.progress.step
         if result.shares:
-            self._validation(step, result)
+            self._record_validation(self.metrics, step, result)
+            self.bar.pause()
         for name, picture in result.pictures.items():
-            self.picture(step, name, picture)
+            self.trackers.log_picture(step, f"pictures/{literal(name)}", picture)
         for name, clouds in result.clouds.items():
             self.trackers.log_clouds(step, name, clouds)
 
-    def _validation(self, step: int, result: EvaluationResult) -> None:
-        if self.metrics is None or self.bar is None:
-            return
+    def _record_validation(self, metrics: MetricsFile, step: int, result: EvaluationResult) -> None:
         rows, shares = result.rows, result.shares
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
+        by_dataset: dict[str, dict[str, Any]] = {
+            label: {
+                "num_clouds": len(shares_there),
+                "share_of_midpoints": float(np.mean(shares_there)) if shares_there else None,
+                "validation": rows_there,
+            }
+            for label, (rows_there, shares_there) in result.by_dataset.items()
+        }
         record = {"step": step, "share_of_midpoints": share, "validation": rows}
         record["is_complete"] = result.is_complete
-        by_dataset = validation_figures(result.by_dataset)
-        self.metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
-        self._track_datasets(step, validation_curves(by_dataset))
-        curves = {validation_tag(metric): value for metric, value in rows.get("model", {}).items()}
-        self.trackers.log({TAGS["share_of_midpoints"]: share, **curves}, step)
-        references = {
-            beside(validation_tag(metric), REFERENCES.get(row, row)): value
-            for row, figures in rows.items()
-            for metric, value in figures.items()
-            if row != "model"
-        }
-        self.trackers.log_references(step, rows, references)
-        title = f"step {step:,}"
+        metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
+        for label, figures in by_dataset.items():
+            curves = curves_of(figures["validation"].get("model", {}))
+            if figures["share_of_midpoints"] is not None:
+                curves[TAGS["share_of_midpoints"]] = figures["share_of_midpoints"]
+            self.trackers.log_beside(step, "datasets", label, curves)
+        self.trackers.log(
+            {TAGS["share_of_midpoints"]: share, **curves_of(rows.get("model", {}))}, step
+        )
+        for row, label in REFERENCES.items():
+            if row in rows:
+                constants = {"share_of_midpoints": 1.0} if row == "midpoints" else {}
+                self.trackers.log_beside(
+                    step, "baselines", label, curves_of(rows[row]), **constants
+                )
+        is_first, title = self.num_evaluations == 0, f"step {step:,}"
         self.print(
-            evaluation_table(rows, metrics_in(result.unit), title, self.num_evaluations == 0)
+            evaluation_table(rows, metrics_in(result.unit), title, conventions=is_first)
             + f"\n{share_line(share, lower)}"
-            + (f"\n{validation_table(by_dataset)}" if by_dataset else "")
-            + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if self.num_evaluations == 0 else "")
+            + (f"\n{datasets_table(by_dataset)}" if by_dataset else "")
+            + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if is_first else "")
         )
         self.num_evaluations += 1
-        self.bar.pause()
-
-    def flush(self) -> None:
-        """Write the lines of metrics.jsonl that a full disk rejected; called before each save."""
-        if self.metrics is not None:
-            self.metrics.flush()
-
-    def picture(self, step: int, tag: str, picture: np.ndarray) -> None:
-        """Send a picture (height, width, 3) uint8 to the trackers that accept pictures."""
-        self.trackers.log_picture(step, f"pictures/{literal(tag)}", picture)
-
-    def progress(
-        self,
-        step: int,
-        total_steps: int | None,
-        totals: StepTotals,
-        share_done: float,
-    ) -> None:
-        """Update the progress bar after a step; `share_done` is the completed share of the run."""
-        if self.bar is not None:
-            self.bar.move(
-                step, total_steps, share_done, totals.loss, self.learning_rate, totals.num_tokens
-            )
 
     def print(self, text: str) -> None:
         """Print on the console of the main process, above the bar, and in its log."""
-        if self.is_main:
+        if self.accelerator.is_main_process:
             logger.info(text)
 
-    def plan(self, text: str, datasets: Sequence[str]) -> None:
+    def plan(self, schedule: RunSchedule, num_weights: int, checkpoint: Path | None) -> None:
         """Print the plan of a run, and keep it with the datasets' descriptions as text."""
+        if not self.accelerator.is_main_process:
+            return
+        text = self.plan_text(schedule, num_weights, checkpoint)
         self.print(text)
-        if self.is_main:
-            path = self.config.output_dir / "plan.txt"
-            try:
-                path.write_text(f"{text}\n")  # For `pointup report`.
-            except OSError as error:
-                logger.warning("%s: can't be written (%s)", path, error.strerror)
-            self.trackers.log_plan(text, "\n\n".join(map(dataset_card, datasets)))
+        path = self.config.output_dir / "plan.txt"
+        try:
+            path.write_text(f"{text}\n")  # For `pointup report`.
+        except OSError as error:
+            logger.warning("%s: can't be written (%s)", path, error.strerror)
+        cards = (dataset_card(Path(source.name)) for source in self.data.sources)
+        self.trackers.log_plan(text, "\n\n".join(cards))
 
-    def _track_datasets(self, step: int, curves: Mapping[str, Mapping[str, float]]) -> None:
-        for label, values in curves.items():
-            self.trackers.log_dataset(step, label, values)
+    def plan_text(self, schedule: RunSchedule, num_weights: int, checkpoint: Path | None) -> str:
+        """The table at the start of a run: data, device, token budget, steps, learning rate;
+        followed by excluded samples and the checkpoint, if any."""
+        config, data, accelerator = self.config, self.data, self.accelerator
+        sampler, device = schedule.sampler, accelerator.device
+        mixed = accelerator.mixed_precision
+        scaling = f", scaling {config.lr_scaling}" if config.lr_scaling != "none" else ""
+        table = {
+            "data": data.description,
+            "device": f"{device}, precision {PRECISIONS.get(mixed, mixed)}",
+            "machine": f"{platform.machine()}, {os.cpu_count()} processors"
+            + (f", {torch.cuda.get_device_name()}" if device.type == "cuda" else ""),
+            "weights": f"{num_weights:,}",
+            "initial model": config.initial_model or "none, random weights",
+            "processes": f"{accelerator.num_processes}, of "
+            f"{config.accumulation_steps} micro-batch"
+            f"{'es' if config.accumulation_steps > 1 else ''} per step",
+            "token budget": describe_budget(
+                config, data, sampler.token_budget, sampler.statistics().fill
+            ),
+            "clouds per step": f"{sampler.num_samples / sampler.num_steps:.1f}",
+            "steps": describe_length(config, schedule),
+            "learning rate": f"{schedule.peak_learning_rate:.3g}{scaling}",
+        }
+        left_out = [f"Left out: {line}" for line in data.left_out[:MAX_NAMED]]
+        if len(data.left_out) > MAX_NAMED:
+            left_out.append(f"Left out: {len(data.left_out) - MAX_NAMED:,} more samples")
+        continued = [f"Continuing from {checkpoint}."] if checkpoint else []
+        return "\n".join([plan_table(table), *left_out, *continued])
+
+
+def curves_of(figures: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation by the names of their curves."""
+    return {validation_tag(metric): value for metric, value in figures.items()}
+
+
+def describe_length(config: TrainConfig, schedule: RunSchedule) -> str:
+    """The length of a run as text; with the intervals for hours, from which they don't follow."""
+    steps_per_epoch = schedule.sampler.num_steps
+    if config.hours is None:
+        return f"{schedule.total_steps}, {steps_per_epoch} per epoch"
+    return (
+        f"as many as fit into {config.hours:g} h, {steps_per_epoch} per epoch; evaluated every "
+        f"{schedule.eval_every}, saved every {schedule.save_every} or {config.save_minutes:g} min"
+    )
+
+
+def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, fill: float) -> str:
+    """The budget as text for the plan of a run; `fill` is the share of it that batches use."""
+    # 0 at the end of an epoch that had another budget: none of its samples is left to be planned.
+    text = f"{token_budget:,}" + (f", {fill:.1%} used" if fill else "")
+    default = default_token_budget(config)
+    if config.token_budget is None and token_budget > default:
+        parts = (data.train, data.validation)
+        names = [
+            str(part.names[int(part.full_sizes.argmax())])
+            for part in parts
+            if int(part.full_sizes.max()) == token_budget
+        ]
+        text += f"; raised from {default:,} to the largest pair"
+        text += f", {names[0]}" if names else ""
+    return text
+
+
+def dataset_card(folder: Path) -> str:
+    """Markdown about a pair dataset: its README.md if it has one, else what it was made from."""
+    if (folder / "README.md").is_file():
+        return (folder / "README.md").read_text(encoding="utf-8")
+    info = {}
+    if (folder / "pointup.json").is_file():
+        info = json.loads((folder / "pointup.json").read_text(encoding="utf-8"))
+    rows = [f"| {key.replace('_', ' ')} | {str(value)[:400]} |" for key, value in info.items()]
+    return "\n".join([f"**{folder}**", "", "| | |", "|---|---|", *rows])
+
+
+class TrainingBar:
+    """Shows step, loss, speed and time left: a bar on a terminal, elsewhere a line every
+    `seconds_between_lines`.
+
+    Speed is that of the last 64 steps, without evaluations. The time left follows from the progress
+    since the start of this process, evaluations included.
+    """
+
+    def __init__(self, seconds_between_lines: float = 30.0) -> None:
+        self.seconds_between_lines = seconds_between_lines
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty():
+            bar_format = "{percentage:3.0f}% |{bar:24}| {desc}"
+            self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=64)
+        self.began: tuple[float, float] | None = None
+        self.line, self.share_done = "", 0.0
+        self.is_logged = True
+        self.drawn_at = self.logged_at = -math.inf
+
+    def move(
+        self,
+        step: int,
+        schedule: RunSchedule,
+        share_done: float,
+        totals: StepTotals,
+        learning_rate: float,
+    ) -> None:
+        now, total_steps = time.monotonic(), schedule.total_steps
+        if total_steps and step > total_steps and share_done > 0:
+            # A number of epochs was given, and their past part had more steps, of a smaller budget.
+            total_steps = round(step / share_done)
+        where = f"step {step:,}" + (f"/{total_steps:,}" if total_steps else "")
+        state = [where, f"loss {totals.loss:.4g}", f"lr {learning_rate:.2g}"]
+        self.recent.append((now, totals.num_tokens))
+        if (elapsed := now - self.recent[0][0]) > 0:
+            # The first entry marks the start of the second step; its tokens came before.
+            done = sum(tokens for _, tokens in self.recent) - self.recent[0][1]
+            state.append(f"{done / elapsed:,.0f} tokens/s")
+        self.began = self.began or (now, share_done)
+        if share_done > self.began[1]:
+            left = (now - self.began[0]) / (share_done - self.began[1]) * (1 - share_done)
+            state.append(f"{tqdm.format_interval(left)} left")
+        self.line, self.share_done = ", ".join(state), share_done
+        self.is_logged = False
+        if now - self.drawn_at >= 0.2:
+            self._draw(now)
+        if now - self.logged_at >= self.seconds_between_lines:
+            self._log(now)
+
+    def pause(self) -> None:
+        """Exclude the time since the last step from the speed."""
+        self.recent.clear()
+
+    def close(self) -> None:
+        now = time.monotonic()
+        if not self.is_logged:
+            self._log(now)
+        self._draw(now)
+        if self.bar is not None:
+            with contextlib.suppress(OSError):
+                self.bar.close()
+
+    def _draw(self, now: float) -> None:
+        if self.bar is not None:
+            try:
+                self.bar.n = self.share_done
+                self.bar.set_description_str(self.line)
+            except OSError:
+                # The terminal is gone; the training continues.
+                self.bar = None
+        self.drawn_at = now
+
+    def _log(self, now: float) -> None:
+        # With a bar on the console, the line goes to the log file only.
+        logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.line)
+        self.logged_at, self.is_logged = now, True

@@ -1,20 +1,13 @@
-"""Formats evaluations, datasets and the plan of a run as text tables of at most 100 columns."""
+"""Formats evaluations and the plan of a run as text tables of at most 100 columns."""
 
 from __future__ import annotations
 
-import json
-import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from pointup.evaluation.cloud_metrics import METRICS, Metric
 from pointup.evaluation.report import aligned
-from pointup.training.distributed.reduction import StepTotals
-from pointup.training.tracking.tensorboard import TAGS, training_tag, validation_tag
 
 ROW_LABELS = {
     "model": "model",
@@ -103,69 +96,8 @@ def _change(value: float | None, reference: float | None) -> str:
     return f"{value / reference - 1:+.1%}"
 
 
-def dataset_card(name: str) -> str:
-    """Markdown about a pair dataset: its README.md if it has one, else what it was made from."""
-    folder = Path(name)
-    if (folder / "README.md").is_file():
-        return (folder / "README.md").read_text(encoding="utf-8")
-    info = {}
-    if (folder / "pointup.json").is_file():
-        info = json.loads((folder / "pointup.json").read_text(encoding="utf-8"))
-    rows = [f"| {key.replace('_', ' ')} | {str(value)[:400]} |" for key, value in info.items()]
-    return "\n".join([f"**{name}**", "", "| | |", "|---|---|", *rows])
-
-
-Figures = dict[str, dict[str, Any]]
-"""Figures by label of the dataset."""
-
-
-def training_figures(labels: Sequence[str], totals: StepTotals, seen: Sequence[int]) -> Figures:
-    """Loss and clouds of a step, and the clouds of the run so far, of each dataset.
-
-    The loss of a dataset without a cloud in the step is NaN.
-    """
-    numbers = zip(totals.loss_by_dataset, totals.clouds_by_dataset, seen, strict=True)
-    return {
-        label: {"loss": loss, "num_clouds": clouds, "seen_clouds": so_far}
-        for label, (loss, clouds, so_far) in zip(labels, numbers, strict=True)
-    }
-
-
-def validation_figures(
-    by_dataset: Mapping[str, tuple[Mapping[str, Mapping[str, float]], Sequence[float]]],
-) -> Figures:
-    """The metrics of each dataset, with the mean share of the midpoint baseline's distance."""
-    return {
-        label: {
-            "num_clouds": len(shares),
-            "share_of_midpoints": float(np.mean(shares)) if shares else None,
-            "validation": rows,
-        }
-        for label, (rows, shares) in by_dataset.items()
-    }
-
-
-def training_curves(figures: Figures) -> dict[str, dict[str, float]]:
-    """Points of the curves of each dataset at a step; none for the loss of no cloud."""
-    return {
-        label: {training_tag(name): value for name, value in values.items() if math.isfinite(value)}
-        for label, values in figures.items()
-    }
-
-
-def validation_curves(figures: Figures) -> dict[str, dict[str, float]]:
-    """Points of the curves of each dataset at an evaluation; none without a measured cloud."""
-    curves = {}
-    for label, values in figures.items():
-        model = values["validation"].get("model", {})
-        curves[label] = {validation_tag(metric): value for metric, value in model.items()}
-        if values["share_of_midpoints"] is not None:
-            curves[label][TAGS["share_of_midpoints"]] = values["share_of_midpoints"]
-    return curves
-
-
-def validation_table(figures: Figures) -> str:
-    """A line for each dataset: clouds, Chamfer distance, share of the midpoint baseline's."""
+def datasets_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each dataset, by its label: clouds, Chamfer distance, share of the midpoint baseline's."""
     lines = [["dataset", "clouds", "Chamfer", "of the midpoint baseline's"]]
     for label, values in figures.items():
         chamfer = values["validation"].get("model", {}).get("chamfer")

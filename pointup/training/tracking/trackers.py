@@ -1,27 +1,93 @@
-"""The trackers of a run: TensorBoard by pointup itself, the others by Accelerate."""
+"""The trackers of a run, what they show, and under which names.
+
+TensorBoard is started by pointup itself, the others by Accelerate.
+"""
 
 from __future__ import annotations
 
 import logging
+import platform
 import re
+import shlex
+import sys
 import uuid
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from accelerate import Accelerator
-from accelerate.tracking import GeneralTracker
+from accelerate.tracking import GeneralTracker, TensorBoardTracker
 
+import pointup
+from pointup.terminal import literal
 from pointup.training.config import TrainConfig, as_dict, flattened
 from pointup.training.evaluation import SampleClouds
-from pointup.training.tracking.tensorboard import TAGS, TensorBoardRun, WandbRun
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger("pointup")
 
 PROJECT = "pointup"
 """Name of the project in trackers."""
+OVERVIEW = "1 overview"
+TAGS = {
+    "loss": f"{OVERVIEW}/3 training loss",
+    "learning_rate": f"{OVERVIEW}/4 learning rate",
+    "tokens_per_second": f"{OVERVIEW}/5 tokens per second",
+    "share_of_midpoints": f"{OVERVIEW}/1 share of the midpoint baseline",
+    "chamfer": f"{OVERVIEW}/2 validation Chamfer distance",
+    "grad_norm": "3 training/gradient norm",
+    "epoch": "3 training/epoch",
+    "num_clouds": "3 training/clouds per step",
+    "num_tokens": "3 training/tokens per step",
+    "fill": "3 training/fill of the token budget",
+    "step_seconds": "4 speed/seconds per step",
+    "data_wait_seconds": "4 speed/seconds of waiting for data",
+    "idle_fraction": "4 speed/idle fraction",
+    "peak_memory_gib": "5 memory/peak in GiB",
+    "out_of_memory": "5 memory/out-of-memory errors",
+    "seen_clouds": "3 training/clouds so far",
+    "unreadable_clouds": "3 training/unreadable clouds",
+}
+"""Names of curves. TensorBoard sorts groups and charts by name; numbers put the main ones first.
+Of the metrics, HPARAMS shows only the first one without a click."""
+REFERENCES = {
+    "midpoints": "midpoint baseline",
+    "source": "source as it is",
+    "resampled": "resampled ground truth",
+}
+"""Rows of an evaluation that do not depend on the model, and their names as runs."""
+CHARTS = ("share_of_midpoints", "chamfer", "loss", "learning_rate", "tokens_per_second")
+NOT_COMPARED = frozenset(
+    {
+        "output_dir", "log_with", "num_workers", "worker_timeout", "log_every", "save_every",
+        "save_minutes", "keep_checkpoints", "num_pictures", "collective_timeout", "hang_timeout",
+        "on_save_error", "debug", "quick",
+    }
+)  # fmt: skip
+"""Options that differ between runs and say nothing about what they learn."""
+SHOWN_POINTS = 10_000
 NOT_ACCEPTED = re.compile(r"[^\w.\- /:]")
 
-logger = logging.getLogger("pointup")
+
+def training_tag(name: str) -> str:
+    """Name of the curve of a value of metrics.jsonl."""
+    return TAGS.get(name, f"4 speed/{name.replace('_', ' ')}")
+
+
+def validation_tag(metric: str) -> str:
+    """Name of the curve of a metric of an evaluation."""
+    return TAGS["chamfer"] if metric == "chamfer" else f"2 validation/{metric.replace('_', ' ')}"
+
+
+def beside(tag: str, label: str) -> str:
+    """The name of the curve of `tag` for `label`, with characters that all trackers accept: MLflow
+    refuses others than letters, digits, spaces and _ - . : /."""
+    return f"{tag} - {NOT_ACCEPTED.sub('_', label)}"
 
 
 class Trackers:
@@ -67,10 +133,9 @@ class Trackers:
         if getattr(each, "value", each) == "tensorboard":
             # Without a checkpoint all steps are purged, else those after the checkpoint.
             purge_step = resume_step + 1 if resume_step else 0
-            tensorboard = TensorBoardRun(config.output_dir, purge_step)
-            tensorboard.start(values)
-            self.tensorboard = tensorboard
-            return [tensorboard.tracker]
+            self.tensorboard = TensorBoardRun(config.output_dir, purge_step)
+            self.tensorboard.describe(values)
+            return [self.tensorboard.tracker]
         # TensorBoard names a run by its directory, the others by project and run.
         options = {"name": config.output_dir.resolve().name, "dir": str(config.output_dir)}
         if getattr(each, "value", each) == "wandb":
@@ -89,24 +154,22 @@ class Trackers:
         for tracker in self.accelerator.trackers:
             self._attempt(tracker.name, tracker.log, values, step=step)
 
-    def log_references(self, step: int, rows: dict[str, Any], curves: Mapping[str, float]) -> None:
-        """The rows of an evaluation that don't depend on the model: runs of their own in
-        TensorBoard, `curves` in the others."""
-        if self.tensorboard is not None:
-            self._attempt("tensorboard", self.tensorboard.write_references, step, rows)
-        self._log_elsewhere(step, curves)
+    def log_beside(
+        self, step: int, folder: str, label: str, values: Mapping[str, float], **constants: float
+    ) -> None:
+        """Points of the same curves of something beside the model: a reference, or one dataset.
 
-    def log_dataset(self, step: int, label: str, values: Mapping[str, float]) -> None:
-        """Points of the curves of one dataset: a run of TensorBoard, curves of the others."""
-        if self.tensorboard is not None:
-            name = f"datasets/{label}"
-            self._attempt("tensorboard", self.tensorboard.write_beside, step, name, values)
-        self._log_elsewhere(step, {beside(tag, label): value for tag, value in values.items()})
-
-    def _log_elsewhere(self, step: int, values: Mapping[str, float]) -> None:
+        TensorBoard has them as a run in `folder`, with the `constants`, lines across its charts;
+        the others as curves.
+        """
         for tracker in self.accelerator.trackers:
             if tracker.name != "tensorboard":
-                self._attempt(tracker.name, tracker.log, values, step=step)
+                own = {beside(tag, label): value for tag, value in values.items()}
+                self._attempt(tracker.name, tracker.log, own, step=step)
+        if self.tensorboard is not None:
+            lines = {**values, **{TAGS[name]: value for name, value in constants.items()}}
+            write = self.tensorboard.write_beside
+            self._attempt("tensorboard", write, step, f"{folder}/{label}", lines)
 
     def log_picture(self, step: int, name: str, picture: np.ndarray) -> None:
         """A picture (height, width, 3) uint8, in the trackers that accept pictures."""
@@ -118,18 +181,15 @@ class Trackers:
 
     def log_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
         """Clouds of a validation sample, to turn about in the trackers that draw points."""
-        if self.tensorboard is not None:
-            self._attempt("tensorboard", self.tensorboard.write_clouds, step, name, clouds)
-        if self.wandb is not None:
-            self._attempt("wandb", self.wandb.write_clouds, step, name, clouds)
+        for run in (self.tensorboard, self.wandb):
+            if run is not None:
+                self._attempt(run.name, run.write_clouds, step, name, clouds)
 
     def log_plan(self, plan: str, cards: str) -> None:
         """The plan of the run, and the descriptions of its datasets."""
-        if self.tensorboard is not None:
-            self._attempt("tensorboard", self.tensorboard.write_text, "plan", f"```\n{plan}\n```")
-            self._attempt("tensorboard", self.tensorboard.write_text, "dataset", cards)
-        if self.wandb is not None:
-            self._attempt("wandb", self.wandb.write_plan, plan, cards)
+        for run in (self.tensorboard, self.wandb):
+            if run is not None:
+                self._attempt(run.name, run.write_plan, plan, cards)
 
     def finish(self) -> None:
         """Finish all trackers; a second run in this process starts its own."""
@@ -160,10 +220,165 @@ class Trackers:
             self.failing.discard(name)
 
 
-def beside(tag: str, label: str) -> str:
-    """The name of the curve of `tag` for `label`, with characters that all trackers accept: MLflow
-    refuses others than letters, digits, spaces and _ - . : /."""
-    return f"{tag} - {NOT_ACCEPTED.sub('_', label)}"
+class TensorBoardRun:
+    """The events of one run, in its output directory, with its references as runs of their own.
+
+    TensorBoard draws a curve of the same name in several runs in one chart, each run in its own
+    colour. So the references are runs, in `baselines/`, and their lines lie in the model's charts.
+    So are the datasets of a run that trains on several, in `datasets/`. Points from `purge_step`
+    on, of an interrupted attempt, are removed.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, output_dir: Path, purge_step: int) -> None:
+        self.directory, self.purge_step = output_dir, purge_step
+        self.tracker = TensorBoardTracker("", str(output_dir), purge_step=purge_step)
+        self.tracker.start()
+        self.writer: SummaryWriter = self.tracker.writer
+        self.others: dict[str, SummaryWriter] = {}
+        self.drawn: set[str] = set()
+
+    def describe(self, options: Mapping[str, Any]) -> None:
+        """Write charts, hyperparameters, and the command with its versions."""
+        charts = {
+            TAGS[name].partition("/")[2].lstrip("0123456789 "): [
+                "Multiline",
+                [f"^{re.escape(TAGS[name])}$"],
+            ]
+            for name in CHARTS
+        }
+        self.writer.add_custom_scalars({"overview": charts})
+        self._write_hyperparameters(options)
+        packages = ("torch", "accelerate", "torch-geometric", "datasets", "numpy")
+        versions = {"pointup": pointup.__version__, "Python": platform.python_version()}
+        versions |= {name: version(name) for name in packages}
+        rows = "\n".join(f"| {name} | {number} |" for name, number in versions.items())
+        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+        command = shlex.join(words).replace(" --", " \\\n    --")
+        self.writer.add_text("command", f"```\n{command}\n```")
+        self.writer.add_text("versions", f"| package | version |\n|---|---|\n{rows}")
+
+    def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
+        """Write hyperparameters into the events of the run itself, with their types.
+
+        SummaryWriter.add_hparams would add a run, named by the time, at each start, and store
+        booleans as numbers. It would also describe the hyperparameters of the experiment; without
+        a description TensorBoard compares the runs itself and lists those that differ first.
+        """
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.hparams import metadata
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
+
+        info = SessionStartInfo()
+        for name, value in values.items():
+            if name in NOT_COMPARED:
+                continue
+            if isinstance(value, bool):
+                info.hparams[name].bool_value = value
+            elif isinstance(value, (int, float)):
+                info.hparams[name].number_value = value
+            else:
+                info.hparams[name].string_value = value
+        content = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
+        described = metadata.create_summary_metadata(content)
+        value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=described)
+        self.writer._get_file_writer().add_summary(Summary(value=[value]))
+        self.writer.flush()
+
+    def write_plan(self, plan: str, cards: str) -> None:
+        self.writer.add_text("plan", f"```\n{plan}\n```")
+        self.writer.add_text("dataset", cards)
+
+    def write_beside(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        """Points of curves of another run, in the subdirectory `name`."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        if name not in self.others:
+            directory = str(self.directory / name)
+            self.others[name] = SummaryWriter(directory, purge_step=self.purge_step)
+        for tag, value in values.items():
+            self.others[name].add_scalar(tag, value, step)
+        self.others[name].flush()
+
+    def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
+        """Clouds of the first sample to turn about, coloured by error; source and target only once.
+
+        A browser draws at most 16 clouds in 3D on a page; with all samples of several runs the tab
+        would stay empty.
+        """
+        if self.drawn - {name}:
+            return
+        for title, (places, colors) in colored_clouds(clouds).items():
+            if title != "prediction" and name in self.drawn:
+                continue
+            if clouds.vertical:
+                # The plugin shows y upwards.
+                places = places[:, [0, 2, 1]] * np.array([1, 1, -1])
+            size = float(np.ptp(places, axis=0).max(initial=1e-6)) / 60
+            self.writer.add_mesh(
+                f"{literal(name)}/{title}",
+                torch.from_numpy(places.astype(np.float32))[None],
+                torch.from_numpy(colors)[None],
+                config_dict={"material": {"cls": "PointsMaterial", "size": size}},
+                global_step=step,
+            )
+        self.drawn.add(name)
+
+    def finish(self) -> None:
+        for writer in self.others.values():
+            writer.close()
+
+
+class WandbRun:
+    """The run of Accelerate's tracker for Weights & Biases.
+
+    Attributes:
+        run: as `wandb.init` returned it.
+    """
+
+    name = "wandb"
+
+    def __init__(self, run: Any, lower_is_better: list[str]) -> None:
+        self.run = run
+        for name in lower_is_better:
+            # The table of runs shows the best value, not the last one.
+            run.define_metric(name, summary="min")
+
+    def write_plan(self, plan: str, cards: str) -> None:
+        """Keep the plan and the datasets' descriptions as the notes of the run (Markdown)."""
+        self.run.notes = f"```\n{plan}\n```\n\n{cards}"
+
+    def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
+        """Source, prediction and target to turn about, coloured by error."""
+        import wandb
+
+        found = {
+            f"clouds/{literal(name)}/{title}": wandb.Object3D(np.column_stack([places, colors]))
+            for title, (places, colors) in colored_clouds(clouds).items()
+            if len(places)
+        }
+        self.run.log(found, step=step)
+
+
+def colored_clouds(clouds: SampleClouds) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Source, prediction and target, of at most SHOWN_POINTS points each: positions (n, 3) from the
+    centre of the target, and colours (n, 3) by error."""
+    # Only here, because matplotlib is not needed for anything else in training.
+    from pointup.visualization.rendering import error_colors
+
+    shown = {
+        "source": (clouds.source, clouds.target),
+        "prediction": (clouds.prediction, clouds.target),
+        "target": (clouds.target, clouds.prediction),
+    }
+    centre = clouds.target.mean(axis=0) if len(clouds.target) else np.zeros(3)
+    found = {}
+    for title, (points, against) in shown.items():
+        keep = np.random.default_rng(0).permutation(len(points))[:SHOWN_POINTS]
+        colors = error_colors(points, against, clouds.source, clouds.target)[keep]
+        found[title] = points[keep] - centre, colors
+    return found
 
 
 def wandb_id(output_dir: Path, resume_step: int) -> str:
