@@ -176,9 +176,9 @@ def undisturbed(pair_directory: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def accelerator(tmp_path: Path) -> Any:
-    from pointup.training.distributed.accelerator import make_accelerator
+    from runs import TrainConfig, training
 
-    return make_accelerator(tmp_path, ("tensorboard",))
+    return training.make_accelerator(TrainConfig(output_dir=tmp_path))
 
 
 @pytest.fixture

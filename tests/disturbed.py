@@ -23,8 +23,6 @@ sys.path.insert(0, str(ROOT))
 
 import train as training
 from pointup.training.config import TrainConfig
-from pointup.training.distributed.accelerator import make_accelerator
-from pointup.training.run_directory.lock import RunLock
 
 FAULTY = ROOT / "tests" / "faulty.py"
 STEPS = 12
@@ -81,9 +79,7 @@ def continues(data: Path, run: Path, *options: object) -> None:
     """Run or continue a run with two slots in this process, until its end."""
     slots = ("--accumulation-steps", 2, "--num-workers", 0)
     config = tyro.cli(TrainConfig, args=arguments(data, run, *slots, *options))
-    accelerator = make_accelerator(config.output_dir, config.log_with)
-    with RunLock(config.output_dir, accelerator):
-        training.train(config, accelerator)
+    training.train(config, training.make_accelerator(config))
 
 
 def processes_of(run: Path) -> list[psutil.Process]:

@@ -23,11 +23,13 @@ from accelerate import Accelerator
 import train
 from pointup import disk
 from pointup.datasets.pair_dataset import PairDataset
+from pointup.training import datasets
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.evaluation import Evaluation
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import PeakMemory
-from pointup.training.run_directory.checkpoint import Saver
+from pointup.training.step_totals import StepMeter, StepTotals
+from pointup.training.training_state import RunState
 
 PLACES: dict[str, tuple[Any, str]] = {
     "start": (train, "open_training_data"),
@@ -35,11 +37,11 @@ PLACES: dict[str, tuple[Any, str]] = {
     "forward": (train, "losses_of_model"),
     "backward": (Accelerator, "backward"),
     "window": (StepReduction, "add"),
-    "reduction": (StepReduction, "finish"),
+    "reduction": (StepReduction, "reduce"),
     "evaluation": (Evaluation, "records_of"),
-    "checkpoint": (Saver, "save"),
+    "checkpoint": (RunState, "save"),
     "saving": (disk, "flush_to_disk"),
-    "consistency": (train, "facts_of_epoch"),
+    "consistency": (datasets, "check_consistency"),
 }
 
 
@@ -131,26 +133,24 @@ def have_memory_left(num_bytes: int) -> None:
 
 
 def record_clouds(directory: Path) -> None:
-    real = StepReduction.finish
+    real = StepMeter.totals
 
-    def finish(self: StepReduction, *args: Any, **options: Any) -> Any:
-        totals = real(self, *args, **options)
-        names = [name for batch, _, _ in self.micro_batches for name in batch]
+    def totals(self: StepMeter, reduced: list[float]) -> StepTotals:
         with (directory / f"{os.getpid()}.txt").open("a") as file:
-            file.writelines(f"{name}\n" for name in names)
-        return totals
+            file.writelines(f"{name}\n" for piece in self.pieces for name in piece.names)
+        return real(self, reduced)
 
-    StepReduction.finish = finish
+    StepMeter.totals = totals
 
 
 def slow_down_steps(seconds: float) -> None:
-    real = StepReduction.start
+    real = train.StepMeter
 
-    def start(self: StepReduction) -> None:
+    def after_a_pause(*given: Any) -> StepMeter:
         time.sleep(seconds)
-        real(self)
+        return real(*given)
 
-    StepReduction.start = start
+    train.StepMeter = after_a_pause
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ import train as training
 from pointup.model.config import ModelConfig
 from pointup.training.config import TrainConfig
 
-__all__ = ["SMALL", "final_weights", "options", "training"]
+__all__ = ["SMALL", "TrainConfig", "final_weights", "options", "training"]
 
 SMALL = ModelConfig(feature_dim=16, k=6, num_layers=1, heads=2, child_heads=2, position_hidden=8)
 

@@ -18,8 +18,7 @@ from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import assume_valid
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.accelerator import sum_in_float32
-from pointup.training.distributed.reduction import StepReduction, StepTotals
-from pointup.training.faults.out_of_memory import num_tokens
+from pointup.training.distributed.reduction import StepReduction
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
 from pointup.training.training_state import make_optimizer
 
@@ -84,12 +83,12 @@ class TrainingWork:
         self.seconds: dict[str, float] = {}
         """Seconds of each part of the last step."""
 
-    def step(self, batch: Batch) -> StepTotals:
-        """Forward, loss, backward, reduction and update on one micro-batch."""
+    def step(self, batch: Batch) -> float:
+        """Forward, loss, backward, reduction and update on one micro-batch; returns its loss."""
         batch = move(batch, self.device)
-        self.reduction.start()
+        self.optimizer.zero_grad()
         ticks = [now(self.device)]
-        with self.reduction.timed_work(), assume_valid():
+        with assume_valid():
             ratio = training_ratio(batch, None, MAX_RATIO)
             autocast = torch.autocast(self.device.type, self.dtype) if self.dtype else nullcontext()
             with autocast:
@@ -99,12 +98,12 @@ class TrainingWork:
             losses = cloud_losses(output, batch, spacing, LossConfig())
             ticks.append(now(self.device))
             losses.sum().backward()
-            self.reduction.add(losses, num_tokens(batch))
+            self.reduction.add(losses)
             ticks.append(now(self.device))
-        totals = self.reduction.finish(False, 0.0)
+        loss, num_clouds = self.reduction.reduce(torch.tensor([float(len(losses))]))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         ticks.append(now(self.device))
         durations = [after - before for before, after in pairwise(ticks)]
         self.seconds = dict(zip(PARTS, durations, strict=True))
-        return totals
+        return loss / num_clouds

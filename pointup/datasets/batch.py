@@ -10,8 +10,10 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from tempfile import gettempdir
+from threading import Thread
 from typing import Any
 
 import torch
@@ -142,21 +144,8 @@ class _Batches(_MultiProcessingDataLoaderIter):
     """Looks for dead workers often: of those from a fork server no signal tells."""
 
     def __next__(self) -> Any:
-        """The next batch; raises TrainingError if its worker can't be reached."""
-        try:
+        with _lost_workers_named(getattr(self, "_pin_memory_thread", None)):
             return super().__next__()
-        except (ConnectionError, FileNotFoundError) as error:
-            # Those of a dataset name a file, and those that a worker reports have no number.
-            if error.errno is None or error.filename is not None:
-                raise
-            raise _no_connection(error) from error
-        except RuntimeError as error:
-            # Where batches are pinned, a thread of the loader meets that error and ends.
-            thread = getattr(self, "_pin_memory_thread", None)
-            is_gone = thread is not None and not thread.is_alive()
-            if not (is_gone and str(error).startswith("DataLoader timed out")):
-                raise
-            raise _no_connection(error) from error
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         until = time.monotonic() + timeout
@@ -173,12 +162,28 @@ class _Batches(_MultiProcessingDataLoaderIter):
                 return found, batch
 
 
-def _no_connection(cause: Exception) -> TrainingError:
-    """The error of a data worker that can't be reached."""
-    return TrainingError(
-        f"no connection to a data worker ({cause!r}); was {gettempdir()} emptied, where Python "
-        "keeps the socket? The same command again continues from the last checkpoint"
-    )
+@contextmanager
+def _lost_workers_named(pinning: Thread | None) -> Iterator[None]:
+    """Raise a TrainingError where a data worker can't be reached.
+
+    Where batches are pinned, the thread that does so meets that error and ends; it shows only as
+    the loader's timeout.
+    """
+    try:
+        yield
+    except (ConnectionError, FileNotFoundError, RuntimeError) as error:
+        if isinstance(error, OSError):
+            # Those of a dataset name a file, and those that a worker reports have no number.
+            is_lost = error.errno is not None and error.filename is None
+        else:
+            is_gone = pinning is not None and not pinning.is_alive()
+            is_lost = is_gone and str(error).startswith("DataLoader timed out")
+        if not is_lost:
+            raise
+        raise TrainingError(
+            f"no connection to a data worker ({error!r}); was {gettempdir()} emptied, where Python "
+            "keeps the socket? The same command again continues from the last checkpoint"
+        ) from error
 
 
 class _Loader(DataLoader[Data]):

@@ -197,11 +197,8 @@ class RunState:
         is better than the saved model is saved. At the end of the run CheckpointError is raised.
         The log warns at the end of a run in which no model was saved.
         """
-        progress, output_dir, best_before = (
-            self.progress,
-            self.config.output_dir,
-            self.progress.best,
-        )
+        progress, output_dir = self.progress, self.config.output_dir
+        best_before = progress.best
         if progress.judge(score, self.config) and not self._write(
             lambda: save_model(self.model, output_dir / "model"), must_succeed=progress.finished
         ):

@@ -17,7 +17,6 @@ from processes import Run, shared_memory_of
 from runs import training
 
 from pointup.training.config import TrainConfig
-from pointup.training.distributed.accelerator import make_accelerator
 
 Launch = Callable[..., Run]
 SMALL = (
@@ -30,7 +29,7 @@ SMALL = (
 def train_here(*arguments: object) -> None:
     """Run in this process, which is faster than a launch."""
     config = tyro.cli(TrainConfig, args=[str(word) for word in arguments])
-    training.train(config, make_accelerator(config.output_dir, config.log_with))
+    training.train(config, training.make_accelerator(config))
 
 
 def succeeded(ended: Run) -> Run:

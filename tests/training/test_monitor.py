@@ -15,152 +15,113 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from monitored import RESULT, ROWS, new_accelerator, recording
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer import event_file_writer
 
-from pointup.evaluation.cloud_metrics import Metric
-from pointup.training.config import TrainConfig
-from pointup.training.distributed.reduction import StepTotals
-from pointup.training.evaluation import EvaluationResult, SampleClouds
-from pointup.training.tracking.monitor import Monitor
+from pointup.training.evaluation import SampleClouds
 
-ROWS = {
-    "model": {"chamfer": 0.0123, "cd": 0.231, "p2f": 1.18},
-    "midpoints": {"chamfer": 0.0131, "cd": 0.268, "p2f": 1.78},
-    "source": {"chamfer": 0.0204, "cd": 0.5},
-    "resampled": {"chamfer": 0.0101, "cd": 0.2185, "p2f": 0.0},
-}
-RESULT = EvaluationResult(ROWS, shares=[0.9, 1.1], pictures={}, is_complete=True)
-METRICS = {
-    "chamfer": Metric("Chamfer", "data unit", "mean distance there and back, not squared"),
-    "cd": Metric(
-        "CD", "x1e-3", "mean squared distance there and back, " + 10 * "each normalised, "
-    ),
-    "p2f": Metric("P2F", "x1e-3", ""),
-}
+RANDOM = np.random.default_rng(0)
+PICTURE = RANDOM.integers(0, 256, (20, 30, 3)).astype(np.uint8)
+SOURCE, TARGET = RANDOM.random((40, 3)), RANDOM.random((90, 3))
+SAMPLE = SampleClouds(SOURCE, TARGET, TARGET + 0.01, TARGET, vertical=True)
+SHOWN = replace(
+    RESULT, pictures={"bunny": PICTURE}, clouds={"bunny": SAMPLE, "another": SAMPLE}, unit="US ft"
+)
 
 
 @pytest.fixture
 def accelerator(tmp_path: Path) -> Iterator[Accelerator]:
-    yield Accelerator(cpu=True, log_with="tensorboard", project_dir=str(tmp_path / "elsewhere"))
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+    with new_accelerator(tmp_path, "tensorboard") as made:
+        yield made
 
 
-def train(monitor: Monitor, step: int, loss: float = 0.5) -> None:
-    monitor.train(
-        step,
-        totals(loss),
-        epoch=0,
-        learning_rate=1e-3,
-        grad_norm=1.0,
-        step_seconds=0.5,
-        fill=0.5,
-    )
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run with a plan, two steps and two evaluations."""
+    folder = tmp_path_factory.mktemp("monitor")
+    (folder / "pairs").mkdir()
+    (folder / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
+    with pytest.MonkeyPatch.context() as patch, new_accelerator(folder, "tensorboard") as made:
+        patch.setattr("sys.argv", ["/usr/bin/pointup", "train", "--steps", "3"])
+        patch.setattr(
+            "pointup.training.tracking.monitor.Monitor.plan_text", lambda *_: "device  cpu"
+        )
+        with recording(made, folder / "run", data=[folder / "pairs"]) as recorded:
+            recorded.monitor.plan(*[None] * 3)  # type: ignore[arg-type]
+            recorded.train(10)
+            recorded.evaluate(10, SHOWN)
+            recorded.train(20, loss=math.nan)
+            recorded.evaluate(20, SHOWN)
+    assert not (folder / "elsewhere").exists()
+    return folder / "run"
 
 
-def totals(loss: float = 0.5) -> StepTotals:
-    return StepTotals(
-        num_clouds=16,
-        num_tokens=4096,
-        loss=loss,
-        stop=False,
-        elapsed_seconds=10.0,
-        busy_seconds=(0.49, 0.48),
-        data_wait_seconds=(0.0, 0.001),
-        out_of_memory=0,
-        data_seconds={"reading": 0.2, "packing": 0.1},
-    )
-
-
-def lines(config: TrainConfig) -> list[dict]:
-    text = (config.output_dir / "metrics.jsonl").read_text()
+def lines(run: Path) -> list[dict]:
+    text = (run / "metrics.jsonl").read_text()
     return [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
 
 
-def events(config: TrainConfig) -> EventAccumulator:
-    accumulator = EventAccumulator(str(config.output_dir), {"images": 0, "scalars": 0})
-    return accumulator.Reload()
+def events(run: Path) -> EventAccumulator:
+    return EventAccumulator(str(run), {"images": 0, "scalars": 0, "tensors": 0}).Reload()
 
 
-def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
-    config = TrainConfig(output_dir=tmp_path)
-    with Monitor(accelerator, config) as monitor:
-        train(monitor, 10)
-        assert lines(config)[0].keys() == {
-            "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
-            "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
-            "peak_memory_bytes", "out_of_memory", "unreadable_clouds", "data_reading_seconds",
-            "data_packing_seconds", "limited_by",
-        }  # fmt: skip
-        train(monitor, 20, loss=math.nan)
-    assert [line["loss"] for line in lines(config)] == [0.5, None]
-    recorded = events(config)
+def test_a_logged_step_is_a_line_of_json_and_a_point_of_each_curve(run: Path) -> None:
+    steps = [line for line in lines(run) if "loss" in line]
+    assert steps[0].keys() == {
+        "step", "epoch", "loss", "learning_rate", "grad_norm", "num_clouds", "num_tokens",
+        "tokens_per_second", "step_seconds", "data_wait_seconds", "idle_fraction",
+        "peak_memory_bytes", "out_of_memory", "unreadable_clouds", "data_reading_seconds",
+        "data_packing_seconds", "limited_by",
+    }  # fmt: skip
+    assert [line["loss"] for line in steps] == [0.5, None]
+    assert steps[0]["limited_by"] == "training"
+    recorded = events(run)
     assert [event.step for event in recorded.Scalars("1 overview/3 training loss")] == [10, 20]
-    assert recorded.Scalars("1 overview/5 tokens per second")[0].value == 8192
-    assert recorded.Scalars("4 speed/data packing seconds")[0].value == pytest.approx(0.1)
+    for curve, value in (
+        ("1 overview/5 tokens per second", 8192),
+        ("4 speed/data packing seconds", 0.1),
+        ("3 training/fill of the token budget", 0.5),
+    ):
+        assert recorded.Scalars(curve)[0].value == pytest.approx(value)
     assert recorded.Scalars("5 memory/peak in GiB")[0].value > 0
-    assert lines(config)[0]["limited_by"] == "training"
 
 
-def test_an_evaluation_is_a_line_and_curves_beside_its_references(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
-    config = TrainConfig(output_dir=tmp_path)
-    with Monitor(accelerator, config) as monitor:
-        monitor.validation(50, RESULT)
-    expected = {"step": 50, "share_of_midpoints": 1.0, "validation": ROWS, "is_complete": True}
-    assert lines(config) == [expected]
-    recorded = events(config)
-    baselines = tmp_path / "baselines"
+def test_an_evaluation_is_a_line_and_curves_beside_its_references(run: Path) -> None:
+    expected = {"step": 10, "share_of_midpoints": 1.0, "validation": ROWS, "is_complete": True}
+    assert next(line for line in lines(run) if "validation" in line) == expected
+    baselines = run / "baselines"
     for folder, value in (
-        (tmp_path, 0.231),
+        (run, 0.231),
         (baselines / "midpoint baseline", 0.268),
         (baselines / "resampled ground truth", 0.2185),
     ):
         # The same name in each run, so that TensorBoard draws them in one chart.
-        (event,) = EventAccumulator(str(folder)).Reload().Scalars("2 validation/cd")
-        assert (event.step, event.value) == (50, pytest.approx(value))
-    (share,) = recorded.Scalars("1 overview/1 share of the midpoint baseline")
-    assert share.value == 1.0
+        event = events(folder).Scalars("2 validation/cd")[0]
+        assert (event.step, event.value) == (10, pytest.approx(value))
+    for folder in (run, baselines / "midpoint baseline"):
+        shares = events(folder).Scalars("1 overview/1 share of the midpoint baseline")
+        assert [share.value for share in shares] == [1.0, 1.0]
 
 
-def test_the_first_evaluation_says_that_its_figures_are_those_of_the_network_alone(
+def test_the_first_table_has_the_unit_of_the_surveys_and_says_what_its_figures_are(
     accelerator: Accelerator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        for step, times in ((50, 1), (100, 0)):
-            monitor.validation(step, RESULT)
-            printed = " ".join(capsys.readouterr().err.split())
-            assert printed.count("Figures of the network alone.") == times
-            assert printed.count("`pointup evaluate pairs --as-written` measures") == times
+    with recording(accelerator, tmp_path) as recorded:
+        for step, unit, times in ((50, "US ft", 1), (100, "", 0)):
+            recorded.evaluate(step, replace(RESULT, unit=unit))
+            printed = capsys.readouterr().err
+            shown = unit or "data unit"
+            assert printed.splitlines()[1].split() == [*shown.split(), "x1e-3", "x1e-3"]
+            words = " ".join(printed.split())
+            assert words.count("Figures of the network alone.") == times
+            assert words.count("`pointup evaluate pairs --as-written` measures") == times
 
 
-@pytest.mark.parametrize(("unit", "shown"), [("US ft", "US ft"), ("", "data unit")])
-def test_the_table_of_an_evaluation_names_the_unit_of_the_surveys(
-    unit: str,
-    shown: str,
-    accelerator: Accelerator,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        monitor.validation(50, replace(RESULT, unit=unit))
-    assert capsys.readouterr().err.splitlines()[1].split() == [*shown.split(), "x1e-3", "x1e-3"]
-
-
-def test_a_chart_holds_what_its_title_says_and_each_once(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
-    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
-
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        train(monitor, 10)
-        monitor.validation(10, RESULT)
-    recorded = events(TrainConfig(output_dir=tmp_path))
+def test_a_chart_holds_what_its_title_says_and_each_once(run: Path) -> None:
+    recorded = events(run)
     (event,) = recorded.Tensors("custom_scalars__config__")
     layout = Layout.FromString(event.tensor_proto.string_val[0])
     tags = recorded.Tags()["scalars"]
@@ -175,17 +136,9 @@ def test_a_chart_holds_what_its_title_says_and_each_once(
 
 
 def test_clouds_of_the_first_sample_can_be_turned_about_and_the_source_is_stored_once(
-    accelerator: Accelerator, tmp_path: Path
+    run: Path,
 ) -> None:
-    rng = np.random.default_rng(0)
-    source, target = rng.random((40, 3)), rng.random((90, 3))
-    sample = SampleClouds(source, target, target + 0.01, target, vertical=True)
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
-        for step in (10, 20):
-            clouds = {"bunny": sample, "another": sample}
-            result = EvaluationResult(ROWS, [0.9], {}, is_complete=True, clouds=clouds)
-            monitor.validation(step, result)
-    recorded = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
+    recorded = events(run)
     steps = {
         tag: [event.step for event in recorded.Tensors(f"bunny/{tag}_VERTEX")]
         for tag in ("source", "prediction", "target")
@@ -196,79 +149,61 @@ def test_clouds_of_the_first_sample_can_be_turned_about_and_the_source_is_stored
     (event,) = recorded.Tensors("bunny/target_VERTEX")
     points = np.sort(np.array(event.tensor_proto.float_val).reshape(-1, 3), axis=0)
     # z of a survey is y of the plugin.
-    expected = np.sort((target - target.mean(axis=0))[:, 2])
+    expected = np.sort((TARGET - TARGET.mean(axis=0))[:, 2])
     np.testing.assert_allclose(points[:, 1], expected, atol=1e-6)
 
 
-def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(
-    accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["/usr/bin/pointup", "train", "--steps", "3"])
-    (tmp_path / "pairs").mkdir()
-    (tmp_path / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path / "run")) as monitor:
-        monitor.plan("device  cpu", [str(tmp_path / "pairs")])
-    recorded = EventAccumulator(str(tmp_path / "run")).Reload()
+def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(run: Path) -> None:
+    recorded = events(run)
     texts = {
         title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()
         for title in ("plan", "command", "versions", "dataset")
     }
     assert "device  cpu" in texts["plan"]
+    assert (run / "plan.txt").read_text() == "device  cpu\n"
     assert "\npointup train \\\n    --steps 3" in texts["command"]
     assert f"| torch | {torch.__version__} |" in texts["versions"]
     assert "| inputs | ['a.laz'] |" in texts["dataset"]
 
 
-def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(
-    accelerator: Accelerator, tmp_path: Path
-) -> None:
+def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(run: Path) -> None:
     from matplotlib.image import imread
 
-    config = TrainConfig(output_dir=tmp_path)
-    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3)).astype(np.uint8)
-    with Monitor(accelerator, config) as monitor:
-        monitor.picture(7, "bunny", picture)
-    (event,) = events(config).Images("pictures/bunny")
+    event = events(run).Images("pictures/bunny")[0]
     read = imread(io.BytesIO(event.encoded_image_string), format="png")
-    assert event.step == 7
-    np.testing.assert_array_equal(np.round(read * 255).astype(np.uint8), picture)
+    assert event.step == 10
+    np.testing.assert_array_equal(np.round(read * 255).astype(np.uint8), PICTURE)
 
 
-def test_a_continued_run_has_no_step_twice(accelerator: Accelerator, tmp_path: Path) -> None:
-    config = TrainConfig(output_dir=tmp_path)
+def test_a_continued_run_has_no_step_twice(
+    accelerator: Accelerator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Files of the same second are read in the order of these numbers, as texts: 9 follows 10.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
     for resume_step, last_step, loss in ((0, 10, 1.0), (5, 8, 2.0), (8, 12, 3.0)):
-        with Monitor(accelerator, config, resume_step) as monitor:
+        with recording(accelerator, tmp_path, resume_step) as recorded:
             for step in range(resume_step + 1, last_step + 1):
-                train(monitor, step, loss)
+                recorded.train(step, loss)
                 if step % 4 == 0:
-                    monitor.validation(step, RESULT)
+                    recorded.evaluate(step)
     expected = [1.0] * 5 + [2.0] * 3 + [3.0] * 4
-    recorded = events(config)
-    curve = recorded.Scalars("1 overview/3 training loss")
-    assert [event.step for event in curve] == list(range(1, 13))
-    assert [event.value for event in curve] == expected
-    assert [
-        event.step for event in recorded.Scalars("1 overview/2 validation Chamfer distance")
-    ] == [
-        4,
-        8,
-        12,
-    ]
-    steps = [line for line in lines(config) if "loss" in line]
-    assert [line["step"] for line in steps] == list(range(1, 13))
-    assert [line["loss"] for line in steps] == expected
-    assert [line["step"] for line in lines(config) if "validation" in line] == [4, 8, 12]
+    curve = events(tmp_path).Scalars("1 overview/3 training loss")
+    assert [(event.step, event.value) for event in curve] == list(enumerate(expected, 1))
+    evaluations = events(tmp_path).Scalars("1 overview/2 validation Chamfer distance")
+    assert [event.step for event in evaluations] == [4, 8, 12]
+    steps = [(line["step"], line["loss"]) for line in lines(tmp_path) if "loss" in line]
+    assert steps == list(enumerate(expected, 1))
+    assert [line["step"] for line in lines(tmp_path) if "validation" in line] == [4, 8, 12]
 
 
 def test_hyperparameters_belong_to_the_run_and_add_no_other_run(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
-    config = TrainConfig(output_dir=tmp_path, learning_rate=3e-3)
     for step in (0, 3):
-        with Monitor(accelerator, config, step):
+        with recording(accelerator, tmp_path, step, learning_rate=3e-3):
             pass
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"logs"}
-    content = events(config).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    content = events(tmp_path).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     hparams = HParamsPluginData.FromString(content).session_start_info.hparams
     assert hparams["learning_rate"].number_value == 3e-3 and "model.num_layers" in hparams
     assert hparams["augment"].WhichOneof("kind") == "bool_value"
@@ -280,11 +215,9 @@ def test_events_go_to_the_run_s_own_directory_one_run_after_the_other(
     accelerator: Accelerator, tmp_path: Path
 ) -> None:
     for name in ("first", "second"):
-        config = TrainConfig(output_dir=tmp_path / name)
-        with Monitor(accelerator, config) as monitor:
-            train(monitor, 1)
-        assert len(events(config).Scalars("1 overview/3 training loss")) == 1
-    assert not (tmp_path / "elsewhere").exists()
+        with recording(accelerator, tmp_path / name) as recorded:
+            recorded.train(1)
+        assert len(events(tmp_path / name).Scalars("1 overview/3 training loss")) == 1
 
 
 def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path: Path) -> None:
@@ -292,12 +225,11 @@ def test_a_process_other_than_the_main_one_writes_only_its_log(tmp_path: Path) -
         is_main_process=False, process_index=1, num_processes=2, trackers=[],
         log_with=["tensorboard"],
     )  # fmt: skip
-    with Monitor(other, TrainConfig(output_dir=tmp_path)) as monitor:
-        train(monitor, 1)
-        monitor.validation(1, RESULT)
-        monitor.picture(1, "a", np.zeros((2, 2, 3), dtype=np.uint8))
-        monitor.progress(1, 10, totals(), 0.1)
-        monitor.print("for the main process")
+    with recording(other, tmp_path) as recorded:
+        recorded.monitor.plan(*[None] * 3)  # type: ignore[arg-type]
+        recorded.train(1)
+        recorded.evaluate(1, SHOWN)
+        recorded.monitor.print("for the main process")
     files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [Path("logs/rank_1.log")]
     assert "for the main process" not in (tmp_path / files[0]).read_text()

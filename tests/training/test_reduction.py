@@ -1,22 +1,34 @@
+"""The reduction of a step: gradients, totals and timings of all processes."""
+
 from __future__ import annotations
 
-import shutil
-import threading
+import math
 import time
 from collections.abc import Callable
-from multiprocessing import current_process
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from runs import SMALL, options, training
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from pointup.benchmark.training_step import SingleProcess
 from pointup.datasets.batch import collate, make_loader
-from pointup.errors import TrainingError
-from pointup.training.distributed.reduction import StepReduction, StepTotals, loss_divisor
+from pointup.datasets.pair_dataset import PairDataset, open_samples
+from pointup.model.upsampler import Upsampler
+from pointup.training.distributed.reduction import StepReduction
+from pointup.training.step_totals import StepMeter, StepTotals
+
+ALONE: Any = SingleProcess(torch.device("cpu"))
+NO_GRADIENT = torch.zeros(1)
+
+
+def cloud(name: str = "cloud", size: int = 5) -> Data:
+    points = torch.rand(size, 3)
+    return Data(pos=points, target=points, name=name, index=0)
 
 
 class SlowPairs(torch.utils.data.Dataset[Data]):
@@ -24,9 +36,9 @@ class SlowPairs(torch.utils.data.Dataset[Data]):
 
     def __getitem__(self, index: int) -> Data:
         time.sleep(0.05)
-        seconds = {"reading": 0.05, "augmenting": 0.01}
-        points = torch.rand(5, 3)
-        return Data(pos=points, target=points, name=str(index), index=index, seconds=seconds)
+        pair = cloud(str(index))
+        pair.seconds = {"reading": 0.05, "augmenting": 0.01}
+        return pair
 
     def __len__(self) -> int:
         return 4
@@ -35,76 +47,17 @@ class SlowPairs(torch.utils.data.Dataset[Data]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_step_that_waits_for_data_reports_the_stage(num_workers: int) -> None:
     loader = make_loader(SlowPairs(), [[0, 1], [2, 3]], num_workers)  # type: ignore[arg-type]
-    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
-    reduction.start()
-    batch = reduction.next_batch(iter(loader))
-    reduction.busy_seconds = 0.1
-    totals = reduction.finish(stop=False, elapsed_seconds=0.0)
-    assert batch.num_graphs == 2
+    step, reduction = StepMeter(ALONE), StepReduction(ALONE, [])
+    batch = step.next_of(iter(loader))
+    step.busy_seconds = 0.1
+    reduction.add(torch.ones(2))
+    step.add(batch, torch.ones(2), torch.zeros(2), reduction.sums)
+    totals = step.totals(reduction.reduce(step.numbers(stop=False, elapsed_seconds=0.0)))
+    assert (totals.num_clouds, totals.num_tokens, totals.loss) == (2, 20, 1.0)
     assert totals.data_seconds["reading"] == pytest.approx(0.1)
     assert totals.data_seconds["augmenting"] == pytest.approx(0.02)
     assert totals.data_seconds["packing"] > 0
-    assert totals.limited_by == "reading"
-
-
-def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config: dict[str, object] = current_process()._config  # type: ignore[attr-defined]
-    folder = tmp_path / "sockets"
-    folder.mkdir()
-    monkeypatch.setitem(config, "tempdir", str(folder))
-    batches = iter(make_loader(SlowPairs(), [[0], [1], [2], [3]], num_workers=1))  # type: ignore[arg-type]
-    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
-    reduction.start()
-    reduction.next_batch(batches)
-    shutil.rmtree(folder)
-    with pytest.raises(TrainingError, match="continues from the last checkpoint"):
-        for _ in range(3):
-            reduction.next_batch(batches)
-
-
-class TimedOut:
-    """Batches of a loader that pins them, of which none arrives."""
-
-    def __init__(self, thread: threading.Thread) -> None:
-        self._pin_memory_thread = thread
-
-    def __iter__(self) -> TimedOut:
-        return self
-
-    def __next__(self) -> Batch:
-        raise RuntimeError("DataLoader timed out after 120 seconds")
-
-
-def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_ended() -> None:
-    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
-    ended = threading.Thread(target=str)
-    ended.start()
-    ended.join()
-    with pytest.raises(
-        TrainingError, match=r"no connection to a data worker \(.*timed out.*emptied"
-    ):
-        reduction.next_batch(TimedOut(ended))
-    with pytest.raises(RuntimeError, match=r"^DataLoader timed out"):
-        reduction.next_batch(TimedOut(threading.current_thread()))
-
-
-class MissingPairs(SlowPairs):
-    """Pairs whose file is gone."""
-
-    def __getitem__(self, index: int) -> Data:
-        Path(f"pair_{index}.npy").read_bytes()
-        return super().__getitem__(index)
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(num_workers: int) -> None:
-    loader = make_loader(MissingPairs(), [[0], [1]], num_workers)  # type: ignore[arg-type]
-    reduction = StepReduction(SingleProcess(torch.device("cpu")), [])
-    reduction.start()
-    with pytest.raises(FileNotFoundError, match=r"pair_0\.npy"):
-        reduction.next_batch(iter(loader))
+    assert totals.limited_by == "reading" and totals.out_of_memory == 0
 
 
 @pytest.mark.parametrize(
@@ -125,64 +78,111 @@ def test_a_step_reports_what_limits_it(
     assert totals.limited_by == limit
 
 
-def test_a_batch_without_samples_has_only_packing_time() -> None:
-    assert collate([]).seconds.keys() == {"packing"}
+def test_losses_and_clouds_are_counted_for_each_dataset() -> None:
+    step, reduction = StepMeter(ALONE, num_datasets=3), StepReduction(ALONE, [])
+    for losses, datasets in (([1.0, 2.0, math.nan], [0, 2, 1]), ([4.0], [0]), ([], [])):
+        reduction.add(torch.tensor(losses))
+        batch = collate([cloud() for _ in losses])
+        step.add(batch, torch.tensor(losses), torch.tensor(datasets), reduction.sums)
+    totals = step.totals(reduction.reduce(step.numbers(stop=False, elapsed_seconds=0.0)))
+    assert totals.clouds_by_dataset == (2, 1, 1)
+    assert totals.loss_by_dataset[::2] == (2.5, 2.0) and math.isnan(totals.loss_by_dataset[1])
 
 
 def test_gradients_are_summed_in_double_precision_so_that_their_order_does_not_show() -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     sums = []
     for order in ((1e8, 1.0, -1e8, 1.0), (1.0, 1.0, 1e8, -1e8), (-1e8, 1.0, 1.0, 1e8)):
-        reduction = StepReduction(SingleProcess(torch.device("cpu")), [weight])
-        reduction.start()
+        reduction = StepReduction(ALONE, [weight])
         for gradient in order:
             weight.grad = torch.tensor([gradient])
-            reduction.add(torch.tensor([gradient]), num_tokens=1)
-        totals = reduction.finish(stop=False, elapsed_seconds=0.0)
-        sums.append((weight.grad.item(), totals.loss))
+            reduction.add(torch.tensor([gradient]))
+        loss, _ = reduction.reduce(torch.tensor([4.0]))
+        sums.append((weight.grad.item(), loss))
     # In single precision the four clouds sum to 0.25, 0 or 0.5, depending on their order.
-    assert sums == [(0.5, 0.5)] * 3
+    assert sums == [(0.5, 2.0)] * 3
 
 
 @pytest.mark.parametrize("num_clouds", [1, 3, 100, 5000])
 def test_fp16_gradients_of_many_clouds_do_not_overflow(num_clouds: int) -> None:
-    def gradient(scaler: object) -> float:
-        accelerator = SimpleNamespace(
-            device=torch.device("cpu"), num_processes=1, process_index=0, scaler=scaler,
-            reduce=lambda buffer, reduction: buffer,
-        )  # fmt: skip
+    def gradient(scaler: object, dtype: torch.dtype) -> float:
+        accelerator: Any = SimpleNamespace(
+            device=torch.device("cpu"), scaler=scaler, reduce=lambda buffer, reduction: buffer
+        )
         weight = torch.nn.Parameter(torch.zeros(1))
         reduction = StepReduction(accelerator, [weight])
-        reduction.start()
         scale = 2.0**14
-        half = weight.half()
-        # The gradient of each cloud is 0.25, in half precision.
-        losses = (half * torch.full((num_clouds,), 0.25, dtype=torch.float16)).float()
-        divisor = loss_divisor(accelerator, num_clouds)
-        (scale * losses.sum() / divisor).backward()
-        reduction.add(losses, num_tokens=1)
-        reduction.finish(stop=False, elapsed_seconds=0.0)
+        # The gradient of each cloud is 0.25.
+        losses = (weight.to(dtype) * torch.full((num_clouds,), 0.25, dtype=dtype)).float()
+        (scale * reduction.total_of(losses)).backward()
+        reduction.add(losses)
+        reduction.reduce(torch.tensor([float(num_clouds)]))
         assert weight.grad is not None
         return weight.grad.item() / scale
 
-    assert gradient(object()) == pytest.approx(0.25, rel=2e-3)
-    assert loss_divisor(SimpleNamespace(scaler=None), num_clouds) == 1  # type: ignore[arg-type]
+    assert gradient(object(), torch.float16) == pytest.approx(0.25, rel=2e-3)
+    assert gradient(None, torch.float32) == 0.25
 
 
 @pytest.mark.parametrize("requested", [(), (0,), (2,), (0, 1, 2)])
 def test_a_stop_requested_on_one_process_stops_all(requested: tuple[int, ...]) -> None:
     buffers = []
 
-    def finish(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
-        processes = SimpleNamespace(
+    def reduced(rank: int, reduce: Callable[[Tensor], Tensor]) -> StepTotals:
+        processes: Any = SimpleNamespace(
             device=torch.device("cpu"), num_processes=3, process_index=rank,
             scaler=None, reduce=lambda buffer, reduction: reduce(buffer),
         )  # fmt: skip
-        reduction = StepReduction(processes, [])
-        reduction.start()
-        return reduction.finish(stop=rank in requested, elapsed_seconds=float(rank == 0))
+        step, reduction = StepMeter(processes), StepReduction(processes, [])
+        step.busy_seconds = rank + 1.0
+        step.add(collate([]), torch.zeros(0), torch.zeros(0), reduction.sums)
+        numbers = step.numbers(rank in requested, elapsed_seconds=float(rank == 0))
+        return step.totals(reduction.reduce(numbers))
 
     for rank in range(3):
-        finish(rank, lambda buffer: buffers.append(buffer) or buffer)  # type: ignore[func-returns-value]
-    totals = finish(0, lambda buffer: torch.stack(buffers).sum(0))
+        reduced(rank, lambda buffer: buffers.append(buffer) or buffer)  # type: ignore[func-returns-value]
+    totals = reduced(0, lambda buffer: torch.stack(buffers).sum(0))
     assert totals.stop == bool(requested) and totals.elapsed_seconds == 1.0
+    assert totals.busy_seconds == (1.0, 2.0, 3.0) and totals.idle_fraction == pytest.approx(1 / 3)
+
+
+def batch_of(directory: Path, *indices: int) -> Batch:
+    dataset = PairDataset(open_samples(directory, "train"))
+    return collate([dataset[(0, index)] for index in indices])
+
+
+def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
+    pair_directory: Path, tmp_path: Path
+) -> None:
+    config = options(pair_directory, tmp_path)
+    torch.manual_seed(0)
+    model = Upsampler(**SMALL.__dict__)
+    torch.nn.init.normal_(model.pull.weight, std=0.1)
+    gradients, losses_of_step = [], []
+    for packing in ([(0, 1, 2, 3, 4, 5)], [(0,), (1, 2), (), (3, 4, 5)], [(5, 3), (4,), (0, 1, 2)]):
+        model.zero_grad()
+        reduction = StepReduction(ALONE, model.parameters())
+        for indices in packing:
+            losses = training.losses_of_model(
+                model, batch_of(pair_directory, *indices), None, config.max_ratio, config.loss
+            )
+            assert len(losses) == len(indices)
+            reduction.total_of(losses).backward()
+            reduction.add(losses)
+        losses_of_step.append(reduction.reduce(torch.tensor([6.0]))[0])
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    for gradient, loss in zip(gradients[1:], losses_of_step[1:], strict=True):
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-4)
+        assert loss == pytest.approx(losses_of_step[0], rel=1e-5)
+
+
+def test_a_micro_batch_without_clouds_adds_nothing(pair_directory: Path, tmp_path: Path) -> None:
+    model, config = Upsampler(**SMALL.__dict__), options(pair_directory, tmp_path)
+    reduction = StepReduction(ALONE, model.parameters())
+    losses = training.losses_of_model(
+        model, batch_of(pair_directory), None, config.max_ratio, config.loss
+    )
+    reduction.total_of(losses).backward()
+    reduction.add(losses)
+    assert reduction.reduce(torch.zeros(1)) == [0.0, 0.0]
+    assert all(not p.grad.any() for p in model.parameters())

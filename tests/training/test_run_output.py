@@ -5,22 +5,22 @@ from __future__ import annotations
 import io
 import json
 import logging
-import math
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from pointup.training.tracking.progress_bar import ProgressBar
-from test_monitor import METRICS, ROWS, train
+from monitored import METRICS, ROWS, SCHEDULE, recording, totals
 
-from pointup.training.config import TrainConfig
+from pointup.training.progress import Progress
 from pointup.training.run_directory.metrics_file import MetricsFile
-from pointup.training.run_directory.rank_log import RankLog
-from pointup.training.tracking.monitor import Monitor
+from pointup.training.run_directory.rank_log import LogFile, RankLog
+from pointup.training.tracking.monitor import TrainingBar
 from pointup.training.tracking.tables import evaluation_table, plan_table, share_line
 
 
@@ -42,7 +42,7 @@ def test_a_log_holds_messages_warnings_and_the_exception_that_ended_the_run(
 ) -> None:
     logger = logging.getLogger("pointup.somewhere")
     before = list(logging.getLogger().handlers)
-    with pytest.raises(RuntimeError), RankLog(tmp_path), RankLog(tmp_path):
+    with pytest.raises(RuntimeError), RankLog(tmp_path):
         logger.debug("in detail")
         logger.info("for all to see")
         logger.warning("a step was skipped")
@@ -78,9 +78,9 @@ def test_progress_is_an_occasional_line_without_a_terminal(
     clock = iter(np.arange(0, 1000, 0.5))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     with RankLog(tmp_path):
-        bar = ProgressBar(seconds_between_lines=30)
+        bar = TrainingBar(seconds_between_lines=30)
         for step in range(1, 121):
-            bar.move(step, 240, step / 240, 0.25, 1e-3, 1000)
+            bar.move(SCHEDULE, Progress(step=step), totals(0.25, num_tokens=1000), 1e-3)
         bar.close()
     said = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in said] == [
@@ -93,9 +93,12 @@ def test_progress_beyond_the_expected_length_shows_the_length_that_follows_from_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RankLog(tmp_path):
-        bar = ProgressBar(seconds_between_lines=0)
-        bar.move(3, 4, 0.3, 0.25, 1e-3, 1000)
-        bar.move(5, 4, 0.5, 0.25, 1e-3, 1000)
+        bar = TrainingBar(seconds_between_lines=0)
+        schedule: Any = SimpleNamespace(
+            total_steps=4, share_done=lambda progress: 0.1 * progress.step
+        )
+        for step in (3, 5):
+            bar.move(schedule, Progress(step=step), totals(), 1e-3)
         bar.close()
     said = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in said[:2]] == ["step 3/4", "step 5/10"]
@@ -108,10 +111,12 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
     with RankLog(tmp_path):
-        bar = ProgressBar()
-        bar.move(1, None, 0.25, 0.5, math.nan, 1000)
+        bar = TrainingBar()
+        shares = iter((0.25, 1.0))
+        schedule: Any = SimpleNamespace(total_steps=None, share_done=lambda _: next(shares))
+        bar.move(schedule, Progress(step=1), totals(0.5), 1e-3)
         logging.getLogger("pointup").info("a message")
-        bar.move(2, None, 1.0, 0.4, math.nan, 1000)
+        bar.move(schedule, Progress(step=2), totals(0.4), 1e-3)
         bar.close()
     text = terminal.getvalue()
     assert "25% |" in text and "step 1, loss 0.5" in text
@@ -187,12 +192,14 @@ def test_a_full_disk_under_logs_and_trackers_is_reported_once_and_ends_nothing(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with Monitor(accelerator, TrainConfig(output_dir=tmp_path)) as monitor:
+    with recording(accelerator, tmp_path) as recorded:
         monkeypatch.setattr(accelerator.trackers[0], "log", full)
-        stream = monitor.log.handlers[0].setStream(FULL_DISK.open("w"))  # type: ignore[attr-defined]
-        train(monitor, 10)
-        train(monitor, 20)
-        monitor.print("continues")
+        handler = next(h for h in logging.getLogger().handlers if isinstance(h, LogFile))
+        stream = handler.setStream(FULL_DISK.open("w"))
+        recorded.train(10)
+        recorded.train(20)
+        recorded.monitor.print("continues")
+    assert stream is not None
     stream.close()
     message = capsys.readouterr().err
     assert message.count("rank_0.log: No space left on device") == 1

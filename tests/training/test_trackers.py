@@ -1,23 +1,28 @@
-"""Trackers beside TensorBoard: one that fails ends neither the run nor the others."""
+"""Trackers beside TensorBoard: failures of one, Weights & Biases without a network."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
-from pointup.training.tracking.tensorboard import REFERENCES, TAGS, validation_tag
+from monitored import METRICS, RESULT, new_accelerator, recording
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_monitor import METRICS, RESULT, train
 
-from pointup.training.config import TrainConfig
-from pointup.training.tracking.monitor import Monitor
-from pointup.training.tracking.trackers import beside, wandb_id
+from pointup.training.evaluation import EvaluationResult, SampleClouds
+from pointup.training.tracking.trackers import (
+    REFERENCES,
+    TAGS,
+    WandbRun,
+    beside,
+    validation_tag,
+    wandb_id,
+)
 
 
 class Recorder(GeneralTracker):
@@ -53,59 +58,43 @@ class Recorder(GeneralTracker):
         self.names |= values.keys()
 
 
-@pytest.fixture
-def make_accelerator(tmp_path: Path) -> Iterator[Any]:
-    yield lambda *trackers: Accelerator(
-        cpu=True, log_with=list(trackers), project_dir=str(tmp_path / "elsewhere")
-    )
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-
-
-def steps_in_tensorboard(path: Path) -> list[int]:
-    events = EventAccumulator(str(path))
-    events.Reload()
-    return [point.step for point in events.Scalars(TAGS["loss"])]
-
-
-def run(accelerator: Accelerator, path: Path) -> None:
-    with Monitor(accelerator, TrainConfig(output_dir=path)) as monitor:
+def record_four_steps(path: Path, *trackers: Any) -> list[int]:
+    """Record steps 1 to 4; returns those in TensorBoard."""
+    with new_accelerator(path, *trackers) as made, recording(made, path) as recorded:
         for step in (1, 2, 3, 4):
-            train(monitor, step)
+            recorded.train(step)
+    return [p.step for p in EventAccumulator(str(path)).Reload().Scalars(TAGS["loss"])]
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_tracker_that_does_not_start_is_left_out_and_tensorboard_goes_on(
-    first: bool, make_accelerator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = Recorder((0,), RuntimeError("no key"))
     names = [recorder, "tensorboard"] if first else ["tensorboard", recorder]
-    run(make_accelerator(*names), tmp_path)
-    assert steps_in_tensorboard(tmp_path) == [1, 2, 3, 4]
+    assert record_four_steps(tmp_path, *names) == [1, 2, 3, 4]
     assert recorder.logged == []
-    message = capsys.readouterr().err
-    assert message.count("no key") == 1
+    assert capsys.readouterr().err.count("no key") == 1
 
 
 def test_a_connection_that_is_lost_costs_its_own_points_only(
-    make_accelerator: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = Recorder((2, 3), ConnectionResetError(104, "Connection reset by peer"))
-    run(make_accelerator(recorder, "tensorboard"), tmp_path)
+    assert record_four_steps(tmp_path, recorder, "tensorboard") == [1, 2, 3, 4]
     assert recorder.logged == [1, 4]
-    assert steps_in_tensorboard(tmp_path) == [1, 2, 3, 4]
     message = capsys.readouterr().err
     assert message.count("can't write (Connection reset by peer): it is tried again") == 1
 
 
-def test_names_of_curves_have_only_characters_that_mlflow_accepts(
-    make_accelerator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_curves_have_only_characters_that_mlflow_accepts(tmp_path: Path) -> None:
     recorder = Recorder()
-    config = TrainConfig(output_dir=tmp_path, log_with=())
-    with Monitor(make_accelerator(recorder), config) as monitor:
-        train(monitor, 1)
-        monitor.validation(1, RESULT)
+    with (
+        new_accelerator(tmp_path, recorder) as made,
+        recording(made, tmp_path, log_with=()) as recorded,
+    ):
+        recorded.train(1)
+        recorded.evaluate(1)
     names = {*recorder.names, *TAGS.values()}
     names |= {beside(validation_tag(metric), row) for metric in METRICS for row in REFERENCES}
     names.add(beside("a", 'pairs, "old" (50 %)/été'))
@@ -118,3 +107,51 @@ def test_a_continued_run_keeps_its_id_at_weights_and_biases(tmp_path: Path) -> N
     first = wandb_id(tmp_path, resume_step=0)
     assert wandb_id(tmp_path, resume_step=30) == first
     assert wandb_id(tmp_path, resume_step=0) != first
+
+
+def sample(number: int = 200) -> SampleClouds:
+    source, prediction, target = np.random.default_rng(0).random((3, number, 3)) + 1000
+    return SampleClouds(source, source, prediction, target, vertical=True)
+
+
+def test_clouds_in_wandb_are_centred_and_coloured_and_the_plan_is_the_note() -> None:
+    pytest.importorskip("wandb", reason="no wandb: pip install wandb")
+    best: dict[str, str] = {}
+    logged: list[tuple[int, dict[str, Any]]] = []
+    run = SimpleNamespace(
+        define_metric=lambda name, summary: best.update({name: summary}),
+        log=lambda values, step: logged.append((step, values)),
+    )
+    writer = WandbRun(run, ["share"])
+    writer.write_plan("steps  60", "# Pairs")
+    writer.write_clouds(7, "tile 3", sample(20_000))
+    assert best == {"share": "min"} and run.notes == "```\nsteps  60\n```\n\n# Pairs"
+    ((step, found),) = logged
+    assert step == 7
+    assert found.keys() == {f"clouds/tile 3/{name}" for name in ("source", "prediction", "target")}
+    for cloud in found.values():
+        points = np.array(json.loads(Path(cloud._path).read_text()))
+        assert points.shape == (10_000, 6)
+        assert np.abs(points[:, :3]).max() < 1
+        assert len(np.unique(points[:, 3:], axis=0)) > 100 and points[:, 3:].max() > 1
+
+
+@pytest.mark.slow
+def test_an_offline_run_of_wandb_keeps_pictures_and_clouds_in_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("wandb", reason="no wandb: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    result = EvaluationResult(
+        RESULT.rows, shares=[0.8], pictures={"tile 3": np.zeros((40, 60, 3), np.uint8)},
+        is_complete=True, clouds={"tile 3": sample()},
+    )  # fmt: skip
+    with (
+        new_accelerator(tmp_path, "wandb") as made,
+        recording(made, tmp_path / "run", log_with=("wandb",)) as recorded,
+    ):
+        recorded.evaluate(5, result)
+    assert "wandb failed" not in caplog.text and "can't write" not in caplog.text
+    media = tmp_path / "run" / "wandb"
+    assert len(list(media.rglob("*.pts.json"))) == 3 and len(list(media.rglob("*.png"))) == 1

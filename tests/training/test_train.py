@@ -18,7 +18,6 @@ from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, PointupError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
-from pointup.training.config import TrainConfig
 from pointup.training.evaluation import EvaluationResult
 
 
@@ -289,18 +288,3 @@ def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_with_crop(
         accelerator,
     )
     assert metrics_of(tmp_path / "cropped")[0]["num_tokens"] <= 100
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"token_budget": 0}, "--token-budget is 0"),
-        ({"ratio": 0.5}, "ratio of at least 1"),
-        ({"steps": 5, "hours": 1.0}, "exclude each other"),
-        ({"learning_rate": -1.0}, "--learning-rate"),
-        ({"num_workers": -1}, "--num-workers"),
-    ],
-)
-def test_an_impossible_option_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TrainConfig(**changes)

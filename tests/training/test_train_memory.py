@@ -15,14 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 import train as training
-from pointup.training.distributed.accelerator import make_accelerator
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import PeakMemory
-
-
-@pytest.fixture
-def accelerator(tmp_path: Path) -> Accelerator:
-    return make_accelerator(tmp_path, ("tensorboard",))
 
 
 class Device:

@@ -11,68 +11,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import metrics_of
-from runs import SMALL, final_weights, options, training
+from runs import final_weights, options, training
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.datasets.batch import collate
-from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.errors import TrainingError
-from pointup.model.upsampler import Upsampler
 from pointup.training.datasets import open_training_data
-from pointup.training.distributed.reduction import StepReduction
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory import checkpoint
-
-
-def batch_of(directory: Path, *indices: int) -> Batch:
-    dataset = PairDataset(open_samples(directory, "train"))
-    return collate([dataset[(0, index)] for index in indices])
-
-
-def test_the_gradient_does_not_depend_on_how_clouds_are_packed(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
-    config = options(pair_directory, tmp_path)
-    torch.manual_seed(0)
-    model = Upsampler(**SMALL.__dict__)
-    torch.nn.init.normal_(model.pull.weight, std=0.1)
-    gradients, totals = [], []
-    for packing in ([(0, 1, 2, 3, 4, 5)], [(0,), (1, 2), (), (3, 4, 5)], [(5, 3), (4,), (0, 1, 2)]):
-        reduction = StepReduction(accelerator, model.parameters())
-        reduction.start()
-        for indices in packing:
-            batch = batch_of(pair_directory, *indices)
-            losses = training.losses_of_model(
-                model, batch, config.ratio, config.max_ratio, config.loss
-            )
-            assert len(losses) == len(indices)
-            losses.sum().backward()
-            reduction.add(losses, num_tokens=len(batch.pos) + len(batch.target))
-        totals.append(reduction.finish(stop=False, elapsed_seconds=1.0))
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-        assert totals[-1].num_clouds == 6
-        assert not totals[-1].stop
-    for gradient, total in zip(gradients[1:], totals[1:], strict=True):
-        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-4)
-        assert total.loss == pytest.approx(totals[0].loss, rel=1e-5)
-        assert total.num_tokens == totals[0].num_tokens
-
-
-def test_a_micro_batch_without_clouds_adds_nothing(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
-    model = Upsampler(**SMALL.__dict__)
-    reduction = StepReduction(accelerator, model.parameters())
-    reduction.start()
-    config = options(pair_directory, tmp_path)
-    batch = batch_of(pair_directory)
-    losses = training.losses_of_model(model, batch, config.ratio, config.max_ratio, config.loss)
-    losses.sum().backward()
-    reduction.add(losses, num_tokens=0)
-    totals = reduction.finish(stop=True, elapsed_seconds=0.0)
-    assert totals.num_clouds == 0 and totals.loss == 0 and totals.stop
-    assert all(not p.grad.any() for p in model.parameters())
 
 
 def test_noise_moves_the_sources_of_training_pairs_and_no_others(

@@ -22,8 +22,7 @@ from pointup import visualization as pictures
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import ConfigError, DataError, TrainingError
-from pointup.training import evaluation
-from pointup.training import training_state as optimizers
+from pointup.training import evaluation, training_state
 from pointup.training.evaluation import Evaluation
 
 
@@ -49,7 +48,7 @@ def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_th
     # The next evaluation ends the process after its metrics are written.
     monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(training.Saver, "save_best", dies)
+        patch.setattr(training_state, "save_model", dies)
         training.train(run, accelerator)
     assert len(evaluations_of(tmp_path / "run")) == 1
 
@@ -193,7 +192,7 @@ def test_a_run_whose_every_step_the_scaler_of_fp16_skipped_is_a_failure(
     accelerator: Accelerator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(optimizers, "FUSED", fused)
+    monkeypatch.setattr(training_state, "FUSED", fused)
 
     def unscale() -> None:  # As the accelerator does with fp16.
         for optimizer in accelerator._optimizers:
@@ -238,18 +237,18 @@ def test_a_dataset_truncated_during_a_run_is_named(
 ) -> None:
     data = tmp_path / "data"
     write_pairs(pairs([f"c{i}" for i in range(40)], num_points=900), pairs(["v"]), data, info={})
-    real = training.StepReduction.start
+    real = training.StepMeter
     steps = 0
 
-    def cut_short(reduction: Any) -> None:
+    def cut_short(*given: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 2:
             (arrow,) = (data / "train").glob("*.arrow")
             os.truncate(arrow, 4096)
-        real(reduction)
+        return real(*given)
 
-    monkeypatch.setattr(training.StepReduction, "start", cut_short)
+    monkeypatch.setattr(training, "StepMeter", cut_short)
     config = options(
         data, tmp_path / "run", steps=40, token_budget=4000, num_workers=1, num_pictures=0
     )

@@ -60,7 +60,7 @@ class StepReduction:
             parameter.grad = None
 
     def reduce(self, numbers: Tensor) -> list[float]:
-        """Set the gradients of the parameters to those of the step, and start the next step.
+        """Set the gradients of the parameters to those of the step; clear them before the next one.
 
         `numbers` (K,) of this process are summed over the processes too; the first one is the
         number of clouds. Returns the sum of the losses, and the sums of `numbers`. Every process

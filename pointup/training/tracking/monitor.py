@@ -108,9 +108,7 @@ class Monitor:
                 self._record(self.metrics, schedule, step.seconds, totals, learning_rate, grad_norm)
             progress.unlogged_out_of_memory = 0
         if self.bar is not None:
-            self.bar.move(
-                progress.step, schedule, schedule.share_done(progress), totals, learning_rate
-            )
+            self.bar.move(schedule, progress, totals, learning_rate)
 
     def _record(
         self,
@@ -151,9 +149,7 @@ class Monitor:
             }
         metrics.write(record)
         for label, figures in record.get("datasets", {}).items():
-            curves = {
-                training_tag(n): value for n, value in figures.items() if math.isfinite(value)
-            }
+            curves = {training_tag(n): each for n, each in figures.items() if math.isfinite(each)}
             self.trackers.log_beside(progress.step, "datasets", label, curves)
         values["fill"] = totals.num_tokens / (sampler.token_budget * sampler.slots)
         values["peak_memory_gib"] = values.pop("peak_memory_bytes") / 2**30
@@ -330,13 +326,14 @@ class TrainingBar:
 
     def move(
         self,
-        step: int,
         schedule: RunSchedule,
-        share_done: float,
+        progress: Progress,
         totals: StepTotals,
         learning_rate: float,
     ) -> None:
-        now, total_steps = time.monotonic(), schedule.total_steps
+        """Show the position after a step."""
+        step, total_steps = progress.step, schedule.total_steps
+        share_done, now = schedule.share_done(progress), time.monotonic()
         if total_steps and step > total_steps and share_done > 0:
             # A number of epochs was given, and their past part had more steps, of a smaller budget.
             total_steps = round(step / share_done)

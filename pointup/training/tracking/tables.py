@@ -97,7 +97,7 @@ def _change(value: float | None, reference: float | None) -> str:
 
 
 def datasets_table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """A line for each dataset, by its label: clouds, Chamfer distance, share of the midpoint baseline's."""
+    """A line for each dataset: label, clouds, Chamfer distance, share of the midpoints'."""
     lines = [["dataset", "clouds", "Chamfer", "of the midpoint baseline's"]]
     for label, values in figures.items():
         chamfer = values["validation"].get("model", {}).get("chamfer")
