@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from pointup.benchmark.machine import describe_machine, machine_lines
 from pointup.benchmark.timing import now
 from pointup.benchmark.training_step import SingleProcess, TrainingWork, training_batch
-from pointup.training.faults.out_of_memory import num_tokens
+from pointup.datasets.batch import num_tokens
 
 SIZES = (500, 2000, 20_000, 200_000)
 BUDGETS = (20_480, 200_000, 1_000_000)

@@ -26,7 +26,7 @@ from pointup.benchmark.training_step import (
     sheet,
     training_batch,
 )
-from pointup.datasets.batch import collate, make_loader, move
+from pointup.datasets.batch import collate, make_loader, move, num_tokens
 from pointup.datasets.pair_dataset import Pair, PairDataset, open_samples, write_pairs
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.geometry.neighbors import knn
@@ -35,7 +35,6 @@ from pointup.geometry.thinning import farthest_point_sample
 from pointup.losses import chamfer_distance
 from pointup.model.upsampler import Upsampler
 from pointup.training.faults.available_memory import PeakMemory
-from pointup.training.faults.out_of_memory import num_tokens
 from pointup.upsampling import upsample
 
 

@@ -232,7 +232,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: Any | None,
-    average: WeightAverage,
+    average: WeightAverage | None = None,
 ) -> dict[str, Any]:
     """Load the checkpoint `path` into model, optimizer, scaler and average of the weights; returns
     the rest of its state.
@@ -250,7 +250,8 @@ def load_checkpoint(
         load_optimizer(optimizer, saved["optimizer"])
         if scaler is not None and saved["scaler"] is not None:
             scaler.load_state_dict(saved["scaler"])
-        average.load_state_dict(saved["average"])
+        if average is not None:
+            average.load_state_dict(saved["average"])
     except LOAD_ERRORS as error:
         raise refusal(path, error) from error
     return state

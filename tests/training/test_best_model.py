@@ -13,8 +13,8 @@ from conftest import metrics_of, wavy_pair
 from runs import options, training
 
 from pointup.datasets.pair_writer import write_pairs
+from pointup.training import training_state
 from pointup.training.evaluation import EvaluationResult
-from pointup.training.run_directory import checkpoint
 from pointup.training.run_directory.checkpoint import CheckpointError
 
 Disk = Callable[[Iterator[bool]], None]
@@ -23,7 +23,7 @@ Disk = Callable[[Iterator[bool]], None]
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     """Sets which writes of the best model fail as on a full disk."""
-    real = checkpoint.save_model
+    real = training_state.save_model
 
     def set_full(is_full: Iterator[bool]) -> None:
         def save_model(*given: Any) -> None:
@@ -31,7 +31,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
                 raise CheckpointError("model: the model can't be written (full)")
             real(*given)
 
-        monkeypatch.setattr(checkpoint, "save_model", save_model)
+        monkeypatch.setattr(training_state, "save_model", save_model)
 
     return set_full
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pointup.training.resuming import load_checkpoint
 
 from pointup.model.upsampler import Upsampler
 from pointup.training.run_directory.checkpoint import (
@@ -17,6 +16,7 @@ from pointup.training.run_directory.checkpoint import (
     save_checkpoint,
     save_model,
 )
+from pointup.training.training_state import load_checkpoint
 
 Trained = tuple[torch.nn.Module, torch.optim.Optimizer]
 
@@ -148,17 +148,6 @@ def test_a_changed_byte_a_foreign_model_and_another_format_are_refused(tmp_path:
     (path / "state.json").write_text(json.dumps({**state, "format": 0}))
     with pytest.raises(CheckpointError, match=r"step_2: .* not that of this checkpoint; write"):
         latest_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize("prefix", ["module", "_orig_mod"])
-def test_weights_of_a_wrapped_model_load(tmp_path: Path, prefix: str) -> None:
-    model, optimizer = trained(2)
-    wrapped = torch.nn.Module()
-    wrapped.add_module(prefix, model)
-    path = save(tmp_path, 2, state=(wrapped, optimizer))
-    again = trained(seed=1)
-    load_checkpoint(path, *again, None)
-    assert torch.equal(again[0].weight, model.weight)
 
 
 def test_a_disk_that_can_not_be_written_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.state import AcceleratorState
 from accelerate.utils import LoggerType
+from runs import TrainConfig, training
 
 from pointup.errors import ConfigError
 from pointup.training.distributed import accelerator
@@ -251,5 +252,5 @@ def test_a_tracker_that_is_not_installed_is_an_error_and_nothing_else_is_printed
     monkeypatch.setattr(accelerator, "get_available_trackers", lambda: [LoggerType.TENSORBOARD])
     for names in (("tensorboard", "swanlab"), ("swanlab",), ("all", "swanlab")):
         with pytest.raises(ConfigError, match=r"^--log-with swanlab: the package is not installed"):
-            make_accelerator(tmp_path, names)
+            training.make_accelerator(TrainConfig(output_dir=tmp_path, log_with=names))
     assert not AcceleratorState._shared_state and not recwarn.list

@@ -12,22 +12,40 @@ import torch
 from accelerate import PartialState
 
 from pointup.errors import TrainingError
-from pointup.training.faults.non_finite_steps import MAX_NON_FINITE_STEPS, NonFiniteSteps, named
+from pointup.training.faults.non_finite_steps import (
+    MAX_NON_FINITE_STEPS,
+    NonFiniteSteps,
+    named,
+    non_finite_clouds,
+)
+from pointup.training.step_totals import Piece
 
 PartialState(cpu=True)
 ALONE: Any = SimpleNamespace(is_main_process=True, scaler=None)
 
 
+def piece(*names: str, losses: list[float] | None = None, sum_so_far: float = math.nan) -> Piece:
+    given = torch.tensor(losses or [math.nan] * len(names))
+    return Piece(list(names), given, torch.zeros(len(names)), torch.tensor(sum_so_far))
+
+
 def non_finite_step(non_finite: NonFiniteSteps, step: int, *clouds: str) -> bool:
-    return non_finite.may_step(step, math.nan, 1.0, 0.003, lambda: list(clouds))
+    return non_finite.may_step(step, math.nan, 1.0, 0.003, [piece(*clouds)])
+
+
+def test_clouds_at_fault_have_such_a_loss_or_are_the_first_with_such_gradients() -> None:
+    fine, spoiled = piece("a", "b", losses=[1.0, 2.0], sum_so_far=3.0), piece("c", losses=[1.0])
+    assert non_finite_clouds([fine, spoiled, piece("d", losses=[2.0])]) == ["c"]
+    assert non_finite_clouds([fine, spoiled, piece("d", "e", losses=[math.inf, 1.0])]) == ["d"]
+    assert non_finite_clouds([fine]) == []
 
 
 def test_non_finite_steps_end_a_run_only_in_a_row() -> None:
     non_finite = NonFiniteSteps(ALONE)
     for step in range(MAX_NON_FINITE_STEPS - 1):
         assert not non_finite_step(non_finite, step, "a")
-    assert non_finite.may_step(MAX_NON_FINITE_STEPS, 1.0, 1.0, 0.003, list)
-    assert not non_finite.may_step(11, 1.0, math.inf, 0.003, lambda: ["b"])
+    assert non_finite.may_step(MAX_NON_FINITE_STEPS, 1.0, 1.0, 0.003, [])
+    assert not non_finite.may_step(11, 1.0, math.inf, 0.003, [piece("b")])
     for step in range(MAX_NON_FINITE_STEPS - 2):
         assert not non_finite_step(non_finite, 12 + step, "a")
     with pytest.raises(TrainingError, match=r"the last one step 40 at learning rate 0\.003"):
@@ -68,7 +86,7 @@ class Fp16Run:
         self.weight.grad = torch.tensor(gradient) * self.scaler.get_scale()
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.weight.grad.abs().item()
-        may_step = self.non_finite.may_step(number, loss, grad_norm, 1e-3, lambda: ["cloud_3"])
+        may_step = self.non_finite.may_step(number, loss, grad_norm, 1e-3, [piece("cloud_3")])
         if may_step:
             self.scaler.step(self.optimizer)
             self.scaler.update()

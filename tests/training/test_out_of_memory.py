@@ -9,10 +9,10 @@ from conftest import wavy_pair
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.datasets.batch import collate
+from pointup.datasets.batch import collate, num_tokens
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.errors import TrainingError
-from pointup.training.faults.out_of_memory import halves, in_pieces, num_tokens
+from pointup.training.faults.out_of_memory import halves, in_pieces
 
 
 @pytest.fixture(scope="module")

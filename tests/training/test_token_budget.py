@@ -16,11 +16,11 @@ from conftest import wavy_pair
 from torch import Tensor
 from torch_geometric.data import Batch
 
+from pointup.datasets.batch import num_tokens
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
 from pointup.errors import TrainingError
 from pointup.training import config as options
 from pointup.training.config import TrainConfig
-from pointup.training.datasets import TrainingData, UnreadableSamples
 from pointup.training.distributed.accelerator import make_accelerator
 from pointup.training.faults import token_budget as budget
 from pointup.training.faults.available_memory import (
@@ -28,9 +28,7 @@ from pointup.training.faults.available_memory import (
     memory_limit,
     room_in_control_groups,
 )
-from pointup.training.faults.out_of_memory import num_tokens
 from pointup.training.faults.token_budget import (
-    describe_budget,
     heaviest_batches,
     largest_that_fits,
     settle_token_budget,
@@ -245,20 +243,6 @@ def test_a_largest_pair_that_exceeds_the_memory_is_named_with_the_remedy(
         grown(dataset, accelerator, bytes_per_token=200_000)
     assert "\n" not in str(error.value)
     dataset.max_tokens = None
-
-
-def test_the_plan_reports_a_raised_budget(
-    dataset: PairDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = TrainingData((), dataset, dataset, "", (), UnreadableSamples([""], (0, 1), 0.0))
-    largest = str(dataset.names[int(dataset.full_sizes.argmax())])
-    assert describe_budget(TrainConfig(data=("pairs",)), data, 20480, 0.5) == "20,480, 50.0% used"
-    monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
-    text = describe_budget(TrainConfig(data=("pairs",)), data, 720, 0.5)
-    assert text == f"720, 50.0% used; raised from 500 to the largest pair, {largest}"
-    assert "raised" not in describe_budget(
-        TrainConfig(data=("pairs",), token_budget=720), data, 720, 0.5
-    )
 
 
 def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
