@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
+from pointup.processes import num_cores
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import BLOCK_SIZE
 
@@ -142,10 +143,8 @@ def host_threads(device: torch.device, num_threads: int) -> int:
     """
     if device.type == "cpu":
         return num_threads
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(_MAX_HOST_THREADS, cores // processes))
+    return max(1, min(_MAX_HOST_THREADS, num_cores() // processes))
 
 
 class _TorchSettings:

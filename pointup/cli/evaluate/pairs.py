@@ -68,8 +68,6 @@ class Pairs:
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
-        from tqdm import tqdm
-
         from pointup.cli.evaluate.pairs_shown import MeasuredPairs, Sizes
         from pointup.datasets.batch import collate
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
@@ -80,6 +78,7 @@ class Pairs:
         from pointup.geometry.surfaces import Surface
         from pointup.io.length_unit import agreed_dataset_unit, unit_of
         from pointup.model.config import ModelConfig
+        from pointup.progress import tracked
         from pointup.training.objective import training_ratio
 
         self._check()
@@ -97,44 +96,41 @@ class Pairs:
         )
         measured: dict[int, Rows] = {}
         sizes: dict[int, Sizes] = {}
-        with tqdm(total=len(pairs), unit="pair", leave=False, disable=None) as progress:
-            for keys in plan:
-                batch = collate([pairs[key] for key in keys])
-                bad += [BadSample(*fault) for fault in batch.faults]
-                progress.update(len(batch.faults))
-                if not batch.num_graphs:
-                    continue
-                batch = batch.to(device)
-                indices = batch.index.tolist()
-                files = [samples.surface(i) for i in indices]
-                surfaces = [Surface.load(file) if file else None for file in files]
-                vertical = [samples.is_vertical(i) for i in indices]
-                ratio = training_ratio(batch, self.ratio, self.max_ratio)
-                numbers = (sizes_from_ptr(ptr) for ptr in (batch.ptr, batch.target_ptr))
-                each = zip(*(values.tolist() for values in (*numbers, ratio)), strict=True)
-                sizes |= zip(indices, (Sizes(*pair) for pair in each), strict=True)
-                network = None if self.as_written else upsampler
-                clouds = rows_of.clouds_of_pairs(batch, ratio, network)
-                if upsampler is not None and self.as_written:
-                    clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
-                clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
-                found = zip(
-                    indices,
-                    rows_of.measure_clouds(batch, clouds),
-                    rows_of.measure_as_surveys(batch, clouds, vertical, unit),
-                    rows_of.measure_to_surfaces(batch, clouds, surfaces, vertical, unit),
-                    strict=True,
-                )
-                for index, rows, *more in found:
-                    measured[index] = {
-                        row: {
-                            name: value
-                            for part in (rows, *more)
-                            for name, value in part.get(row, {}).items()
-                        }
-                        for row in rows
+        for keys in tracked(plan, len(pairs), "measuring", "pairs", size=len):
+            batch = collate([pairs[key] for key in keys])
+            bad += [BadSample(*fault) for fault in batch.faults]
+            if not batch.num_graphs:
+                continue
+            batch = batch.to(device)
+            indices = batch.index.tolist()
+            files = [samples.surface(i) for i in indices]
+            surfaces = [Surface.load(file) if file else None for file in files]
+            vertical = [samples.is_vertical(i) for i in indices]
+            ratio = training_ratio(batch, self.ratio, self.max_ratio)
+            numbers = (sizes_from_ptr(ptr) for ptr in (batch.ptr, batch.target_ptr))
+            each = zip(*(values.tolist() for values in (*numbers, ratio)), strict=True)
+            sizes |= zip(indices, (Sizes(*pair) for pair in each), strict=True)
+            network = None if self.as_written else upsampler
+            clouds = rows_of.clouds_of_pairs(batch, ratio, network)
+            if upsampler is not None and self.as_written:
+                clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
+            clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
+            found = zip(
+                indices,
+                rows_of.measure_clouds(batch, clouds),
+                rows_of.measure_as_surveys(batch, clouds, vertical, unit),
+                rows_of.measure_to_surfaces(batch, clouds, surfaces, vertical, unit),
+                strict=True,
+            )
+            for index, rows, *more in found:
+                measured[index] = {
+                    row: {
+                        name: value
+                        for part in (rows, *more)
+                        for name, value in part.get(row, {}).items()
                     }
-                progress.update(batch.num_graphs)
+                    for row in rows
+                }
         kept = sorted(measured)
         in_order = [measured[index] for index in kept]
         names = [pairs.names[index] for index in kept]

@@ -80,8 +80,6 @@ class Shapes:
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
-        from tqdm import tqdm
-
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
         from pointup.evaluation.report import Report, Table
         from pointup.evaluation.shapes import (
@@ -92,6 +90,7 @@ class Shapes:
             shape_metrics,
         )
         from pointup.model.config import MAX_PASS_RATIO
+        from pointup.progress import tracked
         from pointup.upsampling.options import pass_ratios
 
         self.output.check(picture=self.picture, view=self.view)
@@ -101,7 +100,7 @@ class Shapes:
         upsampler = open_model(self.model, self.oversampling)
         measured, sizes, num_subsets, num_other_sizes = [], set(), 0, 0
         elsewhere: dict[str, list[str]] = {"inputs": [], "predictions": []}
-        for shape in tqdm(shapes, unit="shape", leave=False, disable=None):
+        for shape in tracked(shapes, len(shapes), "measuring", "shapes"):
             rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
             measured.append({"name": shape.name, "seed": shape.seed, "rows": rows})
             num_subsets += is_subset(shape)

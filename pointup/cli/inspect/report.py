@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from scipy.spatial import cKDTree
-from tqdm import tqdm
 
 from pointup.datasets.checks import BadSample
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
@@ -20,6 +19,7 @@ from pointup.datasets.samples import SAMPLES_PER_CALL, Samples, UnreadableSample
 from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.io.length_unit import dataset_unit
+from pointup.progress import tracked
 from pointup.terminal import printable
 from pointup.visualization import dataset_picture, save_picture, stacked
 from pointup.visualization.page import beside
@@ -287,12 +287,11 @@ def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> 
 
 
 def _damaged(samples: Samples) -> list[BadSample]:
-    with tqdm(total=len(samples), unit=" samples", delay=2, leave=False, disable=None) as bar:
-        bad = []
-        for found in damaged_samples(samples):
-            bad += found
-            bar.update(min(SAMPLES_PER_CALL, len(samples) - bar.n))
-    return bad
+    parts = damaged_samples(samples)
+    shown = tracked(
+        parts, len(samples), "reading", "samples", size=lambda _: SAMPLES_PER_CALL, delay=2.0
+    )
+    return [sample for part in shown for sample in part]
 
 
 def _measure(samples: Samples, rows: np.ndarray) -> tuple[dict[str, np.ndarray], float]:

@@ -20,7 +20,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from PIL import Image
 from torch_geometric.data import Batch
-from tqdm import tqdm
 
 import pointup
 from pointup.cli.report.runs import RunRecord, differing_options, differing_references
@@ -31,6 +30,7 @@ from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs, worst_to_best
 from pointup.io.length_unit import known_unit
 from pointup.model.upsampler import Upsampler
+from pointup.progress import tracked
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources
 from pointup.training.datasets import open_split
@@ -397,7 +397,7 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
     ratio, max_ratio = first.options.get("ratio"), float(first.options.get("max_ratio") or 16.0)
     places = np.linspace(0, len(pairs) - 1, min(max_pairs, len(pairs))).round().astype(int)
     shares = np.full(len(places), np.nan)
-    for i, index in enumerate(tqdm(places, unit="pair", leave=False, disable=None)):
+    for i, index in enumerate(tracked(places, len(places), "measuring", "pairs")):
         batch = collate([pairs[(0, int(index))]]).to(device)
         rows = measure_pairs(batch, training_ratio(batch, ratio, max_ratio), models[first.name])[0]
         midpoints = rows.get("midpoints", {}).get("chamfer")

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from pointup.errors import ConfigError
+from pointup.processes import num_cores
 from pointup.training.distributed.accelerator import device_module
 
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -42,8 +43,7 @@ def control_groups(
 def cores_of_process(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float:
     """The cores that this process may use: those of its affinity, which batch systems set, or the
     lowest quota of its control groups, which may be a part of a core."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = float(len(affinity(0)) if affinity else os.cpu_count() or 1)
+    cores = float(num_cores())
     for folder in control_groups("cpu", membership, root):
         cores = min(cores, _quota(folder))
     return cores
