@@ -98,7 +98,8 @@ class Shapes:
             raise ConfigError("--denoise needs --model, such as noisy")
         shapes = self._shapes()
         upsampler = open_model(self.model, self.oversampling)
-        measured, sizes, num_subsets, num_other_sizes = [], set(), 0, 0
+        measured: list[dict[str, Any]] = []
+        sizes, num_subsets, num_other_sizes = set(), 0, 0
         elsewhere: dict[str, list[str]] = {"inputs": [], "predictions": []}
         for shape in tracked(shapes, len(shapes), "measuring", "shapes"):
             rows = evaluate_shape(shape, upsampler, self.protocol, self.denoise)
