@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from pointup.datasets.packing import idle_share
-from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.errors import ConfigError
 
 BUDGET = 1000
@@ -215,7 +218,7 @@ def test_impossible_arguments_are_refused(options, message):
 
 
 def test_limits_that_nothing_reaches_may_be_larger_than_any_array_holds():
-    for budget, crop in itertools.product((2**31, sys.maxsize, 10**30), (False, True)):
+    for budget, crop in itertools.product((2**31, sys.maxsize), (False, True)):
         sampler = TokenBudgetBatchSampler([3, 4, 5], budget, max_clouds=sys.maxsize, crop=crop)
         assert [sorted(batch) for batch in sampler] == [[(0, 0), (0, 1), (0, 2)]]
         assert sampler.statistics().fill < 1e-8
@@ -256,3 +259,238 @@ def test_set_epoch_of_a_prepared_loader_reaches_the_sampler(num_processes):
         prepared.set_epoch(epoch)
         own.set_epoch(epoch)
         assert list(prepared) == list(own)
+
+
+SIZES = np.random.default_rng(0).integers(10, 300, 60)
+THREE_TO_ONE = Mixture((40, 20), (1.0, 3.0))
+
+
+def sampler(mixture: Mixture, num_processes: int = 1, process: int = 0) -> TokenBudgetBatchSampler:
+    return TokenBudgetBatchSampler(SIZES, 1000, num_processes, process, mixture=mixture)
+
+
+def visits(keys: Iterable[tuple[int, ...]]) -> Counter[int]:
+    """How often each sample occurs; no key occurs twice."""
+    keys = list(keys)
+    assert len(set(keys)) == len(keys), "the same augmentation twice in an epoch"
+    return Counter(index for _, index, *_ in keys)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.floats(0.05, 5)), min_size=1, max_size=4),
+    st.integers(0, 5),
+)
+def test_after_any_number_of_epochs_each_sample_was_seen_as_often_as_its_weight_says(parts, seed):
+    lengths, weights = zip(*[(200, 1.0), *parts], strict=True)
+    mixture = Mixture(lengths, weights)
+    of_sample = np.repeat(weights, lengths)
+    seen = np.zeros(len(mixture), np.int64)
+    for epoch in range(7):
+        samples = mixture.samples(seed, epoch)
+        counts = np.bincount(samples % len(mixture), minlength=len(mixture))
+        assert (abs(counts - of_sample) < 1).all(), "an epoch has floor or ceil of the weight"
+        seen += counts
+        assert (abs(seen - of_sample * (epoch + 1)) < 1 + 1e-6).all()
+        sums = np.add.reduceat(counts, np.cumsum([0, *lengths[:-1]]))
+        lasting = np.multiply(lengths, weights)
+        assert (abs(sums - lasting) <= 1 + 1e-6).all(), "epochs are equally long"
+
+
+def test_half_a_dataset_is_seen_in_one_epoch_and_the_other_half_in_the_next():
+    mixture = Mixture((4, 10), (1.0, 0.5))
+    first, second = (set(mixture.samples(0, epoch).tolist()) - {0, 1, 2, 3} for epoch in (0, 1))
+    assert len(first) == len(second) == 5 and first | second == set(range(4, 14))
+    assert mixture.samples(1, 0).tolist() != mixture.samples(0, 0).tolist()
+
+
+def test_an_epoch_has_the_samples_of_each_dataset_by_their_weights():
+    keys = itertools.chain(*sampler(THREE_TO_ONE))
+    assert visits(keys) == Counter({i: 1 if i < 40 else 3 for i in range(60)})
+
+
+def test_an_epoch_resumed_on_two_processes_sees_each_sample_as_often_as_planned():
+    alone = sampler(Mixture((40, 20), (1.0, 2.5)))
+    alone.set_epoch(3)
+    batches, steps = list(alone), alone.num_steps // 2
+    alone.advance(steps)
+    groups = [sampler(Mixture((40, 20), (1.0, 2.5)), 2, process) for process in range(2)]
+    for each in groups:
+        each.load_state_dict(alone.state_dict())
+        assert each.num_samples == 90
+    rest = itertools.chain(*(keys for each in groups for keys in each))
+    counts = visits([*itertools.chain(*batches[:steps]), *rest])
+    assert all(counts[i] == 1 for i in range(40))
+    assert Counter(counts[i] for i in range(40, 60)) == {2: 10, 3: 10}
+
+
+def test_a_dataset_of_weight_one_is_planned_as_if_there_were_no_weights():
+    plain = TokenBudgetBatchSampler(SIZES, 1000)
+    joined = sampler(Mixture((40, 20), (1.0, 1.0)))
+    assert list(plain) == list(joined) and plain.num_samples == 60
+
+
+def test_a_checkpoint_of_other_weights_is_refused():
+    state = sampler(THREE_TO_ONE).state_dict()
+    with pytest.raises(ConfigError, match="the same --data in the same order"):
+        sampler(Mixture((40, 20), (1.0, 2.0))).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "lengths, weights, message",
+    [
+        ((1, 2), (1.0,), "1 weights for 2 datasets"),
+        ((3,), (0.0,), "greater than 0"),
+        ((3,), (float("inf"),), "finite"),
+        ((3, 5), (0.1, 0.1), "an epoch would have no sample"),
+    ],
+)
+def test_impossible_weights_are_refused(lengths, weights, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(lengths, weights)
+
+
+def test_numpy_lengths_and_weights_give_a_state_of_json_values():
+    given = Mixture(np.array([40, 20]), np.array([1, 3], np.float32))
+    assert given == THREE_TO_ONE == Mixture([40, 20], [1, 3])
+    assert json.dumps(given.as_state()) == "[[40, 1.0], [20, 3.0]]"
+    for length, message in ((-1, "at least 0"), (2.5, "must be an integer")):
+        with pytest.raises(ValueError, match=message):
+            Mixture((length, 20), (1.0, 1.0))
+
+
+def test_without_shuffling_only_fractional_weights_change_the_batches_of_an_epoch():
+    for weights, is_same in (((1.0, 3.0), True), ((1.0, 0.5), False)):
+        one = TokenBudgetBatchSampler(
+            SIZES, 1000, mixture=Mixture((40, 20), weights), shuffle=False
+        )
+        batches = [[key[1:] for key in batch] for batch in one]
+        one.set_epoch(1)
+        assert ([[key[1:] for key in batch] for batch in one] == batches) == is_same
+
+
+@given(
+    st.lists(st.integers(1, 300), min_size=1, max_size=300),
+    st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 2), st.integers(300, 2000), limits),
+        min_size=1,
+        max_size=5,
+    ),
+    st.data(),
+)
+@settings(max_examples=60)
+def test_an_epoch_resumed_on_other_processes_and_budgets_visits_each_sample_once(
+    sizes, parts, data
+):
+    seen: list[int] = []
+    state = None
+    for number, (num_processes, steps, budget, limit) in enumerate(parts):
+        samplers = [
+            TokenBudgetBatchSampler(sizes, budget, num_processes, p, steps, 5, limit)
+            for p in range(num_processes)
+        ]
+        for sampler in samplers:
+            if state is None:
+                sampler.set_epoch(3)
+            else:
+                sampler.load_state_dict(state)
+        steps_left = len(samplers[0]) // steps
+        last = number == len(parts) - 1
+        num_steps = steps_left if last else data.draw(st.integers(0, steps_left))
+        for sampler in samplers:
+            batches = itertools.islice(sampler, num_steps * steps)
+            seen += [index for batch in batches for _, index in batch]
+            sampler.advance(num_steps)
+        states = [json.dumps(sampler.state_dict()) for sampler in samplers]
+        assert len(set(states)) == 1
+        assert len(states[0]) < 500
+        state = json.loads(states[0])
+    assert sorted(seen) == list(range(len(sizes)))
+    assert len(samplers[0]) == 0
+    assert samplers[0].steps_done == samplers[0].num_steps
+
+
+def test_an_epoch_resumed_with_another_limit_of_clouds_alone_sees_every_sample_once():
+    sizes = np.random.default_rng(1).integers(1, 500, 300)
+    before = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=None)
+    before.advance(20)
+    seen = [index for step in range(20) for index in before.plan.batch(step, 0)]
+    after = TokenBudgetBatchSampler(sizes, BUDGET, max_clouds=2)
+    after.load_state_dict(before.state_dict())
+    batches = list(after)
+    assert max(map(len, batches)) == 2
+    assert sorted([*seen, *(index for batch in batches for _, index in batch)]) == list(range(300))
+
+
+def test_with_the_same_slots_the_batches_continue_unchanged():
+    sizes = np.random.default_rng(1).integers(1, 500, 300)
+    before = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3, seed=4)
+    before.set_epoch(7)
+    whole = list(before)
+    before.advance(5)
+    after = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=2, accumulation_steps=3)
+    after.load_state_dict(before.state_dict())
+    assert after.epoch == 7
+    assert list(after) == whole[15:]
+    assert len(after) == len(whole) - 15
+    assert after.state_dict() == before.state_dict()
+    alone = TokenBudgetBatchSampler(sizes, BUDGET, num_processes=1, accumulation_steps=6)
+    alone.load_state_dict(before.state_dict())
+    assert alone.num_steps == before.num_steps
+
+
+def test_only_advance_changes_the_position():
+    sampler = TokenBudgetBatchSampler([400] * 20, BUDGET)
+    whole = list(sampler)
+    assert list(sampler) == whole
+    assert sampler.state_dict()["segments"] == []
+    sampler.advance(3)
+    assert list(sampler) == whole[3:]
+    sampler.set_epoch(0)
+    assert list(sampler) == whole[3:]
+    sampler.set_epoch(1)
+    assert len(sampler) == len(whole)
+    with pytest.raises(ValueError, match="can't advance by 11 from step 0 of 10"):
+        sampler.advance(11)
+
+
+def test_numpy_integers_give_a_state_of_json_values_that_can_be_loaded():
+    one, two, many = np.int64(1), np.uint8(2), np.int32(BUDGET)
+    sampler = TokenBudgetBatchSampler([400] * 20, many, two, one, two, two, two)
+    sampler.set_epoch(two)
+    sampler.advance(one)
+    plain = TokenBudgetBatchSampler([400] * 20, BUDGET, 2, 1, 2, 2, 2)
+    plain.set_epoch(2)
+    plain.advance()
+    assert json.dumps(sampler.state_dict()) == json.dumps(plain.state_dict())
+    sampler.change_budget(np.int64(800))
+    state = json.loads(json.dumps(sampler.state_dict()))
+    assert state["segments"] == [[4, BUDGET, 2, 1]]
+    plain.load_state_dict(state)
+    plain.change_budget(800)
+    assert list(plain) == list(sampler)
+    for call, name in (
+        (sampler.set_epoch, "epoch"),
+        (sampler.advance, "num_steps"),
+        (sampler.change_budget, "token_budget"),
+    ):
+        for value in (-1, 1.5):
+            with pytest.raises(ValueError, match=f"^{name} is {value}"):
+                call(value)
+
+
+def test_cropped_sizes_count_as_the_budget_and_resume_with_another_one():
+    sizes = [10, 1500, 1200] * 10
+    first = TokenBudgetBatchSampler(sizes, BUDGET, crop=True)
+    seen = [index for batch in list(first)[:7] for _, index in batch]
+    first.advance(7)
+    second = TokenBudgetBatchSampler(sizes, 800, crop=True)
+    second.load_state_dict(first.state_dict())
+    seen += [index for batch in second for _, index in batch]
+    assert sorted(seen) == list(range(30))
+
+
+def test_a_changed_dataset_is_refused_at_resume():
+    state = TokenBudgetBatchSampler([1, 2, 3], 10).state_dict()
+    with pytest.raises(ConfigError, match="dataset has changed"):
+        TokenBudgetBatchSampler([1, 2, 4], 10).load_state_dict(state)
