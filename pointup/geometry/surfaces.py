@@ -11,7 +11,6 @@ from zlib import error as ZlibError
 import numpy as np
 
 from pointup.errors import DataError, FileError
-from pointup.geometry.array_files import check_expansion, read_npz_headers
 
 # Random candidates per kept point. More of them give a more even spacing and cost more time.
 OVERSAMPLING = 5
@@ -147,8 +146,6 @@ class Surface:
     def load(cls, path: str | Path) -> Surface:
         """Read a file of `save`. Raises FileError for a missing file and for any other content."""
         try:
-            headers = read_npz_headers(Path(path))
-            check_expansion(Path(path), sum(headers[k].num_bytes for k in ("vertices", "faces")))
             with np.load(path) as arrays:
                 return cls.from_triangles(arrays["vertices"], arrays["faces"])
         except FileNotFoundError:

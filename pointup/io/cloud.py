@@ -129,17 +129,35 @@ class PointWriter(ABC):
             for dimension in self.extra_dimensions
         }
 
-    @abstractmethod
+    def _cast(
+        self, values: Mapping[str, np.ndarray], types: Mapping[str, np.dtype]
+    ) -> dict[str, np.ndarray]:
+        """The values in these types; DataError for other names than those of `types`."""
+        if values.keys() != types.keys():
+            names = ", ".join(sorted(values.keys() ^ types.keys()))
+            raise DataError(f"{self.path}: all points need the same attributes; differing: {names}")
+        return {
+            name: cast_values(values[name], dtype, f"{self.path}: {name}")
+            for name, dtype in types.items()
+        }
+
+    def _write_header(self) -> None:  # noqa: B027
+        """Write what is before the points to `_stream`, if the format has such a header.
+
+        It is written before the first point, and again after the last one, when `num_points` is
+        known, with the same length.
+        """
+
     def _begin(self) -> None:
-        """Write the part of the file before the points to `_stream`."""
+        self._write_header()
 
     @abstractmethod
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         """Write points; `num_points` is the number of points written before."""
 
-    @abstractmethod
     def _end(self) -> None:
-        """Write the part of the file after the points, and a header that holds their number."""
+        self._stream.seek(0)
+        self._write_header()
 
 
 class ColumnWriter(PointWriter):
@@ -160,15 +178,7 @@ class ColumnWriter(PointWriter):
 
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
         flat = dict(zip("xyz", positions.T, strict=True)) | flatten_attributes(attributes)
-        if flat.keys() != self.columns.keys():
-            names = ", ".join(sorted(flat.keys() ^ self.columns.keys()))
-            raise DataError(f"{self.path}: all points need the same attributes; differing: {names}")
-        self._append_columns(
-            {
-                name: cast_values(flat[name], dtype, f"{self.path}: {name}")
-                for name, dtype in self.columns.items()
-            }
-        )
+        self._append_columns(self._cast(flat, self.columns))
 
     @abstractmethod
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
@@ -214,6 +224,11 @@ def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.nda
             columns = values.reshape(len(values), -1).T
             flat |= {f"{name}_{i}": column for i, column in enumerate(columns)}
     return flat
+
+
+def storable(dtype: np.dtype) -> np.dtype:
+    """The type in which PLY, PCD and text store values: they have no bool and no 16-bit float."""
+    return np.dtype({"?": "u1", "e": "f4"}.get(dtype.char, dtype))
 
 
 def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:

@@ -13,7 +13,6 @@ import numpy as np
 
 from pointup.disk import os_errors
 from pointup.errors import FileError
-from pointup.geometry.array_files import check_expansion
 from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
@@ -28,8 +27,6 @@ ATTRIBUTES = {
 }  # fmt: skip
 COLOURS = ("red", "green", "blue")
 AXES = {"x": "cartesianX", "y": "cartesianY", "z": "cartesianZ"}
-# Memory for reading a point: three doubles, intensity, colours and the invalid flag.
-BYTES_PER_POINT = 32
 CHUNK_SIZE = 1_000_000
 
 
@@ -50,10 +47,8 @@ def read_e57(path: Path) -> PointCloud:
         import pye57
 
         with pye57.E57(str(path)) as file:
-            headers = [file.get_header(i) for i in range(file.scan_count)]
-            check_expansion(path, BYTES_PER_POINT * sum(h.point_count for h in headers))
-            for i, header in enumerate(headers):
-                if not header.point_count:
+            for i in range(file.scan_count):
+                if not file.get_header(i).point_count:
                     continue
                 scan = file.read_scan(i, intensity=True, colors=True, ignore_missing_fields=True)
                 positions.append(np.column_stack([scan[name] for name in AXES.values()]))
@@ -83,9 +78,6 @@ class E57Writer(FixedColumnWriter):
     ) -> None:
         super().__init__(path, like, extra_dimensions)
         self._chunks: list[dict[str, np.ndarray]] = []
-
-    def _begin(self) -> None:
-        pass
 
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         self._chunks.append(dict(zip(AXES, positions.T, strict=True)) | columns)

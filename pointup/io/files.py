@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +46,27 @@ __all__ = [
 
 LAS_EXTENSIONS = (".las", ".laz")
 TEXT_EXTENSIONS = (".xyz", ".txt", ".csv")
-writable_extensions = (
-    *LAS_EXTENSIONS, ".ply", ".pcd", ".e57", ".pts", ".bin", *TEXT_EXTENSIONS, ".npy", ".npz",
-)  # fmt: skip
+READERS: dict[str, Callable[[Path], PointCloud]] = {
+    ".ply": read_ply,
+    ".pcd": read_pcd,
+    ".e57": read_e57,
+    ".pts": read_pts,
+    ".bin": read_sweep,
+    **dict.fromkeys(TEXT_EXTENSIONS, read_text),
+    ".npy": read_npy,
+    ".npz": read_npz,
+}
+WRITERS: dict[str, type[PointWriter]] = {
+    ".ply": PlyWriter,
+    ".pcd": PcdWriter,
+    ".e57": E57Writer,
+    ".pts": PtsWriter,
+    ".bin": SweepWriter,
+    **dict.fromkeys(TEXT_EXTENSIONS, TextWriter),
+    ".npy": NpyWriter,
+    ".npz": NpzWriter,
+}
+writable_extensions = (*LAS_EXTENSIONS, *WRITERS)
 point_extensions = (*writable_extensions, ".obj")
 mesh_extensions = (".off", ".obj", ".stl", ".ply")
 # Formats that hold meshes only. Some of them can't be read.
@@ -71,11 +89,7 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
         from pointup.io.las import read_las
 
         return read_las(path, attributes)
-    readers = {
-        ".ply": read_ply, ".pcd": read_pcd, ".e57": read_e57, ".pts": read_pts,
-        ".bin": read_sweep, ".obj": _read_obj_vertices, ".npy": read_npy, ".npz": read_npz,
-    }  # fmt: skip
-    cloud = readers.get(suffix, read_text)(path)
+    cloud = READERS.get(suffix, _read_obj_vertices)(path)
     if not attributes:
         cloud.attributes = {}
     return cloud
@@ -153,21 +167,8 @@ def open_writer(
         from pointup.io.las_writer import LasWriter
 
         return LasWriter(path, like, extra_dimensions)
-    if suffix == ".ply":
-        return PlyWriter(path, like, extra_dimensions)
-    if suffix == ".pcd":
-        return PcdWriter(path, like, extra_dimensions)
-    if suffix == ".e57":
-        return E57Writer(path, like, extra_dimensions)
-    if suffix == ".pts":
-        return PtsWriter(path, like, extra_dimensions)
-    if suffix == ".bin":
-        return SweepWriter(path, like, extra_dimensions)
-    if suffix in TEXT_EXTENSIONS:
-        return TextWriter(path, like, extra_dimensions)
-    if suffix == ".npy":
-        return NpyWriter(path, like, extra_dimensions)
-    return NpzWriter(path, like, extra_dimensions)
+    writer: Callable[..., PointWriter] = WRITERS[suffix]
+    return writer(path, like, extra_dimensions)
 
 
 def write_points(path: str | Path, cloud: PointCloud) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pointup.errors import DataError, FileError
 from pointup.io.files import LAS_EXTENSIONS
 
 if TYPE_CHECKING:
+    from laspy import LasHeader
     from pyproj import CRS
 
 
@@ -67,23 +68,15 @@ def length_unit(path: str | Path) -> LengthUnit:
     `ANGLES` for longitudes and latitudes, `MIXED` if heights have another unit than x and y.
     Raises FileError for a file whose header can't be read.
     """
-    path = Path(path)
-    if path.suffix.lower() not in LAS_EXTENSIONS:
+    header = _header_of(Path(path))
+    if header is None:
         return UNKNOWN
-    from pyproj.exceptions import CRSError
-
-    from pointup.io.las import read_header
-
-    header = read_header(path)
     if _model_type(header) == _GEOGRAPHIC:
         return ANGLES
     own = own_projection(header)
     if own is not None:
         return own
-    try:
-        system = header.parse_crs()
-    except CRSError:
-        return UNKNOWN
+    system = _system_of(header)
     if system is None or not system.axis_info:
         return UNKNOWN
     if system.is_geographic:
@@ -98,20 +91,16 @@ def mercator_stretch(path: Path) -> float | None:
 
     None for any other file, also for one whose header can't be read.
     """
-    if path.suffix.lower() not in LAS_EXTENSIONS:
-        return None
     from pyproj import Transformer
     from pyproj.exceptions import ProjError
 
-    from pointup.io.las import read_header
-
     with suppress(ProjError, FileError):
-        header = read_header(path)
-        system = header.parse_crs()
+        header = _header_of(path)
+        system = header and _system_of(header)
         # The horizontal part of a system with heights.
         system = system.sub_crs_list[0] if system and system.sub_crs_list else system
         operation = system and system.coordinate_operation
-        if operation and operation.method_name in _MERCATOR:
+        if header and system and operation and operation.method_name in _MERCATOR:
             to_degrees = Transformer.from_crs(system, system.geodetic_crs, always_xy=True)
             middle = (header.mins[:2] + header.maxs[:2]) / 2
             latitude = to_degrees.transform(*middle)[1]
@@ -125,22 +114,32 @@ def names_geocentric(path: Path) -> bool:
 
     False for any other file, also for one whose header can't be read.
     """
-    if path.suffix.lower() not in LAS_EXTENSIONS:
-        return False
-    from pyproj.exceptions import ProjError
-
-    from pointup.io.las import read_header
-
-    with suppress(ProjError, FileError):
-        header = read_header(path)
-        if _model_type(header) == _GEOCENTRIC:
-            return True
-        system = header.parse_crs()
-        return system is not None and bool(system.is_geocentric)
+    with suppress(FileError):
+        if header := _header_of(path):
+            system = _system_of(header)
+            return _model_type(header) == _GEOCENTRIC or bool(system and system.is_geocentric)
     return False
 
 
-def _with_geo_keys(factors: list[float], header: Any) -> list[float]:
+def _header_of(path: Path) -> LasHeader | None:
+    """The header of a LAS or LAZ file; None for other formats. FileError if it can't be read."""
+    if path.suffix.lower() not in LAS_EXTENSIONS:
+        return None
+    from pointup.io.las import read_header
+
+    return read_header(path)
+
+
+def _system_of(header: LasHeader) -> CRS | None:
+    """The coordinate system of a header; None without one, and for one that can't be parsed."""
+    from pyproj.exceptions import ProjError
+
+    with suppress(ProjError):
+        return header.parse_crs()
+    return None
+
+
+def _with_geo_keys(factors: list[float], header: LasHeader) -> list[float]:
     """The lengths of the units of the axes, with those that GeoTIFF keys name beside a code.
 
     laspy reads only the code of the horizontal system.
@@ -161,7 +160,7 @@ def _with_geo_keys(factors: list[float], header: Any) -> list[float]:
     return factors
 
 
-def _geo_keys(header: Any) -> dict[int, int]:
+def _geo_keys(header: LasHeader) -> dict[int, int]:
     """The GeoTIFF keys of a header; none if there is a WKT."""
     records = [*header.vlrs, *(header.evlrs or [])]
     if any(type(record).__name__ == "WktCoordinateSystemVlr" for record in records):
@@ -170,7 +169,7 @@ def _geo_keys(header: Any) -> dict[int, int]:
     return {key.id: key.value_offset for key in directory[0].geo_keys} if directory else {}
 
 
-def _model_type(header: Any) -> int | None:
+def _model_type(header: LasHeader) -> int | None:
     """What GeoTIFF keys say that coordinates are, also where they have no code of a system.
 
     None if they say nothing, or name a projection or its unit, which may contradict it.
@@ -180,7 +179,7 @@ def _model_type(header: Any) -> int | None:
     return None if has_projection or _UNIT_KEYS[0] in keys else keys.get(_MODEL_TYPE)
 
 
-def own_projection(header: Any) -> LengthUnit | None:
+def own_projection(header: LasHeader) -> LengthUnit | None:
     """The unit of a header whose GeoTIFF keys describe a user-defined projection, without a code.
 
     None for any other header. laspy takes its geographic base system for the system of these files.
@@ -292,7 +291,11 @@ def different_systems(paths: Sequence[Path]) -> dict[Path, str]:
     names: dict[Path, str] = {}
     texts = set()
     for path in paths:
-        system = _system_of(path)
+        system = None
+        with suppress(FileError):
+            header = _header_of(path)
+            if header and own_projection(header) is None:
+                system = _system_of(header)
         # The tiles of a survey repeat one text, and texts are fast to compare.
         if system is None or system.srs in texts:
             continue
@@ -306,19 +309,6 @@ def different_systems(paths: Sequence[Path]) -> dict[Path, str]:
         names[path] = horizontal.name + (" with other parameters" if is_known else "")
         found[path] = horizontal
     return names
-
-
-def _system_of(path: Path) -> CRS | None:
-    if path.suffix.lower() not in LAS_EXTENSIONS:
-        return None
-    from pyproj.exceptions import ProjError
-
-    from pointup.io.las import read_header
-
-    with suppress(ProjError, FileError):
-        header = read_header(path)
-        return header.parse_crs() if own_projection(header) is None else None
-    return None
 
 
 def _horizontal(system: CRS) -> CRS | None:

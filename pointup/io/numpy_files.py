@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +12,13 @@ from zipfile import ZipFile
 import numpy as np
 
 from pointup.disk import os_errors
-from pointup.errors import DataError, FileError
-from pointup.geometry.array_files import check_expansion, read_array_header, read_npz_headers
+from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
     ExtraDimension,
     PointCloud,
     PointWriter,
     as_positions,
-    cast_values,
     check_positions,
 )
 
@@ -36,15 +35,12 @@ class NpzHeader:
 
 def read_npy(path: Path) -> PointCloud:
     """Read an array (N, 3) or wider; columns after z become attributes `column_4`, `column_5`..."""
-    with _numpy_errors(path), path.open("rb") as stream:
-        if stream.read(2) == b"PK":
-            raise FileError(f"{path}: holds several arrays; name it .npz")
-        stream.seek(0)
-        header = read_array_header(stream)
-        if header.start + header.num_bytes > path.stat().st_size:
-            raise ValueError("it is cut short")
-        stream.seek(0)
-        array = np.load(stream, allow_pickle=False)
+    with _numpy_errors(path):
+        with path.open("rb") as stream:
+            if stream.read(2) == b"PK":
+                raise FileError(f"{path}: holds several arrays; name it .npz")
+        # Mapped: a header that states too large an array is refused before memory is allocated.
+        array = np.array(np.load(path, "r", allow_pickle=False))
     positions, attributes = _split_array(array, str(path))
     return PointCloud(positions, attributes, None, path)
 
@@ -52,28 +48,36 @@ def read_npy(path: Path) -> PointCloud:
 def read_npz(path: Path) -> PointCloud:
     """Read positions, stored under one of `POSITION_KEYS`, and numeric arrays of the same length.
 
-    Other arrays are not read. Raises FileError for arrays that would expand to far more than the
-    size of the file.
+    Other arrays are not read.
     """
-    with _numpy_errors(path):
-        headers = read_npz_headers(path)
+    with _numpy_errors(path), ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        headers = {name.removesuffix(".npy"): _read_header(archive, name) for name in members}
         key = next((key for key in POSITION_KEYS if key in headers), None)
         if key is None:
             raise FileError(
                 f"{path}: no array is named {', '.join(POSITION_KEYS)}; rename the array of points "
                 f"(there are: {', '.join(headers) or 'none'})"
             )
-        selected = {
-            name: header
-            for name, header in headers.items()
-            if name == key
-            or (header.shape[:1] == headers[key].shape[:1] and header.dtype.kind in "biuf")
-        }
-        check_expansion(path, sum(header.num_bytes for header in selected.values()))
-        with np.load(path, allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in selected}
+        arrays = {}
+        for name, (shape, dtype) in headers.items():
+            if name == key or (shape[:1] == headers[key][0][:1] and dtype.kind in "biuf"):
+                with archive.open(f"{name}.npy") as member:
+                    arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
     return PointCloud(positions, attributes | arrays, NpzHeader(key), path)
+
+
+def _read_header(archive: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array, whose values are not read."""
+    with archive.open(name) as member:
+        is_first = np.lib.format.read_magic(member) == (1, 0)
+        formats = np.lib.format
+        read = formats.read_array_header_1_0 if is_first else formats.read_array_header_2_0
+        shape, _, dtype = read(member)
+    if dtype.itemsize * math.prod(shape) > archive.getinfo(name).file_size:
+        raise ValueError(f"{name} is cut short")
+    return shape, dtype
 
 
 @contextmanager
@@ -107,14 +111,10 @@ class NpyWriter(ColumnWriter):
 
     def _begin(self) -> None:
         self.columns = dict.fromkeys(self.columns, np.dtype(np.float64))
-        self._write_header()
+        super()._begin()
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         self._stream.write(np.column_stack(list(columns.values())).tobytes())
-
-    def _end(self) -> None:
-        self._stream.seek(0)
-        self._write_header()
 
     def _write_header(self) -> None:
         # The header has a fixed length, because the number of points is known only at the end. The
@@ -138,18 +138,8 @@ class NpzWriter(PointWriter):
         self._types |= {added.name: np.dtype(added.dtype) for added in extra_dimensions}
         self._chunks: list[dict[str, np.ndarray]] = []
 
-    def _begin(self) -> None:
-        pass
-
     def _append(self, positions: np.ndarray, attributes: dict[str, np.ndarray]) -> None:
-        if attributes.keys() != self._types.keys():
-            names = ", ".join(sorted(attributes.keys() ^ self._types.keys()))
-            raise DataError(f"{self.path}: all points need the same attributes; differing: {names}")
-        chunk = {
-            name: cast_values(attributes[name], dtype, f"{self.path}: {name}")
-            for name, dtype in self._types.items()
-        }
-        self._chunks.append({self.header.key: positions} | chunk)
+        self._chunks.append({self.header.key: positions} | self._cast(attributes, self._types))
 
     def _end(self) -> None:
         with ZipFile(self._stream, "w") as archive:

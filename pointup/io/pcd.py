@@ -11,7 +11,6 @@ from struct import unpack_from
 import numpy as np
 
 from pointup.errors import DataError, FileError
-from pointup.geometry.array_files import check_expansion
 from pointup.io.cloud import (
     ColumnWriter,
     ExtraDimension,
@@ -19,6 +18,7 @@ from pointup.io.cloud import (
     as_positions,
     cast_values,
     check_positions,
+    storable,
     warn_once,
 )
 from pointup.io.pts import SweepHeader
@@ -195,7 +195,6 @@ def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
     packed, unpacked = unpack_from("<II", text, start)
     if start + 8 + packed > len(text) or unpacked < size:
         raise FileError(f"{path}: shorter than its header requires; copy it again")
-    check_expansion(path, unpacked)
     try:
         body = lzf.decompress(text[start + 8 : start + 8 + packed], unpacked) if packed else b""
     except ValueError:
@@ -253,16 +252,13 @@ class PcdWriter(ColumnWriter):
         self._packed = _packed_field(before, self.columns)
         stored = dict(zip(before.names, before.types, strict=True)) if before else {}
         for name, dtype in self.columns.items():
-            self.columns[name] = _pcd_type(dtype)
+            self.columns[name] = storable(dtype).newbyteorder("<")
             if name in "xyz" and (
                 stored.get(name, ("",))[0] == "<f4" or isinstance(like.header, SweepHeader)
             ):
                 self.columns[name] = np.dtype(np.float32)  # type: ignore[assignment]
             if not name.isascii() or len(name.split()) != 1 or name.startswith(("_", "#")):
                 raise DataError(f"{path}: PCD can't have a field {name!r}; rename it")
-
-    def _begin(self) -> None:
-        self._write_header()
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         if self._packed:
@@ -275,14 +271,8 @@ class PcdWriter(ColumnWriter):
         if self._encoding == "ascii":
             write_rows(self._stream, columns, " ")
             return
-        table = np.empty(len(columns["x"]), [(n, v.dtype) for n, v in columns.items()])
-        for name, values in columns.items():
-            table[name] = values
-        self._stream.write(table.tobytes())
-
-    def _end(self) -> None:
-        self._stream.seek(0)
-        self._write_header()
+        types = [(name, values.dtype) for name, values in columns.items()]
+        self._stream.write(np.rec.fromarrays(list(columns.values()), types).tobytes())
 
     def _fields(self) -> dict[str, np.dtype]:
         """The fields in the order of the file; packed colours replace their first component."""
@@ -330,9 +320,3 @@ def _packed_field(
             # Some packed colours are NaN as a float, and text can't hold their bits.
             return name, np.dtype("<u4" if before and before.encoding == "ascii" else code)
     return None
-
-
-def _pcd_type(dtype: np.dtype) -> np.dtype:
-    if dtype.kind == "b":
-        return np.dtype(np.uint8)
-    return np.dtype(np.float32) if dtype == np.float16 else dtype.newbyteorder("<")

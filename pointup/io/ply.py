@@ -1,7 +1,8 @@
 """Reads and writes PLY points: all vertex properties exactly, in the three encodings.
 
-trimesh is not used here: it writes coordinates as float32 and drops properties that it does not
-know.
+No library serves here: trimesh writes coordinates as float32 and drops properties that it does not
+know; plyfile needs all points in memory to write them, and reads text and faces row by row in
+Python.
 """
 
 from __future__ import annotations
@@ -22,30 +23,19 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     check_positions,
+    storable,
     warn_once,
 )
 from pointup.io.text_tables import write_rows
 
 TYPES = {
-    "char": "i1",
-    "uchar": "u1",
-    "short": "i2",
-    "ushort": "u2",
-    "int": "i4",
-    "uint": "u4",
-    "float": "f4",
-    "double": "f8",
-}
+    "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
+    "int": "i4", "uint": "u4", "float": "f4", "double": "f8",
+}  # fmt: skip
 OTHER_NAMES = {
-    "int8": "i1",
-    "uint8": "u1",
-    "int16": "i2",
-    "uint16": "u2",
-    "int32": "i4",
-    "uint32": "u4",
-    "float32": "f4",
-    "float64": "f8",
-}
+    "int8": "i1", "uint8": "u1", "int16": "i2", "uint16": "u2",
+    "int32": "i4", "uint32": "u4", "float32": "f4", "float64": "f8",
+}  # fmt: skip
 BYTE_ORDERS: dict[str, Literal["=", "<", ">"]] = {
     "ascii": "=",
     "binary_little_endian": "<",
@@ -183,21 +173,11 @@ class PlyWriter(ColumnWriter):
             [(name, dtype.newbyteorder(order)) for name, dtype in self.columns.items()]
         )
 
-    def _begin(self) -> None:
-        self._write_header()
-
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         if self.header.encoding == "ascii":
             write_rows(self._stream, columns, " ")
             return
-        table = np.empty(len(columns["x"]), self._dtype)
-        for name, values in columns.items():
-            table[name] = values
-        self._stream.write(table.tobytes())
-
-    def _end(self) -> None:
-        self._stream.seek(0)
-        self._write_header()
+        self._stream.write(np.rec.fromarrays(list(columns.values()), self._dtype).tobytes())
 
     def _write_header(self) -> None:
         names = {np.dtype(code): name for name, code in TYPES.items()}
@@ -212,9 +192,5 @@ class PlyWriter(ColumnWriter):
 
 
 def _ply_type(dtype: np.dtype) -> np.dtype:
-    if dtype.kind == "b":
-        return np.dtype(np.uint8)
-    if dtype == np.float16:
-        return np.dtype(np.float32)
     # PLY has no 64-bit integers.
-    return np.dtype(np.float64) if dtype.itemsize > 4 else dtype
+    return np.dtype(np.float64) if dtype.itemsize > 4 else storable(dtype)

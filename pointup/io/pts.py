@@ -22,6 +22,7 @@ from pointup.io.cloud import (
     as_positions,
     check_positions,
     flatten_attributes,
+    storable,
     warn_once,
 )
 from pointup.io.text_tables import TextHeader, read_bytes, read_columns, without_comment, write_rows
@@ -118,18 +119,14 @@ class PtsWriter(FixedColumnWriter):
     def _begin(self) -> None:
         if not set(COLOURS) <= set(self.columns):
             self.columns = [name for name in self.columns if name not in COLOURS]
-        self._write_count()
+        super()._begin()
 
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         coordinates = dict(zip("xyz", positions.T, strict=True))
-        columns = {k: v.astype("f4") if v.dtype == "f2" else v for k, v in columns.items()}
+        columns = {k: v.astype(storable(v.dtype)) for k, v in columns.items()}
         write_rows(self._stream, coordinates | columns, " ")
 
-    def _end(self) -> None:
-        self._stream.seek(0)
-        self._write_count()
-
-    def _write_count(self) -> None:
+    def _write_header(self) -> None:
         self._stream.write(f"{self.num_points:>{COUNT_DIGITS}}\n".encode())
 
 
@@ -191,9 +188,6 @@ class SweepWriter(FixedColumnWriter):
         self.supported = column_names(path)
         super().__init__(path, like, extra_dimensions)
 
-    def _begin(self) -> None:
-        pass
-
     def _append_columns(self, positions: np.ndarray, columns: dict[str, np.ndarray]) -> None:
         rounding = np.abs(positions.astype(np.float32) - positions).max()
         if not (rounding <= MAX_ROUNDING_ERROR and np.abs(positions).max() <= MAX_COORDINATE):
@@ -207,6 +201,3 @@ class SweepWriter(FixedColumnWriter):
             if name in columns:
                 rows[:, i] = columns[name]
         self._stream.write(rows.tobytes())
-
-    def _end(self) -> None:
-        pass

@@ -25,6 +25,7 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     check_positions,
+    storable,
 )
 
 
@@ -309,9 +310,9 @@ class TextWriter(ColumnWriter):
         kept = [name for name in written if name in self.columns]
         order = dict.fromkeys([*kept, *self.columns])
         self._titles = [written.get(name, name) for name in order]
-        self.columns = {name: _text_type(self.columns[name]) for name in order}
+        self.columns = {name: storable(self.columns[name]) for name in order}
 
-    def _begin(self) -> None:
+    def _write_header(self) -> None:
         if self.header.names_in == "nowhere":
             return
         titles = self._titles
@@ -325,13 +326,3 @@ class TextWriter(ColumnWriter):
 
     def _append_columns(self, columns: dict[str, np.ndarray]) -> None:
         write_rows(self._stream, columns, self.header.delimiter, self.header.decimal)
-
-    def _end(self) -> None:
-        pass
-
-
-def _text_type(dtype: np.dtype) -> np.dtype:
-    if dtype.kind == "b":
-        return np.dtype(np.uint8)
-    # Arrow can't write 16-bit floats.
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
