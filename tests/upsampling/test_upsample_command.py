@@ -115,17 +115,6 @@ def test_the_command_and_python_make_the_same_points(
     assert np.array_equal(read_points(tmp_path / "out.npy").positions, made)
 
 
-def test_a_density_beyond_the_largest_ratio_is_noted(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    write_points(tmp_path / "in.npy", PointCloud(positions(200)))
-    for density, is_noted in ((8, False), (500, True)):
-        options = ("-o", tmp_path / f"{density}.npy", "--density", density)
-        result = command(tmp_path / "in.npy", *options)
-        assert result.status == 0
-        assert (f"density {density} was not reached: one point" in result.out) == is_noted
-
-
 def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:

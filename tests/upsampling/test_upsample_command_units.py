@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import ANY
 
 import laspy
 import numpy as np
@@ -42,35 +41,45 @@ def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(
         assert not (tmp_path / "out").exists()
 
 
-def test_heights_in_another_unit_are_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
-    mixed = write_las(tmp_path / "mixed.las", FEET_ABOVE_METRES)
-    result = command(mixed, "-o", tmp_path / "out.las")
-    assert result.status == 0 and result.err.count("\n") == 1
-    assert result.err.startswith(f"note: {mixed}: by its coordinate system, heights are in another")
-
-
-def test_a_density_in_feet_is_noted_with_its_value_per_square_metre(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    write_las(tmp_path / "ft.las", FEET)
-    write_las(tmp_path / "m.las", METRES)
-    note = (
-        "note: the files are in US ft: --density 2 is points per square US ft, "
-        "21.53 points per square metre\n"
-    )
-    output = ("-o", tmp_path / "out.las")
-    assert command(tmp_path / "ft.las", *output, "--density", "2") == (0, ANY, note)
-    assert command(tmp_path / "ft.las", *output, "--ratio", "2").err == ""
-    assert command(tmp_path / "m.las", *output, "--density", "2").err == ""
+BY_SYSTEM = "{path}: by its coordinate system, "
+MERCATOR = "{path}: is in a Mercator projection, where lengths are "
+DENSITY_IN_FEET = (
+    "the files are in US ft: --density 2 is points per square US ft, 21.53 points per square metre"
+)
 
 
 @pytest.mark.parametrize(
-    ("system", "unit"), [(METRES, " m"), (FEET, " US ft"), (FEET_ABOVE_METRES, "")]
+    ("system", "options", "note", "unit"),
+    [
+        (METRES, ("--density", "2"), None, " m"),
+        (FEET, ("--ratio", "2"), None, " US ft"),
+        (FEET, ("--density", "2"), DENSITY_IN_FEET, " US ft"),
+        (FEET_ABOVE_METRES, (), BY_SYSTEM + "heights are in another unit", ""),
+        # There are surveys in UTM that name a geocentric system by mistake.
+        ("EPSG:4978", (), BY_SYSTEM + "coordinates are geocentric", " m"),
+        # 4,100 km north of the equator on the map are 34.5 degrees: 1 / cos(34.5 degrees) is 1.21.
+        (
+            "EPSG:3857",
+            (),
+            "{path}: is in a Mercator projection, where lengths are 1.21 times",
+            " m",
+        ),
+        ("EPSG:3857+5773", (), "{path}: is in a Mercator projection", " m"),
+    ],
 )
-def test_the_summary_names_the_unit_of_its_distance_if_it_is_known(
-    system: str, unit: str, tmp_path: Path, command: Callable[..., Result]
+def test_a_system_that_the_user_may_not_expect_is_noted_once_and_the_unit_is_named(
+    system: str,
+    options: tuple[str, ...],
+    note: str | None,
+    unit: str,
+    tmp_path: Path,
+    command: Callable[..., Result],
 ) -> None:
-    result = command(write_las(tmp_path / "a.las", system), "-o", tmp_path / "out.las")
+    first = write_las(tmp_path / "in" / "a.las", system)
+    result = command(first, "-o", tmp_path / "out.las", *options)
+    assert result.status == 0
+    assert result.err.count("\n") == (note is not None)
+    assert result.err.startswith(f"note: {note.format(path=first)}" if note else "")
     assert re.search(rf"new points at most [\d.]+{unit} from a measured one", result.out)
 
 
@@ -85,35 +94,3 @@ def test_files_of_several_units_may_have_a_ratio_and_no_length(
         assert f"{feet}: is in US ft" in result.err and "reproject one of them" in result.err
     assert command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2").status == 0
     assert left_in(tmp_path / "out") == ["a.las", "b.las"]
-
-
-def test_a_damaged_file_among_others_is_reported_and_the_others_are_written(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    write_las(tmp_path / "in" / "a.las", METRES)
-    (tmp_path / "in" / "b.las").write_bytes(b"no header")
-    result = command(tmp_path / "in", "-o", tmp_path / "out", "--density", "2")
-    assert result.status == 1 and is_one_line(result.err) and "b.las" in result.err
-    assert left_in(tmp_path / "out") == ["a.las"]
-
-
-def test_a_geocentric_system_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:
-    """It is not refused: there are surveys in UTM that name one by mistake."""
-    named = write_las(tmp_path / "a.las", "EPSG:4978")
-    result = command(named, "-o", tmp_path / "b.las")
-    assert result.status == 0 and result.err.count("\n") == 1
-    assert result.err.startswith(f"note: {named}: by its coordinate system, coordinates are geoc")
-    assert left_in(tmp_path) == ["a.las", "b.las"]
-
-
-@pytest.mark.parametrize("system", ["EPSG:3857", "EPSG:3857+5773"])
-def test_a_mercator_projection_is_noted_with_its_stretch(
-    system: str, tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    # 4,100 km north of the equator on the map are 34.5 degrees: 1 / cos(34.5 degrees) is 1.21.
-    first = write_las(tmp_path / "in" / "a.las", system)
-    write_las(tmp_path / "in" / "b.las", system, shift=1000)
-    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
-    assert result.status == 0 and result.err.count("\n") == 1
-    assert result.err.startswith(f"note: {first}: is in a Mercator projection")
-    assert "1.21 times those on the ground" in result.err
