@@ -9,14 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 
 import psutil
 
 from pointup.terminal import print_error
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 ECHO_SECONDS = 0.7
 """A second SIGINT within this time counts as the first one, because Ctrl-C reaches a process from
 its terminal and from its launcher."""
@@ -42,32 +43,30 @@ class StopRequest:
         self.grace_seconds = grace_seconds
         self.requested_by: str | None = None
         self.requested_at = 0.0
-        self.released = threading.Event()
-        self.previous: dict[int, signal._HANDLER] = {}
-        self.previous_wakeup = -1
-        self.sockets: tuple[socket.socket, socket.socket] | None = None
+        self.released, self.stack = threading.Event(), ExitStack()
 
     @property
     def requested(self) -> bool:
         return self.requested_by is not None
 
     def __enter__(self) -> StopRequest:
-        self.released.clear()
-        # Python sets signal handlers in the main thread only.
-        if threading.current_thread() is threading.main_thread():
-            # Handlers run between two bytecodes of the main thread, which may wait in a collective
-            # forever. The wakeup socket delivers the number of the signal at once.
-            self.sockets = socket.socketpair()
-            self.sockets[1].setblocking(False)
-            self.previous_wakeup = signal.set_wakeup_fd(self.sockets[1].fileno())
-            start_thread("signals", self.listen)
-            for name in SIGNALS:
-                number = getattr(signal, name, None)
-                # A process started by nohup must outlive its terminal.
-                if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
-                    self.previous[number] = signal.signal(number, do_nothing)
-        if any(name in os.environ for name in LAUNCHER_VARIABLES):
-            start_thread("launcher", self.watch_launcher)
+        with ExitStack() as stack:
+            self.released.clear()
+            stack.callback(self.released.set)
+            stack.enter_context(watching_launcher(self.stop_without_launcher))
+            # Python sets signal handlers in the main thread only.
+            if threading.current_thread() is threading.main_thread():
+                # Handlers run between two bytecodes of the main thread, which may wait in a
+                # collective forever. The wakeup socket delivers the number of the signal at once.
+                receiver, sender = socket.socketpair()
+                start_thread("signals", partial(self.listen, receiver))
+                stack.enter_context(sender).setblocking(False)
+                stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(sender.fileno()))
+                for number in SIGNALS:
+                    # A process started by nohup must outlive its terminal.
+                    if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                        stack.callback(signal.signal, number, signal.signal(number, do_nothing))
+            self.stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -76,24 +75,14 @@ class StopRequest:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.released.set()
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-        self.previous = {}
-        if self.sockets is not None:
-            signal.set_wakeup_fd(self.previous_wakeup)
-            self.sockets[1].close()
-            self.sockets = None
+        self.stack.close()
 
-    def listen(self) -> None:
-        assert self.sockets is not None
-        receiver = self.sockets[0]
+    def listen(self, receiver: socket.socket) -> None:
         with receiver:
             while numbers := receiver.recv(64):
-                for number in numbers:
-                    # A data worker, forked from this process, writes its signals here too.
-                    if number in self.previous:
-                        self.request(signal.Signals(number).name)
+                # Other numbers are of signals that libraries handle.
+                for number in set(numbers) & {*SIGNALS}:
+                    self.request(signal.Signals(number).name)
 
     def request(self, name: str) -> None:
         """Request a stop; `name` is the signal or another reason."""
@@ -102,13 +91,29 @@ class StopRequest:
             end_at_once(EXIT_INTERRUPTED, "second interrupt: ended without saving")
         self.requested_by, self.requested_at = name, now
 
-    def watch_launcher(self) -> None:
-        while not self.released.wait(1.0):
+    def stop_without_launcher(self) -> None:
+        self.request("the launcher's death")
+        if not self.released.wait(self.grace_seconds):
+            end_at_once(1, "the launcher is gone, and no step has completed since")
+
+
+@contextmanager
+def watching_launcher(when_gone: Callable[[], None]) -> Iterator[None]:
+    """Call `when_gone`, in a thread, if the launcher of this process ends within the block."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
             if launcher_is_gone():
-                self.request("the launcher's death")
-                if not self.released.wait(self.grace_seconds):
-                    end_at_once(1, "the launcher is gone, and no step has completed since")
-                return
+                when_gone()
+                break
+
+    if any(name in os.environ for name in LAUNCHER_VARIABLES):
+        start_thread("launcher", watch)
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def launcher_is_gone() -> bool:
@@ -125,27 +130,14 @@ def launcher_is_gone() -> bool:
     return adopts and not any(word in " ".join(command) for word in LAUNCHER_WORDS)
 
 
-@contextmanager
-def ending_with_launcher() -> Iterator[None]:
+def ending_with_launcher() -> AbstractContextManager[None]:
     """End this process if its launcher dies during the start, before there is anything to save.
 
     Without this, the process would wait for the launcher's store for many minutes.
     """
-    started = threading.Event()
-
-    def watch() -> None:
-        while not launcher_is_gone():
-            if started.wait(0.5):
-                return
-        if not started.is_set():
-            end_at_once(1, "the launcher is gone, and training has not begun")
-
-    if any(name in os.environ for name in LAUNCHER_VARIABLES):
-        start_thread("launcher", watch)
-    try:
-        yield
-    finally:
-        started.set()
+    return watching_launcher(
+        partial(end_at_once, 1, "the launcher is gone, and training has not begun")
+    )
 
 
 def do_nothing(number: int, frame: FrameType | None) -> None:
