@@ -184,9 +184,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     module = device_module(device)
     if module is not None:
         return int(module.max_memory_allocated(device))
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource  # Windows has none.
+    import resource  # Windows, where commands other than training run, has none.
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
@@ -207,7 +205,13 @@ def prepare_devices() -> None:
     if torch.accelerator.is_available():
         allocate_expandable()
         num_devices = torch.accelerator.device_count()
-        check_number_of_devices(local_processes(num_devices), num_devices)
+        if (number := local_processes(num_devices)) > num_devices:
+            # NCCL refuses this only later.
+            raise ConfigError(
+                f"{number} processes were launched on this machine, of whose accelerators torch "
+                f"sees {num_devices}; give --num_processes {num_devices}, or check "
+                "CUDA_VISIBLE_DEVICES and gpu_ids for hidden ones"
+            )
         return
     # Without this, each process launched on a machine without accelerators forms a world of 1.
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -236,16 +240,6 @@ def local_processes(num_devices: int) -> int:
     if num_devices == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", int(os.environ.get("LOCAL_RANK", 0)) + 1))
-
-
-def check_number_of_devices(num_processes: int, num_devices: int) -> None:
-    """Raise ConfigError if processes would share a device, which NCCL refuses only later."""
-    if num_processes > num_devices:
-        raise ConfigError(
-            f"{num_processes} processes were launched on this machine, of whose accelerators torch "
-            f"sees {num_devices}; give --num_processes {num_devices}, or check "
-            "CUDA_VISIBLE_DEVICES and gpu_ids for hidden ones"
-        )
 
 
 def why_no_accelerator() -> str:

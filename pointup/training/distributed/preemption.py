@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import FrameType, TracebackType
+from types import FrameType
 
 import psutil
 
@@ -69,12 +69,7 @@ class StopRequest:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stack.close()
 
     def listen(self, receiver: socket.socket) -> None:

@@ -116,26 +116,24 @@ def _status(program: Callable[[], None], prog: str) -> int:
     except (PointupError, ValueError) as error:
         if os.environ.get("POINTUP_TRACEBACK"):
             raise
-        report_error(f"{prog}: error: {error}")
+        # The log of the process has the traceback.
+        logger.debug("the run ends with an error", exc_info=True)
+        message = f"{prog}: error: {error}"
+        if not is_printed(message):
+            print_error(message)
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED  # During the start there is nothing to save.
     return 0
 
 
-def report_error(message: str) -> None:
-    """Print the error that ended this process on stderr; a message of several processes only once.
-
-    The log of the process has the traceback.
-    """
-    logger.debug("the run ends with an error", exc_info=True)
+def is_printed(message: str) -> bool:
+    """Whether another process of the group has printed this message; then this one need not."""
     try:
         store = connect_store(timedelta(seconds=2))
-        is_printed = store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1 if store else False
+        return bool(store and store.add(f"error_{zlib.crc32(message.encode())}", 1) > 1)
     except (RuntimeError, KeyError, ValueError, ConfigError):
-        is_printed = False
-    if not is_printed:
-        print_error(message)
+        return False
 
 
 def choose_interface(store: dist.Store) -> None:

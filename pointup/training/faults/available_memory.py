@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 import torch
@@ -130,12 +129,7 @@ class PeakMemory:
             self.thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.module is not None:
             self.module.synchronize(self.device)
             self.bytes = self.module.max_memory_reserved(self.device)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,55 +68,51 @@ def settle_token_budget(
     """
     if isinstance(config.token_budget, int):
         return config.token_budget
-    if config.token_budget is None:
-        return _default_budget(config, dataset, accelerator, propagate, drop_gradients, validation)
+    probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
+    if config.token_budget == "auto":
+        return _measured_budget(probe, accelerator)
+    return _default_budget(probe, accelerator, validation)
+
+
+def _measured_budget(probe: Probe, accelerator: Accelerator) -> int:
+    config, sizes, largest = probe.config, probe.dataset.full_sizes, probe.largest
+    path = config.output_dir / "config.json"
     # Only the main process reads it: others may not see a new file on a network file system yet.
-    recorded = [recorded_budget(config.output_dir) if accelerator.is_main_process else None]
+    stored = json.loads(path.read_text()) if accelerator.is_main_process else {}
+    recorded = [stored.get("found_token_budget")]
     broadcast_object_list(recorded)
     if recorded[0] is not None:
-        return recorded[0]
+        return int(recorded[0])
+    smallest = min(largest, SMALLEST_PROBE) if config.crop else largest
     slots = accelerator.num_processes * config.accumulation_steps
-    largest = max(int(dataset.full_sizes.max()), -(-int(dataset.full_sizes.sum()) // slots))
-    smallest = int(dataset.full_sizes.max())
-    if config.crop:
-        smallest = min(smallest, SMALLEST_PROBE)
-    probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
-    found, limit = _fits_everywhere(probe, accelerator, smallest, largest)
+    most = max(largest, -(-int(sizes.sum()) // slots))
+    found, limit = _fits_everywhere(probe, accelerator, smallest, most)
     if not found:
-        name = dataset.names[int(dataset.full_sizes.argmax())]
         raise TrainingError(
-            f"{name}: {smallest:,} points do not fit into the {in_gb(limit)} that a process "
-            "may use here; start fewer processes, or give a smaller --token-budget and --crop"
+            f"{probe.largest_name}: {smallest:,} points do not fit into the {in_gb(limit)} that a "
+            "process may use here; start fewer processes, or give a smaller --token-budget and "
+            "--crop"
         )
     if accelerator.is_main_process:
-        path = config.output_dir / "config.json"
-        write_config(path, {**json.loads(path.read_text()), "found_token_budget": found})
+        write_config(path, {**stored, "found_token_budget": found})
     return found
 
 
-def _default_budget(
-    config: TrainConfig,
-    dataset: PairDataset,
-    accelerator: Accelerator,
-    propagate: Callable[[Batch], Tensor],
-    drop_gradients: Callable[[], None],
-    validation: PairDataset | None,
-) -> int:
-    largest, default = int(dataset.full_sizes.max()), default_token_budget(config)
+def _default_budget(probe: Probe, accelerator: Accelerator, validation: PairDataset | None) -> int:
+    config, largest, default = probe.config, probe.largest, default_token_budget(probe.config)
     if config.crop:
         return default
     # On a GPU, running out of memory raises an error that names the cloud; on the CPU the process
     # is killed. Evaluation stores no gradients, and so needs less.
     if largest > default and accelerator.device.type == "cpu":
-        cropped = replace(config, crop=True)
-        probe = Probe(cropped, dataset, accelerator.device, propagate, drop_gradients)
-        found, limit = _fits_everywhere(probe, accelerator, SMALLEST_PROBE, largest)
-        dataset.max_tokens = None
+        cropping = replace(probe, config=replace(config, crop=True))
+        found, limit = _fits_everywhere(cropping, accelerator, SMALLEST_PROBE, largest)
+        probe.dataset.max_tokens = None
         if found < SURE_TO_FIT * largest:
             raise TrainingError(
-                f"{dataset.names[int(dataset.full_sizes.argmax())]}: {largest:,} points do not "
-                f"fit into the {in_gb(limit)} that a process may use here, about {found:,} do; "
-                "prepare the data with a smaller --tile, start fewer processes, or give --crop"
+                f"{probe.largest_name}: {largest:,} points do not fit into the {in_gb(limit)} that "
+                f"a process may use here, about {found:,} do; prepare the data with a smaller "
+                "--tile, start fewer processes, or give --crop"
             )
     if validation is not None:
         largest = max(largest, int(validation.full_sizes.max()))
@@ -135,28 +130,32 @@ def _fits_everywhere(
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         logger.info("Searching for the largest token budget that fits into %s ...", in_gb(limit))
-    found = largest_that_fits(probe.peak_bytes, probe.bytes_before, smallest, largest, limit)
+    with PeakMemory(accelerator.device) as before:
+        pass
+    found = largest_that_fits(probe.peak_bytes, before.bytes, smallest, largest, limit)
     # With 0 from one process, all processes end instead of waiting for it.
     found_on_all = accelerator.gather(torch.tensor([found], device=accelerator.device))
     return int(found_on_all.min()), limit
 
 
+@dataclass
 class Probe:
     """Measures the peak memory of the heaviest batches that a token budget allows."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        dataset: PairDataset,
-        device: torch.device,
-        propagate: Callable[[Batch], Tensor],
-        drop_gradients: Callable[[], None],
-    ) -> None:
-        self.config, self.dataset, self.device = config, dataset, device
-        self.propagate, self.drop_gradients = propagate, drop_gradients
-        with PeakMemory(device) as peak:
-            pass
-        self.bytes_before = peak.bytes
+    config: TrainConfig
+    dataset: PairDataset
+    device: torch.device
+    propagate: Callable[[Batch], Tensor]
+    drop_gradients: Callable[[], None]
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest pair."""
+        return int(self.dataset.full_sizes.max())
+
+    @property
+    def largest_name(self) -> str:
+        return str(self.dataset.names[int(self.dataset.full_sizes.argmax())])
 
     def peak_bytes(self, token_budget: int) -> int | None:
         """Peak memory in bytes over the heaviest batches; None if memory ran out."""
@@ -268,9 +267,3 @@ def lower_budget_if_needed(
     progress.out_of_memory = 0
     progress.lowered_budget, progress.budget_at_start = sampler.token_budget, settled
     return True
-
-
-def recorded_budget(output_dir: Path) -> int | None:
-    """The budget of "auto" that config.json of a run stores; None if it has none."""
-    found = json.loads((output_dir / "config.json").read_text()).get("found_token_budget")
-    return None if found is None else int(found)

@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import IO, NamedTuple
 
 import torch.distributed as dist
@@ -103,12 +102,7 @@ class Watchdog:
         self.threads.append(start_thread("watchdog", self.watch))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.closed.set()
         # A thread that the interpreter's end interrupts in a call to the store aborts the process.
         deadline = time.monotonic() + STORE_SECONDS

@@ -12,7 +12,6 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import psutil
@@ -64,7 +63,7 @@ class RunLock:
         sees = self.is_main_process or is_seen(self.path, text)
         unseen = gather_object(["" if sees else platform.node()])
         if any(unseen):
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise ConfigError(
                 f"{self.path.parent}: {' and '.join(sorted(set(unseen) - {''}))} can't see what "
                 f"{writer} writes there; give an --output-dir on a file system shared by all "
@@ -101,12 +100,7 @@ class RunLock:
         threading.Thread(target=self.write_heartbeat, name="lock", daemon=True).start()
         return text
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.released.set()
         if self.file is not None:
             # Emptied, not deleted: another process may have opened it to acquire the lock.

@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 
-from tqdm import tqdm
-
 from pointup.errors import ConfigError
+from pointup.progress import write_line
 from pointup.terminal import literal, print_error
 
 logger = logging.getLogger("pointup")
@@ -26,8 +25,7 @@ class RankLog:
     The file gets all messages of pointup, warnings of other libraries and of Python, the exception
     that ends the `with` block, and the stacks of a crash in native code. A continued run appends to
     it. The console shows, for the main process only, pointup's messages from level INFO and
-    warnings, above the progress bar; with `is_verbose` it shows all messages of every process. A
-    nested RankLog for the same file does nothing.
+    warnings, above the progress bar; with `is_verbose` it shows all messages of every process.
     """
 
     def __init__(
@@ -45,9 +43,6 @@ class RankLog:
         self.handles_crashes = False
 
     def __enter__(self) -> RankLog:
-        root = logging.getLogger()
-        if any(getattr(handler, "baseFilename", "") == str(self.path) for handler in root.handlers):
-            return self
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = LogFile(self.path, encoding="utf-8", errors="backslashreplace")
@@ -64,7 +59,7 @@ class RankLog:
         elif self.process_index == 0:
             self.handlers.append(ConsoleHandler(logging.INFO))
         for handler in self.handlers:
-            root.addHandler(handler)
+            logging.getLogger().addHandler(handler)
         self.previous_level = logger.level
         logger.setLevel(logging.DEBUG)
         logging.captureWarnings(True)
@@ -84,8 +79,6 @@ class RankLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.handlers:
-            return
         if error is not None:
             # To the file only, because the caller reports the exception to the user.
             message, values = "process %d ends: %s", (self.process_index, error)
@@ -142,7 +135,6 @@ class ConsoleHandler(logging.Handler):
                 text = text.partition("\n")[0]
             if record.levelno >= logging.WARNING:
                 text = f"{record.levelname.lower()}: {text}"
-            tqdm.write(text, file=sys.stderr)
-            sys.stderr.flush()
+            write_line(text)
         except Exception:
             self.handleError(record)
