@@ -20,8 +20,8 @@ from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.processes import num_cores, results_of
 from pointup.progress import tracked
+from pointup.synthetic.fields import log_uniform
 from pointup.synthetic.landscapes import random_scene, scan
-from pointup.synthetic.randomness import log_uniform
 from pointup.synthetic.shapes import random_surface
 
 # Increase this number with each change of the samples, so that cached datasets are not reused.

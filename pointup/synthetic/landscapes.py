@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.implicit_surfaces import Field
-from pointup.synthetic.randomness import log_uniform, waves
+from pointup.synthetic.fields import Field, log_uniform, waves
 from pointup.synthetic.scanner import Returns, airborne, bounds, drone
 from pointup.synthetic.scanner import scan as scan_triangles
 from pointup.synthetic.site import Site, broadleaf, car, conifer, fence, house, log, shrub, snag
@@ -99,13 +98,6 @@ def random_site(rng: np.random.Generator, width: float, kind: str = "") -> Site:
         _furnish(site, kind)
     if rng.random() < 0.5:
         site.sow(int(site.extent**2 * log_uniform(rng, 0.5, 15)))
-    return site
-
-
-def stand_site(rng: np.random.Generator, width: float, stand: Stand) -> Site:
-    """A forest of the given composition, on random ground."""
-    site = Site(rng, ground(rng), width + 2 * MARGIN)
-    plant_stand(site, stand)
     return site
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.synthetic.randomness import log_uniform
+from pointup.synthetic.fields import log_uniform
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,11 @@ class Returns:
         normals: (N, 3) unit normals of the surfaces that were hit, oriented towards the scanner;
             zero on facets of leaves, grass and wires, which are not planar at this scale.
         number: (N,) int64, 1 for the first return of a pulse.
-        num_returns: (N,) int64, the number of returns of the pulse.
-        line: (N,) int64, the index of the flight line.
     """
 
     points: np.ndarray
     normals: np.ndarray
     number: np.ndarray
-    num_returns: np.ndarray
-    line: np.ndarray
 
 
 def airborne(rng: np.random.Generator, density: float) -> Scanner:
@@ -126,24 +122,11 @@ def scan(
     `solid` (S, 3, 3) stops every beam. Beams can pass between the facets of `rough` (R, 3, 3), such
     as leaves and wires.
     """
-    num_lines = len(scanner.headings)
-    strips = []
-    for heading, tilt in zip(scanner.headings, scanner.tilts, strict=True):
-        strips.append(
-            _fly(
-                solid,
-                rough,
-                width,
-                scanner,
-                scanner.density / num_lines,
-                heading,
-                tilt,
-                rng,
-                count_returns,
-            )
-        )
+    strips = [
+        _fly(solid, rough, width, scanner, heading, tilt, rng, count_returns)
+        for heading, tilt in zip(scanner.headings, scanner.tilts, strict=True)
+    ]
     columns = [np.concatenate(arrays) for arrays in zip(*strips, strict=True)]
-    columns.append(np.repeat(np.arange(num_lines), [len(points) for points, *_ in strips]))
     inside = (np.abs(columns[0][:, :2]) <= width / 2).all(axis=1)
     return Returns(*(column[inside] for column in columns))
 
@@ -153,13 +136,12 @@ def _fly(
     rough: np.ndarray,
     width: float,
     scanner: Scanner,
-    density: float,
     heading: float,
     tilt: float,
     rng: np.random.Generator,
     count_returns: bool,
 ) -> tuple[np.ndarray, ...]:
-    """Simulate one flight line; returns the columns of `Returns` except the line.
+    """Simulate one flight line; returns the columns of `Returns`.
 
     The axes are along the flight, across the beam, along the beam.
     """
@@ -173,16 +155,16 @@ def _fly(
     low, high = np.sort(np.array(corners) @ axes[:, :2], axis=0)[[0, -1]] + [[-1], [1]]
 
     solid, rough = (_seen(part, axes, low, high) for part in (solid, rough))
+    density = wanted = scanner.density / len(scanner.headings)
     # Several rays share each pulse.
     pixel = min(0.1, 0.5 * density**-0.5, scanner.footprint / 2.5 or 0.1)
     image = DepthImage(low, high, pixel, rng)
     image.splat(rough, rng)
     image.rasterize(solid)
 
-    wanted = density
     for attempt in range(3 if count_returns else 1):
         places = _pulses(low, high, scanner, density, rng)
-        hits, number, num_returns = _returns(image, places, scanner, rng)
+        hits, number = _returns(image, places, scanner, rng)
         points = image.hit[hits]
         inside = (np.abs((points @ axes.T)[:, :2]) <= width / 2).all(axis=1)
         num_points = np.count_nonzero(inside)
@@ -193,7 +175,7 @@ def _fly(
     noise *= [scanner.aim_noise, scanner.aim_noise, scanner.range_noise]
     lift = scanner.strip_noise * rng.normal()
     points = (points + noise) @ axes.T + [0, 0, lift]
-    return points, image.normal[hits] @ axes.T, number, num_returns
+    return points, image.normal[hits] @ axes.T, number
 
 
 def _seen(triangles: np.ndarray, axes: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -222,8 +204,8 @@ def _pulses(
 
 def _returns(
     image: DepthImage, places: np.ndarray, scanner: Scanner, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rays (N,) of the returns of pulses at positions (P, 2), their numbers, those per pulse.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rays (N,) of the returns of pulses at positions (P, 2), and the numbers of the returns.
 
     The pulse is shared by all rays in its footprint. Hits make a return as soon as they are the
     share `sensitivity` of the rays: those within 0.3 m of the nearest hit, together with
@@ -240,7 +222,7 @@ def _returns(
     rays = where[:, :1] * image.shape[1] + where[:, 1:]
     rays = rays + offset[:, 0] * image.shape[1] + offset[:, 1]
     depth = image.hit[rays, 2]
-    found, numbers, pulses = [], [], []
+    found, numbers = [], []
     waiting = np.zeros(len(rays))
     spread = scanner.sensitivity_spread * rng.standard_normal(len(rays))
     enough = np.minimum(scanner.sensitivity * np.exp(spread), 1.0)
@@ -255,11 +237,10 @@ def _returns(
         waiting[pulse[strong]] = 0
         num_returns[pulse[strong]] += 1
         found.append(rays[strong, members.argmax(axis=1)[strong]])
-        pulses.append(pulse[strong])
         numbers.append(num_returns[pulse[strong]])
         behind = depth < nearest[:, None] + scanner.separation
         depth = np.where(np.where(strong[:, None], behind, members), np.inf, depth)
-    return np.concatenate(found), np.concatenate(numbers), num_returns[np.concatenate(pulses)]
+    return np.concatenate(found), np.concatenate(numbers)
 
 
 class DepthImage:

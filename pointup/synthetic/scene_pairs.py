@@ -10,8 +10,8 @@ import numpy as np
 from pointup.datasets.pair import Pair
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
+from pointup.synthetic.fields import displace, log_uniform
 from pointup.synthetic.landscapes import KINDS, random_site, scan, scene_of
-from pointup.synthetic.randomness import displace, log_uniform
 from pointup.synthetic.site import Site
 
 # Increase this number with each change of the pairs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.randomness import displace, log_uniform, rotation
+from pointup.synthetic.fields import displace, log_uniform, rotation
 from pointup.synthetic.solids import (
     CLOSE_SIDES,
     blob,

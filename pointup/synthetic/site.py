@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pointup.synthetic.implicit_surfaces import Field
-from pointup.synthetic.randomness import log_uniform, rotation
+from pointup.synthetic.fields import Field, log_uniform, rotation
 from pointup.synthetic.tessellation import cells, circle, grid, hull, sweep
 
 SHIFTS = np.array([[x, y] for x in (-1, 0, 1) for y in (-1, 0, 1) if x or y])

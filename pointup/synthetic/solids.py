@@ -8,8 +8,15 @@ from itertools import pairwise
 import numpy as np
 from scipy.spatial import ConvexHull
 
-from pointup.synthetic.implicit_surfaces import isosurface, round_cones, smooth_minimum
-from pointup.synthetic.randomness import displace, log_uniform, rotation, waves
+from pointup.synthetic.fields import (
+    displace,
+    isosurface,
+    log_uniform,
+    rotation,
+    round_cones,
+    smooth_minimum,
+    waves,
+)
 from pointup.synthetic.tessellation import (
     cells,
     circle,

@@ -16,7 +16,7 @@ from scipy.interpolate import CubicSpline
 from scipy.spatial import ConvexHull, Delaunay
 
 from pointup.geometry.surfaces import Surface
-from pointup.synthetic.implicit_surfaces import Field
+from pointup.synthetic.fields import Field
 
 
 def weld(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

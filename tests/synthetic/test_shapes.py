@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pointup.synthetic.shapes import FAMILIES, ORGANIC, deform, random_surface
+from pointup.synthetic.shapes import FAMILIES, deform, random_surface
 from pointup.synthetic.solids import CLOSE_SIDES, parallel_sheets, slotted_block
 from pointup.synthetic.tessellation import surface_of
 
@@ -16,7 +16,7 @@ OPEN = ("open_sheet", "parallel_sheets")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_family_makes_different_valid_surfaces(name: str) -> None:
     areas = set()
-    for seed in range(4):
+    for seed in range(2):
         triangles = NAMES[name](np.random.default_rng(seed))
         assert np.isfinite(triangles).all()
         surface = surface_of(triangles)
@@ -28,7 +28,7 @@ def test_a_family_makes_different_valid_surfaces(name: str) -> None:
             # Faces are oriented outwards: the volume is positive.
             assert np.einsum("ij,ij->", a, np.cross(b, c)) > 0
         areas.add(round(surface.area, 6))
-    assert len(areas) == 4
+    assert len(areas) == 2
 
 
 def test_every_family_is_drawn_about_as_often_as_its_weight(monkeypatch) -> None:
@@ -59,7 +59,7 @@ def test_every_family_is_drawn_about_as_often_as_its_weight(monkeypatch) -> None
 
 def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
     rng = np.random.default_rng(5)
-    for _ in range(10):
+    for _ in range(5):
         surface, family = random_surface(rng)
         assert family in NAMES
         radius = np.linalg.norm(surface.vertices, axis=1).max()
@@ -84,10 +84,6 @@ def test_deforming_keeps_a_surface_closed() -> None:
         bent = surface_of(deform(body, np.random.default_rng(seed)))
         edges = np.sort(np.concatenate([bent.faces[:, [i, (i + 1) % 3]] for i in range(3)]), axis=1)
         assert (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
-
-
-def test_organic_families_are_among_the_families() -> None:
-    assert set(ORGANIC) < set(FAMILIES)
 
 
 def test_sides_are_close_to_each_other_without_contact() -> None:

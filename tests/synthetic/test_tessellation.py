@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointup.synthetic.implicit_surfaces import isosurface, round_cones
+from pointup.synthetic.fields import isosurface, round_cones
 from pointup.synthetic.tessellation import (
     cells,
     circle,

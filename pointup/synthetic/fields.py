@@ -1,11 +1,12 @@
-"""Zero level sets of scalar fields as triangle soups, extracted by marching cubes.
+"""Random numbers, rotations and smooth fields, and the zero level sets of fields as triangle soups.
 
-Fields are negative inside the body.
+A field whose level set is a surface is negative inside the body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,15 @@ def isosurface(field: Field, low: np.ndarray, high: np.ndarray, cell: float) -> 
     import igl
 
     axes = [np.arange(a - cell, b + 2 * cell, cell) for a, b in zip(low, high, strict=True)]
-    z, y, x = np.meshgrid(*axes[::-1], indexing="ij")
-    points = np.stack([x, y, z], axis=-1).reshape(-1, 3)
+    points = _lattice(axes)
     vertices, faces, _ = igl.marching_cubes(field(points), points, *map(len, axes), 0.0)
     return vertices[faces]
+
+
+def _lattice(axes: Sequence[np.ndarray]) -> np.ndarray:
+    """The points (N, 3) of a grid with these coordinates along x, y and z, x fastest."""
+    z, y, x = np.meshgrid(*axes[::-1], indexing="ij")
+    return np.stack([x, y, z], axis=-1).reshape(-1, 3)
 
 
 def round_cones(
@@ -56,10 +62,7 @@ def round_cones(
         distance = np.sqrt(squared) - (ra + share * (rb - ra))
         box = tuple(slice(begin[i], stop[i]) for i in (2, 1, 0))
         field[box] = smooth_minimum(field[box], distance, blend)
-    z, y, x = np.meshgrid(
-        *(origin[i] + cell * np.arange(shape[i]) for i in (2, 1, 0)), indexing="ij"
-    )
-    points = np.stack([x, y, z], axis=-1).reshape(-1, 3)
+    points = _lattice([origin[i] + cell * np.arange(shape[i]) for i in range(3)])
     vertices, faces, _ = igl.marching_cubes(field.ravel(), points, *map(int, shape), 0.0)
     return vertices[faces]
 
@@ -68,3 +71,33 @@ def smooth_minimum(a: np.ndarray, b: np.ndarray, blend: float) -> np.ndarray:
     """Smooth minimum of two fields (Quilez, 2013): exact if they differ by `blend` or more."""
     share = (blend - np.abs(a - b)).clip(0) / blend
     return np.minimum(a, b) - 0.25 * blend * share * share
+
+
+def log_uniform(rng: np.random.Generator, low: float, high: float, size: Any = None) -> Any:
+    """Random numbers between `low` and `high`, uniform in the logarithm."""
+    return np.exp(rng.uniform(np.log(low), np.log(high), size))
+
+
+def waves(
+    rng: np.random.Generator, frequency: float, num_waves: int = 12, dimension: int = 3
+) -> Field:
+    """A smooth random field of unit variance; `frequency` is in radians per unit of length."""
+    directions = rng.normal(size=(dimension, num_waves)) * frequency
+    phases = rng.uniform(0, 2 * np.pi, num_waves)
+    scale = (2 / num_waves) ** 0.5
+    return lambda points: scale * np.cos(points @ directions + phases).sum(axis=-1)
+
+
+def rotation(rng: np.random.Generator) -> np.ndarray:
+    """A uniformly random rotation matrix (3, 3)."""
+    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
+    q = q * np.sign(np.diag(r))
+    return q if np.linalg.det(q) > 0 else q[:, [1, 0, 2]]
+
+
+def displace(
+    points: np.ndarray, rng: np.random.Generator, frequency: float, strength: float
+) -> np.ndarray:
+    """Displace points (..., 3) by a smooth random vector field, so that equal points stay equal."""
+    fields = [waves(rng, frequency) for _ in range(3)]
+    return points + strength * np.stack([field(points) for field in fields], axis=-1)
