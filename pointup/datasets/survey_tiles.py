@@ -17,8 +17,8 @@ import numpy as np
 
 from pointup.datasets.pair import Pair
 from pointup.errors import ConfigError, DataError
+from pointup.io.cloud import is_noise, is_synthetic
 from pointup.io.files import PointCloud, iter_points
-from pointup.io.noise import is_noise, is_synthetic
 
 # Odd numbers without a pattern, from the digits of pi.
 MIXING = np.array([0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1], dtype=np.uint64)

@@ -28,9 +28,8 @@ from pointup.evaluation.lidar_metrics import (
     height_bands,
 )
 from pointup.geometry.neighbors import nearest
-from pointup.io.cloud import PointCloud
+from pointup.io.cloud import CLASSIFICATION, PointCloud, attribute, is_noise, is_synthetic
 from pointup.io.files import iter_points
-from pointup.io.noise import CLASSIFICATION, attribute, is_noise, is_synthetic
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 

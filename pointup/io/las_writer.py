@@ -30,10 +30,10 @@ from pointup.io.cloud import (
     cast_values,
     check_positions,
     flatten_attributes,
+    plain_name,
     warn_once,
 )
 from pointup.io.las import COORDINATES, CREATION_DATE_OFFSET, iter_records
-from pointup.io.noise import plain_name
 
 LEGACY_COUNTS_OFFSET = 107
 INT32 = np.iinfo(np.int32)

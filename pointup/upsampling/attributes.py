@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pointup.io.cloud import ExtraDimension, PointCloud
-from pointup.io.noise import SYNTHETIC, plain_name
+from pointup.io.cloud import SYNTHETIC, ExtraDimension, PointCloud, plain_name
 from pointup.upsampling.ground import GROUND_CLASS, Ground, class_attribute
 
 PARENT, DISTANCE = "parent_index", "distance_to_measured"

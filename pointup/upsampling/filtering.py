@@ -8,8 +8,7 @@ from numbers import Real
 import numpy as np
 
 from pointup.errors import ConfigError, DataError
-from pointup.io.cloud import PointCloud
-from pointup.io.noise import CLASSIFICATION, NOISE_CLASSES, WITHHELD, attribute
+from pointup.io.cloud import CLASSIFICATION, NOISE_CLASSES, WITHHELD, PointCloud, attribute
 
 
 @dataclass(frozen=True, kw_only=True)

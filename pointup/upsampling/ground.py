@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pointup.io.noise import CLASSIFICATION, plain_name
+from pointup.io.cloud import CLASSIFICATION, plain_name
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 

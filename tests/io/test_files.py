@@ -97,14 +97,6 @@ def test_ply_stores_64_bit_integers_as_float64_or_refuses_them(tmp_path: Path) -
         write_points(path, PointCloud(positions, {"time": np.array([2**53 + 1, 0])}))
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_trimesh_reads_what_is_written_as_ply(tmp_path: Path, encoding: str) -> None:
-    cloud = make_cloud()
-    cloud.header = PlyHeader(encoding)
-    write_points(tmp_path / "a.ply", cloud)
-    assert np.array_equal(trimesh.load(tmp_path / "a.ply").vertices, cloud.positions)
-
-
 @pytest.mark.parametrize("encoding", ["ascii", "binary_little_endian"])
 def test_vertices_of_a_mesh_file_are_read_as_points(tmp_path: Path, encoding: str) -> None:
     box = trimesh.creation.box()

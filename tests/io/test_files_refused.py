@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_files import PARENT, SUFFIXES, make_cloud
-from test_formats import scanned
-from test_pcd import ORGANISED
+from test_formats import ORGANISED, scanned
 
 from pointup.errors import DataError, FileError, PointupError
 from pointup.io.cloud import cast_values

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trimesh
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typed import digest
 
 from pointup.errors import FileError
 from pointup.io.files import (
     ExtraDimension,
     PointCloud,
+    check_writable,
     copy_points,
     open_writer,
     read_points,
@@ -231,8 +234,181 @@ def test_a_symbolic_link_is_followed_and_kept(tmp_path: Path) -> None:
         write_points(link, scanned(3))
 
 
-def test_plyfile_reads_ascii_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "binary_big_endian"])
+def test_plyfile_reads_every_encoding(tmp_path: Path, encoding: str) -> None:
     cloud = scanned()
-    cloud.header = PlyHeader("ascii")
+    cloud.header = PlyHeader(encoding)
     write_points(tmp_path / "a.ply", cloud)
     assert np.array_equal(read_by_plyfile(tmp_path / "a.ply")["x"], cloud.positions[:, 0])
+
+
+def test_scans_of_an_e57_are_merged_by_their_poses(tmp_path: Path) -> None:
+    pye57 = pytest.importorskip("pye57", reason=READERS)
+    points = np.random.default_rng(0).random((20, 3))
+    scan = {f"cartesian{axis}": points[:, i].copy() for i, axis in enumerate("XYZ")}
+    invalid = np.zeros(20, np.int8)
+    invalid[:5] = 1
+    with pye57.E57(str(tmp_path / "a.e57"), mode="w") as file:
+        file.write_scan_raw(scan | {"cartesianInvalidState": invalid})
+        turned = np.array([np.sqrt(0.5), 0, 0, np.sqrt(0.5)])
+        file.write_scan_raw(scan, rotation=turned, translation=np.array([100.0, 200.0, 300.0]))
+    cloud = read_points(tmp_path / "a.e57")
+    # The writer of pye57 has single precision.
+    assert np.allclose(cloud.positions[:15], points[5:], atol=1e-6)
+    moved = points[:, [1, 0, 2]] * [-1, 1, 1] + np.array([100, 200, 300])
+    assert np.allclose(cloud.positions[15:], moved, atol=1e-6)
+
+
+def test_e57_keeps_map_coordinates_exactly(tmp_path: Path) -> None:
+    pytest.importorskip("pye57", reason=READERS)
+    positions = np.random.default_rng(0).random((7, 3)) * 1000 + [4e5, 5.1e6, 100]
+    write_points(tmp_path / "a.e57", PointCloud(positions))
+    assert_holds(read_points(tmp_path / "a.e57"), positions)
+
+
+def test_e57_without_pye57_is_refused_with_the_name_of_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: None)
+    (tmp_path / "a.e57").write_bytes(b"ASTM-E57")
+    for refused in (
+        lambda: read_points(tmp_path / "a.e57"),
+        lambda: write_points(tmp_path / "b.e57", scanned()),
+        lambda: check_writable(tmp_path / "b.e57"),
+    ):
+        with pytest.raises(FileError, match=r"E57 needs pye57; .* `pip install pointup\[e57\]`"):
+            refused()
+
+
+def test_colours_of_16_bits_become_8_in_e57(tmp_path: Path) -> None:
+    pytest.importorskip("pye57", reason=READERS)
+    cloud = scanned(3)
+    for name in ("red", "green", "blue"):
+        cloud.attributes[name] = np.array([0, 256, 65535], np.uint16)
+    write_points(tmp_path / "a.e57", cloud)
+    assert read_points(tmp_path / "a.e57").attributes["green"].tolist() == [0, 1, 255]
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        (np.array([0, 0.2, 1], np.float32), [0, 51, 255]),
+        (np.array([0, 0.2, 0.6], np.float16), [0, 51, 153]),
+        (np.array([0.0, 51, 255]), [0, 51, 255]),
+        (np.array([0.0, 256, 65535]), [0, 1, 255]),
+        (np.array([0, 1, 1], np.uint8), [0, 1, 1]),
+    ],
+)
+def test_e57_gets_colours_of_0_to_255_whatever_the_range_of_the_input(
+    values: np.ndarray, written: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, np.ndarray] = {}
+
+    def write_scan(path: Path, columns: dict[str, np.ndarray]) -> None:
+        fields.update(columns)
+        path.touch()
+
+    monkeypatch.setattr("pointup.io.e57.find_spec", lambda name: "pye57")
+    monkeypatch.setattr("pointup.io.e57._write_scan", write_scan)
+    colours = {"red": values, "green": values[::-1], "blue": values}
+    write_points(tmp_path / "a.e57", PointCloud(np.zeros((3, 3)), colours))
+    assert fields["colorRed"].tolist() == fields["colorBlue"].tolist() == written
+    assert fields["colorGreen"].tolist() == written[::-1] and fields["colorRed"].dtype == np.uint8
+
+
+@pytest.mark.parametrize("encoding", ["ASCII", "BINARY", "BINARY_COMPRESSED"])
+def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
+    pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
+    rng = np.random.default_rng(1)
+    count = 300
+    packed = pypcd4.PointCloud.encode_rgb(rng.integers(0, 256, (count, 3)).astype(np.uint8))
+    if encoding == "ASCII":
+        # pypcd4 writes 10 decimals, which lose small floats.
+        packed = np.zeros(count, np.float32)
+    points = [*rng.random((3, count)).astype(np.float32), packed, np.arange(count)]
+    other = pypcd4.PointCloud.from_points(
+        points, ("x", "y", "z", "rgb", "label"), (np.float32,) * 4 + (np.uint16,)
+    )
+    other.save(tmp_path / "a.pcd", getattr(pypcd4.Encoding, encoding))
+    colours = pypcd4.PointCloud.decode_rgb(packed).T
+    expected = dict(zip(("red", "green", "blue"), colours, strict=True)) | {
+        "label": np.arange(count)
+    }
+    cloud = read_points(tmp_path / "a.pcd")
+    positions = np.column_stack(points[:3])
+    if encoding == "ASCII":
+        assert np.allclose(cloud.positions, positions, atol=1e-9)
+        positions = cloud.positions
+    assert_holds(cloud, positions, **expected)
+    # pypcd4 finds its own fields in a file that is written again.
+    write_points(tmp_path / "b.pcd", cloud)
+    again = read_points(tmp_path / "b.pcd")
+    assert_holds(again, positions, **expected)
+    back = pypcd4.PointCloud.from_path(tmp_path / "b.pcd")
+    assert set(back.fields) == {"x", "y", "z", "rgb", "label"}
+    if encoding != "ASCII":
+        assert np.array_equal(back.pc_data["rgb"].view("u4"), packed.view("u4"))
+        assert back.pc_data["x"].dtype == np.float32
+
+
+ORGANISED = """# .PCD v.5
+VERSION .5
+FIELDS x y z _ normal
+SIZE 4 4 4 1 4
+TYPE F F F U F
+COUNT 1 1 1 4 3
+WIDTH 2
+HEIGHT 2
+VIEWPOINT 1 2 3 1 0 0 0
+POINTS 4
+DATA ascii
+1 2 3 0 0 0 0 .1 .2 .3
+nan nan nan 0 0 0 0 nan nan nan
+4 5 6 0 0 0 0 .4 .5 .6
+7 8 9 0 0 0 0 .7 .8 .9
+"""
+
+
+@pytest.mark.parametrize("text", ["F\n4.808e+06", "U\n4880121", "F\n6.8385e-39"])
+def test_packed_colours_in_text_are_unpacked(tmp_path: Path, text: str) -> None:
+    kind, value = text.split("\n")
+    (tmp_path / "a.pcd").write_text(
+        f"FIELDS x y z rgb\nSIZE 4 4 4 4\nTYPE F F F {kind}\nCOUNT 1 1 1 1\nWIDTH 1\nHEIGHT 1\n"
+        f"POINTS 1\nDATA ascii\n1 2 3 {value}\n"
+    )
+    bits = int(np.float32(value).view("u4")) if kind == "F" else int(value)
+    cloud = read_points(tmp_path / "a.pcd")
+    colours = [int(cloud.attributes[name][0]) for name in ("red", "green", "blue")]
+    assert colours == [bits >> 16 & 255, bits >> 8 & 255, bits & 255]
+    write_points(tmp_path / "b.pcd", cloud)
+    assert read_points(tmp_path / "b.pcd").attributes == cloud.attributes
+
+
+def test_missing_returns_of_an_organised_pcd_are_dropped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.pcd"
+    path.write_text(ORGANISED)
+    cloud = read_points(path)
+    assert cloud.positions.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert list(cloud.attributes) == ["normal"]
+    assert np.allclose(cloud.attributes["normal"][2], [0.7, 0.8, 0.9])
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{path}: 1 points without coordinates are left out"
+    ]
+    write_points(tmp_path / "b.pcd", cloud)
+    assert "VIEWPOINT 1 2 3 1 0 0 0" in (tmp_path / "b.pcd").read_text("latin-1")
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200), st.sampled_from(["ascii", "binary", "binary_compressed"]))
+def test_any_bytes_after_a_pcd_header_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, body: bytes, encoding: str
+) -> None:
+    path = tmp_path_factory.mktemp("pcd") / "a.pcd"
+    head = ORGANISED.partition("DATA")[0] + f"DATA {encoding}\n"
+    path.write_bytes(head.encode() + body)
+    try:
+        assert len(read_points(path)) <= 4
+    except FileError as error:
+        assert "a.pcd: " in str(error) and "\n" not in str(error)

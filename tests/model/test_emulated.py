@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import wavy_pair
 from forest_options import FOREST
+from test_model import as_if_trained
 from torch import Tensor
 from torch_geometric.data import Batch
 
@@ -67,16 +68,6 @@ def batch_of(directory: Path, sizes: list[int], normals: bool = True) -> Batch:
     write_pairs(pairs, pairs[:1], directory / "pairs", info={})
     dataset = PairDataset(open_samples(directory / "pairs", "train"))
     return collate([dataset[number] for number in range(len(sizes))])
-
-
-def as_if_trained(**options: Any) -> Upsampler:
-    """A small model without zero weights."""
-    torch.manual_seed(0)
-    model = Upsampler(feature_dim=16, num_layers=1, **options)
-    for weight in model.parameters():
-        if weight.dim() == 2 and not weight.any():
-            torch.nn.init.normal_(weight, std=0.05)
-    return model
 
 
 def step(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_model import as_if_trained
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,15 +56,6 @@ def geometry_of(pos: Tensor) -> LocalGeometry:
     return local_geometry(pos, ptr, *knn(pos, ptr, 13))
 
 
-def as_if_trained() -> Upsampler:
-    torch.manual_seed(0)
-    model = Upsampler(feature_dim=16, num_layers=1, num_refinements=2)
-    for weight in model.parameters():
-        if weight.dim() == 2 and not weight.any():
-            torch.nn.init.normal_(weight, std=0.05)
-    return model
-
-
 def test_the_emulated_products_are_rounded() -> None:
     values = torch.randn(50, 50)
     with TensorFloat32():
@@ -90,7 +82,7 @@ def test_neighbourhoods_and_their_description_are_not_rounded() -> None:
 
 def test_turned_normals_are_not_rounded() -> None:
     geometry = geometry_of(torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
-    model = as_if_trained()
+    model = as_if_trained(num_refinements=2)
     # Features and weights that TF32 holds exactly.
     features, g = torch.zeros(200, 16), to_tf32(torch.rand(200, 13, model.config.position_hidden))
     torch.nn.init.zeros_(model.normal.weight)
@@ -147,7 +139,7 @@ def test_offsets_and_their_gradients_are_those_of_the_formula() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_children_of_points_on_a_plane_stay_on_it(training: bool) -> None:
     pos = points_on_plane()
-    model = as_if_trained().train(training)
+    model = as_if_trained(num_refinements=2).train(training)
     with TensorFloat32(), torch.set_grad_enabled(training):
         output = model(pos, torch.tensor([0, len(pos)]), 4.0)
     spacing = output.gaps.mean()

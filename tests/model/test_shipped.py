@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from pointup import Upsampler, upsample
-from pointup.cli.main import main
 from pointup.errors import ModelError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import ptr_from_sizes
@@ -108,51 +107,6 @@ def test_arrays_and_clouds_use_the_model_for_their_kind(two_models: dict[str, Up
         )
         assert np.array_equal(by_default, by_model)
         assert np.array_equal(by_name, by_model)
-
-
-def test_the_command_uses_the_model_for_each_kind_of_file(
-    two_models: dict[str, Upsampler], tmp_path: Path
-) -> None:
-    import laspy
-
-    points = np.random.default_rng(0).random((60, 3)).round(3)
-    np.save(tmp_path / "a.npy", points)
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.scales = np.full(3, 0.001)
-    las = laspy.LasData(header)
-    las.xyz = points
-    las.write(tmp_path / "b.las")
-    np.savetxt(tmp_path / "c.pts", points, header="60", comments="", fmt="%.3f")
-    (tmp_path / "out").mkdir()
-    inputs = [str(tmp_path / name) for name in ("a.npy", "b.las", "c.pts")]
-    assert main(["upsample", *inputs, "--ratio", "2", "-o", str(tmp_path / "out")]) == 0
-    made = {
-        "shapes": np.load(tmp_path / "out" / "a.npy")[:, :3],
-        "lidar": laspy.read(tmp_path / "out" / "b.las").xyz,
-    }
-    for name in made:
-        model = two_models[name]
-        assert np.allclose(
-            made[name], upsample(points, 2, model=model, above_ground=name == "lidar"), atol=6e-4
-        )
-    assert not np.allclose(made["shapes"], made["lidar"], atol=6e-4)
-    scan = np.loadtxt(tmp_path / "out" / "c.pts", skiprows=1)[:, :3]
-    assert np.allclose(scan, made["lidar"], atol=6e-4)
-
-
-def test_the_command_replaces_noisy_points_with_a_model_of_its_own(
-    two_models: dict[str, Upsampler], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    points = np.random.default_rng(0).random((60, 3))
-    np.save(tmp_path / "a.npy", points)
-    command = ["upsample", str(tmp_path / "a.npy"), "--ratio", "2", "--denoise"]
-    assert main([*command, "-o", str(tmp_path / "out.npy")]) == 0
-    made = np.load(tmp_path / "out.npy")[:, :3]
-    assert len(made) == 120
-    assert np.allclose(made, upsample(points, 2, model=two_models["noisy"], originals=False))
-    assert main([*command, "--only-new", "-o", str(tmp_path / "new.npy")]) == 1
-    assert "--only-new and --no-originals or --denoise" in capsys.readouterr().err
-    assert not (tmp_path / "new.npy").exists()
 
 
 def test_a_shipped_model_of_another_format_is_refused(two_models: dict[str, Upsampler]) -> None:

@@ -22,7 +22,7 @@ from pointup.cli.upsample.survey_store import (
 )
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.io.cloud import PointWriter
+from pointup.io.cloud import SYNTHETIC, PointWriter
 from pointup.io.files import (
     LAS_EXTENSIONS,
     PointCloud,
@@ -32,7 +32,6 @@ from pointup.io.files import (
     read_extremes,
 )
 from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
-from pointup.io.noise import SYNTHETIC
 from pointup.model.upsampler import Upsampler
 from pointup.progress import ProgressBar, write_line
 from pointup.upsampling.attributes import PARENT, added_dimensions

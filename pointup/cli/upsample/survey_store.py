@@ -14,8 +14,8 @@ from pointup.cli.upsample.plan import Job
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove
 from pointup.errors import DataError, FileError
+from pointup.io.cloud import is_synthetic, is_vegetation
 from pointup.io.files import PointCloud, iter_points
-from pointup.io.noise import is_synthetic, is_vegetation
 from pointup.progress import ProgressBar
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.store.point_store import (

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pointup.io.cloud import PointCloud
-from pointup.io.noise import SYNTHETIC
+from pointup.io.cloud import SYNTHETIC, PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT
 from pointup.upsampling.single_pass.candidates import SLACK, Reach
 from pointup.upsampling.store.bisection import BlockFiles

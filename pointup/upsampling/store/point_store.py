@@ -18,8 +18,7 @@ from scipy.spatial import cKDTree
 
 from pointup.disk import os_errors
 from pointup.errors import DataError, FileError
-from pointup.io.cloud import PointCloud
-from pointup.io.noise import plain_name
+from pointup.io.cloud import PointCloud, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 
 BLOCK_SIZE = 8192
