@@ -66,11 +66,6 @@ def first_points(column: pa.ChunkedArray) -> np.ndarray:
     return triples.flatten().to_numpy(zero_copy_only=False).reshape(-1, 3)
 
 
-def is_points(feature: object) -> bool:
-    """Whether a column has the type in which pointup stores points."""
-    return bool(feature == POINTS)
-
-
 def standardize(dataset: Dataset, label: str) -> Dataset:
     """Convert a dataset to pointup's columns and types; other columns are dropped.
 
@@ -114,7 +109,7 @@ def with_float_points(dataset: Dataset, label: str) -> Dataset:
                 f"{label}: column {column!r} is {dataset.features[column]}; expected {POINTS}"
             )
     _refuse_missing(dataset, label)
-    if not all(is_points(dataset.features[column]) for column in points):
+    if any(dataset.features[column] != POINTS for column in points):
         dataset = _convert(dataset, points, label)
     return dataset
 

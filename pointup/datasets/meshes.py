@@ -16,7 +16,6 @@ from pointup.errors import ConfigError
 from pointup.geometry.surfaces import Surface
 from pointup.io.files import read_mesh
 
-MESH_PATTERNS = ("mixed", *PATTERNS)
 # Number of points drawn for each point that scan-line thinning keeps.
 SCANLINE_OVERSAMPLING = 8
 
@@ -43,9 +42,6 @@ class Sampling:
     noise: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
-        if self.pattern not in MESH_PATTERNS:
-            known = ", ".join(MESH_PATTERNS)
-            raise ConfigError(f"pattern {self.pattern!r}: must be one of {known}")
         if not (np.isfinite(self.ratio) and self.ratio >= 1):
             raise ConfigError(f"ratio {self.ratio}: must be at least 1")
         if self.num_source < 1 or self.num_patches < 0:

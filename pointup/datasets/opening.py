@@ -17,8 +17,8 @@ from pathlib import Path
 import datasets
 import numpy as np
 
+from pointup.datasets.checks import index_parts, parts_of
 from pointup.datasets.columns import first_points, standardize, with_float_points
-from pointup.datasets.indexing import index_parts, parts_of
 from pointup.datasets.pair import POINT_COLUMNS, Pair
 from pointup.datasets.pair_writer import FOLDER
 from pointup.datasets.samples import Samples, SampleTable, write_sample_table

@@ -208,16 +208,12 @@ def _shuffled(plan: Plan, rng: np.random.Generator) -> Plan:
     steps = rng.permutation(plan.num_steps)
     slots = rng.random((plan.num_steps, plan.slots)).argsort(axis=1)
     batches = (steps[:, None] * plan.slots + slots).reshape(-1)
-    counts = np.diff(plan.ptr)[batches]
-    ptr = bounds_of(counts)
-    places = np.arange(len(plan.samples)) + np.repeat(plan.ptr[batches] - ptr[:-1], counts)
-    return Plan(plan.samples[places], ptr, plan.slots)
+    samples = _concatenated(plan.samples, plan.ptr, batches)
+    return Plan(samples, bounds_of(np.diff(plan.ptr)[batches]), plan.slots)
 
 
-# Puts clouds of known sizes into bins of one capacity, for the plans of `packing`.
-#
-# A bin is the batch of one slot of an optimizer step. All functions number bins from 0, and give
-# the bin of each cloud as an array.
+# The functions below put clouds into bins of one capacity. They number bins from 0, and give the
+# bin of each cloud as an array.
 
 # Share of the budget that a kept bin may have free before it is topped up, and the largest number
 # of samples that are added or exchanged to do so.

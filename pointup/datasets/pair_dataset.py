@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch_geometric.data import Data
 
-from pointup.datasets.checks import BadSample, find_bad_samples
+from pointup.datasets.checks import find_bad_samples
 from pointup.datasets.opening import open_pairs, open_samples, read_pair
 from pointup.datasets.packing import checked_integer, cropped_sizes
 from pointup.datasets.pair import Pair, surface_path
 from pointup.datasets.pair_writer import write_pairs
-from pointup.datasets.samples import JoinedSamples, Samples, UnreadableSample
+from pointup.datasets.samples import BadSample, JoinedSamples, Samples, UnreadableSample
 from pointup.geometry.morton import morton_codes
 
 __all__ = [

@@ -16,8 +16,8 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
+from pointup.datasets.checks import index_part, index_parts, parts_of
 from pointup.datasets.columns import FEATURES, pack_points, rounded_mean
-from pointup.datasets.indexing import index_part, index_parts, parts_of
 from pointup.datasets.pair import POINT_COLUMNS, Pair
 from pointup.datasets.samples import PLACE, SampleTable, write_sample_table
 from pointup.disk import written_whole
@@ -104,7 +104,8 @@ def _write_split(pairs: Iterable[Pair], directory: Path, split: str) -> str:
     if not files:
         (directory / split).rmdir()
         return ""
-    store_split(directory, split, files, digest.hexdigest())
+    rows = index_parts(parts_of(files), num_workers=1)
+    store_rows(directory, split, files, digest.hexdigest(), rows)
     return digest.hexdigest()
 
 
@@ -128,11 +129,6 @@ def write_files(
                     _digest_pair(pair, digest)
                 group = next(groups, None)
     return files
-
-
-def store_split(directory: Path, split: str, files: Sequence[Path], digest: str) -> None:
-    """Make and write the sample table of the files of a split; see `store_rows`."""
-    store_rows(directory, split, files, digest, index_parts(parts_of(files), num_workers=1))
 
 
 def store_rows(

@@ -13,11 +13,11 @@ from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import pyarrow as pa
 
-from pointup.datasets.checks import BadSample, bad_surface
 from pointup.datasets.pair import POINT_COLUMNS, Pair, surface_path
 from pointup.errors import DataError
 from pointup.processes import num_cores, results_of
@@ -211,6 +211,24 @@ def write_sample_table(
             if sum(map(len, waiting)) >= ROWS_PER_BATCH:
                 write(is_last=False)
         write(is_last=True)
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """A sample that must be left out: its row in the dataset, its name, and the reason."""
+
+    index: int
+    name: str
+    reason: str
+
+
+def bad_surface(folder: Path, file: str) -> str:
+    """The reason why the surface file of a sample can't be used; "" if it can."""
+    path = surface_path(folder, file)
+    if not path.is_file():
+        return f"surface {path} is missing"
+    # The directory of a zip archive is at its end, so this detects a truncated file.
+    return "" if is_zipfile(path) else f"surface {path} is damaged"
 
 
 class Names(Sequence[str]):

@@ -317,13 +317,7 @@ def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) ->
     Blocks of `block` x `block` tiles are not split, so that few validation tiles touch training
     tiles. The result depends on the set of tiles and the seed, not on their order. With two or more
     different tiles neither side is empty: if all tiles are in one block, the blocks are halved.
-    Raises ConfigError for a fraction that is not between 0 and 1, or a block below 1.
     """
-    if not 0 < fraction < 1:
-        raise ConfigError(f"validation fraction {fraction}: must be between 0 and 1")
-    if block < 1:
-        raise ConfigError(f"block of {block} tiles: must be at least 1")
-    tile_xy = np.asarray(tile_xy, dtype=np.int64).reshape(-1, 2)
     while True:
         blocks, block_of, sizes = np.unique(
             tile_xy // block, axis=0, return_inverse=True, return_counts=True

@@ -105,7 +105,6 @@ def test_surfaces_of_different_meshes_have_different_files() -> None:
     "wrong",
     [
         {"ratio": 0.5},
-        {"pattern": "grid"},
         {"num_source": 0},
         {"num_patches": 1, "patch_size": 61},
         {"num_patches": 1, "patch_size": 1},

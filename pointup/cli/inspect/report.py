@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
-from pointup.datasets.checks import BadSample
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
 from pointup.datasets.pair_dataset import open_pairs, open_samples, read_pair
-from pointup.datasets.samples import SAMPLES_PER_CALL, Samples, UnreadableSample, damaged_samples
+from pointup.datasets.samples import (
+    SAMPLES_PER_CALL,
+    BadSample,
+    Samples,
+    UnreadableSample,
+    damaged_samples,
+)
 from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.io.length_unit import dataset_unit
