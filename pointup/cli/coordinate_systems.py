@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pointup.io.length_unit import MIXED, LengthUnit
+if TYPE_CHECKING:
+    from pointup.io.length_unit import LengthUnit
 
 
 def notes_on_systems(paths: Sequence[Path]) -> list[str]:
@@ -28,6 +30,8 @@ def note_mixed(units: Mapping[Path, LengthUnit]) -> tuple[dict[Path, LengthUnit]
 
     Such files are not refused: many surveys name a unit of heights that theirs are not in.
     """
+    from pointup.io.length_unit import MIXED
+
     lengths = {path: unit for path, unit in units.items() if unit != MIXED}
     notes = [
         f"{path}: by its coordinate system, heights are in another unit than x and y; distances "
