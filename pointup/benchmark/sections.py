@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -36,13 +35,12 @@ from pointup.losses import chamfer_distance
 from pointup.model.upsampler import Upsampler
 from pointup.training.faults.available_memory import PeakMemory
 from pointup.upsampling import upsample
+from pointup.upsampling.executor import return_memory
 
 
 def added_memory(work: Callable[[], object], device: torch.device) -> int:
     """Bytes in use at the peak of `work`, above those in use before it."""
-    if device.type == "cpu" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        # Reuse of freed memory that glibc kept would not show in the resident memory.
-        libc.malloc_trim(0)
+    return_memory()  # Reuse of freed memory would not show in that of the process.
     with PeakMemory(device) as before:
         pass
     with PeakMemory(device) as peak:

@@ -76,7 +76,7 @@ def run_upsampling(
             for done in _in_threads(upsampling.make_candidates, tiles, num_threads):
                 num_points = store.block_ptr[done.stop] - store.block_ptr[done.start]
                 report(MODEL_SHARE * num_points)
-                _return_memory()
+                return_memory()
         _thin_and_relax(upsampling, workers, num_threads, THINNING_SHARE, RELAXATION_SHARE, report)
 
 
@@ -123,7 +123,7 @@ def _thin_and_relax(
             report(relaxation_share * sizes[block])
 
 
-def _return_memory() -> None:
+def return_memory() -> None:
     """Return freed memory to the operating system.
 
     glibc keeps freed memory in fragments. After a hundred tiles, fragments were half of the memory

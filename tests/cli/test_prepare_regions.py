@@ -8,8 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import laspy
@@ -166,47 +164,28 @@ def test_thinning_by_regions_gives_the_pairs_of_thinning_at_once(
             assert np.array_equal(values, by_regions[name][column]), (name, column)
 
 
-@contextmanager
-def interrupted_at_the_third_part(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    real = block_pairs.write_part
+def interrupted(*_: object) -> bool:
+    raise KeyboardInterrupt
 
-    def interrupted(folder: Path, number: int, *rest: object) -> None:
-        if number == 2:
-            raise KeyboardInterrupt
-        real(folder, number, *rest)  # type: ignore[arg-type]
 
+def test_a_command_that_is_killed_after_its_last_part_continues_unless_it_is_another(
+    surveys: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(block_pairs, "write_part", interrupted)
-        yield
-
-
-def test_an_interrupted_thinning_continues_to_the_same_bytes(
-    surveys: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert thin(surveys, tmp_path / "undisturbed") == 0
-    with interrupted_at_the_third_part(monkeypatch):
-        assert thin(surveys, tmp_path / "pairs") == 130
-    assert not (tmp_path / "pairs").exists()
-    capsys.readouterr()
-    assert thin(surveys, tmp_path / "pairs") == 0
-    assert "continuing: 2 of" in capsys.readouterr().err
-    assert same_files(tmp_path / "pairs", tmp_path / "undisturbed")
-
-
-def test_other_options_do_not_continue_an_interrupted_command(
-    surveys: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with interrupted_at_the_third_part(monkeypatch):
+        patch.setattr(pair_writer, "assemble", interrupted)
         assert prepare(surveys, tmp_path / "pairs") == 130
     capsys.readouterr()
     assert prepare(surveys, tmp_path / "pairs", "--seed", 1) == 1
     assert "another seed; delete it" in capsys.readouterr().err
+    words = ["prepare", "default", "--num-pairs", "1", "-o", str(tmp_path / "pairs")]
+    assert main(words) == 1
+    assert "holds the unfinished dataset of another command" in capsys.readouterr().err
+    assert prepare(surveys, tmp_path / "pairs") == 0
+    assert same_files(tmp_path / "pairs", undisturbed)
 
 
 def test_shards_are_joined_by_links_into_the_undisturbed_dataset(
@@ -251,33 +230,23 @@ def thin_islands(islands: Path, output: Path, *more: object) -> int:
 
 
 def test_shards_without_training_pairs_and_without_any_pairs_are_joined_with_the_others(
-    islands: Path, tmp_path: Path
+    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held_out = ("--seed", 2)
     assert thin_islands(islands, tmp_path / "undisturbed", *held_out) == 0
-    shards = [tmp_path / f"shard{k}" for k in range(1, 15)]
+    shards, found = [tmp_path / f"shard{k}" for k in range(1, 15)], set()
+    capsys.readouterr()
     for k, shard in enumerate(shards, start=1):
         assert thin_islands(islands, shard, *held_out, "--shard", f"{k}/14") == 0
-    splits = [[split for split in ("train", "validation") if (s / split).exists()] for s in shards]
-    assert ["validation"] in splits and [] in splits
-    joined = tmp_path / "joined"
-    assert main(["prepare", "join", *map(str, shards), "-o", str(joined)]) == 0
-    assert same_files(joined, tmp_path / "undisturbed")
-
-
-def test_a_shard_is_followed_by_the_join(
-    islands: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = set()
-    for k in range(1, 15):
-        shard = tmp_path / f"shard{k}"
-        assert thin_islands(islands, shard, "--seed", 2, "--shard", f"{k}/14") == 0
         output, reported = capsys.readouterr()
         assert "held out for validation" not in reported and "pointup inspect" not in output
         first, *_, last = output.splitlines()
         assert last == f"next: pointup prepare join {shard} ... -o DIR, with all 14 shards"
         found.add(first.removeprefix(f"{shard}: ").split(",")[0])
     assert {"0 pairs", "16 pairs (16 train)", "16 pairs (16 validation)"} <= found
+    joined = tmp_path / "joined"
+    assert main(["prepare", "join", *map(str, shards), "-o", str(joined)]) == 0
+    assert same_files(joined, tmp_path / "undisturbed")
 
 
 def test_shards_that_all_have_no_training_pairs_are_not_joined(
@@ -307,19 +276,6 @@ def test_more_shards_than_regions_are_refused_for_each_shard(
     for k in (1, 400):
         assert thin_islands(islands, tmp_path / "out", "--shard", f"{k}/400") == 1
         assert "regions; give fewer shards" in capsys.readouterr().err
-
-
-def test_a_command_that_is_killed_after_its_last_part_continues(
-    surveys: Path, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> bool:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pair_writer, "assemble", interrupted)
-        assert prepare(surveys, tmp_path / "pairs") == 130
-    assert prepare(surveys, tmp_path / "pairs") == 0
-    assert same_files(tmp_path / "pairs", undisturbed)
 
 
 def test_a_file_that_can_not_be_used_is_named_once_and_the_rest_is_prepared(

@@ -253,3 +253,19 @@ class Making:
 
 def _text(value: object) -> str:
     return str(value.absolute() if isinstance(value, Path) else value)
+
+
+def parse_range(
+    option: str, text: str, least: float, most: float, example: str
+) -> tuple[float, float]:
+    """The numbers of a text "NUMBER" or "LOW:HIGH"; ConfigError for any other text."""
+    try:
+        numbers = [float(part) for part in text.split(":")]
+    except ValueError:
+        numbers = []
+    if not 1 <= len(numbers) <= 2 or not least <= numbers[0] <= numbers[-1] <= most:
+        raise ConfigError(
+            f"{option} {text}: must be a number or LOW:HIGH, from {least:g} to {most:g}, as in "
+            f"{example}"
+        )
+    return numbers[0], numbers[-1]

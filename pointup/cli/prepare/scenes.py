@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
-from pointup.cli.prepare.new_dataset import NewDataset
+from pointup.cli.prepare.new_dataset import NewDataset, parse_range
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class Scenes:
 
     def densities(self) -> tuple[float, float]:
         """Smallest and largest density of the source."""
-        return _range("--source-density", self.source_density, 0.5, 500, "6:22")
+        return parse_range("--source-density", self.source_density, 0.5, 500, "6:22")
 
     def distances(self) -> tuple[float, float]:
         """Smallest and largest displacement of plants."""
-        return _range("--movement", self.movement, 0, 5, "0:0.8")
+        return parse_range("--movement", self.movement, 0, 5, "0:0.8")
 
     def run(self) -> int:
         from pointup.synthetic.scene_pairs import RECIPE, SurveyPlan, survey_pair
@@ -125,17 +125,3 @@ class Scenes:
                 info,
                 surfaces,
             )
-
-
-def _range(option: str, text: str, least: float, most: float, example: str) -> tuple[float, float]:
-    """The numbers of a text "NUMBER" or "LOW:HIGH"."""
-    try:
-        numbers = [float(part) for part in text.split(":")]
-    except ValueError:
-        numbers = []
-    if not 1 <= len(numbers) <= 2 or not least <= numbers[0] <= numbers[-1] <= most:
-        raise ConfigError(
-            f"{option} {text}: must be a number or LOW:HIGH, from {least:g} to {most:g}, as in "
-            f"{example}"
-        )
-    return numbers[0], numbers[-1]

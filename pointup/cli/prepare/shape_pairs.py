@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
-from pointup.cli.prepare.new_dataset import NewDataset
+from pointup.cli.prepare.new_dataset import NewDataset, parse_range
 from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, FileError
 from pointup.progress import tracked
@@ -72,7 +72,7 @@ class Meshes:
             pattern=self.pattern,
             num_patches=self.patches,
             patch_size=self.patch_size,
-            noise=self._noise(),
+            noise=parse_range("--noise", self.noise, 0, 1, "0:0.02") if self.noise else (0.0, 0.0),
         )
         inputs = _one_of_each(find_inputs(self.inputs, mesh_extensions))
         held_out: list[Path] = []
@@ -107,37 +107,24 @@ class Meshes:
         with self.dataset.making() as making:
             seed = self.dataset.seed
 
-            def train_pairs() -> Iterator[Pair]:
-                calls = [
-                    partial(mesh_file_pairs, path, name, sampling, num_samples[name], False, seed)
-                    for name, path in train.items()
-                ]
-                for pairs, _ in making.each(calls, len(calls), "training meshes"):
-                    yield from pairs
-
-            def validation_pairs() -> Iterator[Pair]:
+            def pairs(is_validation: bool, title: str) -> Iterator[Pair]:
+                meshes = validation if is_validation else train
+                numbers = num_samples
+                if is_validation:
+                    numbers = dict.fromkeys(validation, sampling.num_patterns)
                 calls = [
                     partial(
-                        mesh_file_pairs, path, name, sampling, sampling.num_patterns, True, seed
+                        mesh_file_pairs, path, name, sampling, numbers[name], is_validation, seed
                     )
-                    for name, path in validation.items()
+                    for name, path in meshes.items()
                 ]
-                for pairs, surface in making.each(calls, len(calls), "validation meshes"):
-                    surfaces[pairs[0].surface] = surface
-                    yield from pairs
+                for of_mesh, surface in making.each(calls, len(calls), title):
+                    if is_validation:
+                        surfaces[of_mesh[0].surface] = surface
+                    yield from of_mesh
 
-            return making.write(train_pairs(), validation_pairs(), info, surfaces, shapes)
-
-    def _noise(self) -> tuple[float, float]:
-        if self.noise is None:
-            return 0.0, 0.0
-        try:
-            numbers = [float(part) for part in self.noise.split(":")]
-        except ValueError:
-            numbers = []
-        if not 1 <= len(numbers) <= 2:
-            raise ConfigError(f"--noise {self.noise}: must be a number or LOW:HIGH, as in 0:0.02")
-        return numbers[0], numbers[-1]
+            splits = pairs(False, "training meshes"), pairs(True, "validation meshes")
+            return making.write(*splits, info, surfaces, shapes)
 
     def _samples_of(self, name: str) -> int:
         number = self.samples_per_mesh

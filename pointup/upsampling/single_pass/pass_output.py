@@ -91,7 +91,6 @@ class PassOutput:
             parent = self.store.block_ptr[block] + np.arange(len(rows))
             if self.measured is not None:
                 parent = rows["attributes"][PARENT]
-            if self.measured is not None:
                 position = self.store.frame.to_file(position)
             if len(position):
                 yield PointCloud(

@@ -275,7 +275,10 @@ class UpsamplingPass:
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
         scale = found.spacing[found.parent] * found.error
-        radius = first_radius(points, scale, self._num_within()) if len(points) else 0.0
+        # The median number of candidates within the first radius of thinning.
+        factor = max(1.0, 0.75 * self.oversampling) if self._second_pass else 1.0
+        num_within = round(NUM_WITHIN * factor)
+        radius = first_radius(points, scale, num_within) if len(points) else 0.0
         reach = radius * scale.max(initial=0.0)
         around = points if len(points) else rows["position"]
         self._files.save(
@@ -288,11 +291,6 @@ class UpsamplingPass:
             radius=np.array(radius),
             bounds=np.array([around.min(axis=0) - reach, around.max(axis=0) + reach]),
         )
-
-    def _num_within(self) -> int:
-        """Median number of candidates within the first radius of thinning."""
-        factor = max(1.0, 0.75 * self.oversampling) if self._second_pass else 1.0
-        return round(NUM_WITHIN * factor)
 
 
 MOST_AROUND = 8

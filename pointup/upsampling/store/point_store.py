@@ -170,7 +170,7 @@ def _build(
 
         frame = Frame.upright(low)
         if not upright:
-            frame, extent = frame_of_places(spooled)
+            frame, extent = own_frame(positions_of_places(spooled))
         resolution = grid_resolution(
             lambda: (frame.from_file(chunk["position"]) for chunk in spooled()), extent
         )
@@ -430,10 +430,15 @@ def order_places(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def exact_positions(points: np.ndarray) -> np.ndarray:
     """Hashes (N,) uint64 of positions (N, 3) float64 as they are, before they are rounded."""
-    key = np.zeros(len(points), np.uint64)
     # Adding 0 makes -0 and 0 the same.
-    for column in (points + 0.0).T:
-        key = (key ^ np.ascontiguousarray(column).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+    return _mixed(np.ascontiguousarray(points + 0.0).view(np.uint64))
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Hashes (N,) uint64 of rows (N, 3) uint64."""
+    key = np.zeros(len(numbers), np.uint64)
+    for column in numbers.T:
+        key = (key ^ column) * np.uint64(0x9E3779B97F4A7C15)
         key ^= key >> np.uint64(29)
     return key
 
@@ -529,12 +534,7 @@ def _squared(points: np.ndarray, seed: np.ndarray) -> np.ndarray:
 
 def _hashed(points: np.ndarray, extent: np.ndarray) -> np.ndarray:
     """Hashes (n,) uint64 of the positions of points."""
-    key = np.zeros(len(points), np.uint64)
-    for axis in range(3):
-        steps = np.rint(points[:, axis] * (_HASHED_STEPS / extent.max()))
-        key = (key ^ steps.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    return key
+    return _mixed(np.rint(points * (_HASHED_STEPS / extent.max())).astype(np.uint64))
 
 
 def _first(
@@ -623,11 +623,6 @@ class Frame:
         if self.is_upright:
             return positions + self.origin
         return (positions * self.unit) @ self.axes.T + self.origin
-
-
-def frame_of_places(rows: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
-    """`own_frame` of the positions in chunks of a store's rows, where each place counts once."""
-    return own_frame(positions_of_places(rows))
 
 
 def own_frame(chunks: Callable[[], Iterator[np.ndarray]]) -> tuple[Frame, np.ndarray]:
