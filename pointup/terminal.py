@@ -30,6 +30,15 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def in_bytes(number: float) -> str:
+    """A size with three digits."""
+    for unit in ("B", "kB", "MB"):
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB" if number < 999.5 else f"{number:,.0f} GB"
+
+
 def print_error(text: str) -> None:
     """Write escaped text (see `literal`) to stderr, and ignore a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):

@@ -30,7 +30,7 @@ COMMANDS = {
     "report": "pointup.cli.report.command:Report",
     "push": "pointup.cli.push.command:Push",
     "config": "pointup.cli.config:Config",
-    "doctor": "pointup.cli.doctor.command:Doctor",
+    "doctor": "pointup.cli.doctor.diagnosis:Doctor",
     "bench": "pointup.cli.bench:Bench",
 }
 """Module and class of each subcommand, in the order of `pointup --help`."""

@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.cli.doctor import launch as doctor_launch
-from pointup.cli.doctor.finding import Finding, in_bytes, ok
-from pointup.cli.doctor.launch import (
-    shared_memory_needed,
-)
+from pointup.cli.doctor import group
+from pointup.cli.doctor.finding import Finding, ok
+from pointup.cli.doctor.machine import shared_memory_needed
 from pointup.cli.doctor.run_directory import data_findings, run_findings
 from pointup.cli.main import main
 from pointup.datasets.opening import open_together
@@ -25,6 +23,7 @@ from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
 from pointup.errors import DataError
 from pointup.model.upsampler import Upsampler
+from pointup.terminal import in_bytes
 from pointup.training.run_directory.checkpoint import save_checkpoint, save_model
 
 
@@ -189,7 +188,7 @@ def test_the_command_prints_each_finding_and_fails_when_one_does(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(doctor_launch, "launch", lambda *_, **__: [ok("launch", "left out")])
+    monkeypatch.setattr(group, "launch", lambda *_, **__: [ok("launch", "left out")])
     assert main(["doctor", "--data", str(pair_directory), "--run", str(run)]) == 0
     text = capsys.readouterr().out
     needed = in_bytes(shared_memory_needed(2, 4096, 1))

@@ -10,7 +10,10 @@ SUBJECT_WIDTH = 18
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `remedy` is empty if nothing has to be fixed."""
+    """The result of one check; `remedy` is empty if nothing has to be fixed.
+
+    A warning is a problem that does not keep pointup from working.
+    """
 
     level: Literal["ok", "warn", "fail"]
     subject: str
@@ -18,8 +21,8 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        lines = f"{self.level:<5} {self.subject:<{SUBJECT_WIDTH}} {' '.join(self.text.split())}"
-        return f"{lines}\n{'':{SUBJECT_WIDTH + 6}} -> {self.remedy}" if self.remedy else lines
+        line = f"{self.level:<5} {self.subject:<{SUBJECT_WIDTH}} {' '.join(self.text.split())}"
+        return f"{line}\n{'':{SUBJECT_WIDTH + 6}} -> {self.remedy}" if self.remedy else line
 
 
 def ok(subject: str, text: str) -> Finding:
@@ -27,7 +30,6 @@ def ok(subject: str, text: str) -> Finding:
 
 
 def warn(subject: str, text: str, remedy: str) -> Finding:
-    """A problem that does not keep pointup from working."""
     return Finding("warn", subject, text, remedy)
 
 
@@ -35,23 +37,13 @@ def fail(subject: str, text: str, remedy: str) -> Finding:
     return Finding("fail", subject, text, remedy)
 
 
-def in_bytes(number: float) -> str:
-    """A size with three digits."""
-    for unit in ("B", "kB", "MB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} GB" if number < 999.5 else f"{number:,.0f} GB"
-
-
-def in_time(seconds: float) -> str:
-    """A duration in a suitable unit."""
-    if seconds < 1:
-        return f"{1000 * seconds:.2g} ms"
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+def graded(
+    subject: str, text: str, remedy: str, value: float, least: float, enough: float
+) -> Finding:
+    """A finding that fails below `least`, and warns below `enough`."""
+    if value >= enough:
+        return ok(subject, text)
+    return (warn if value >= least else fail)(subject, text, remedy)
 
 
 def reason_of(error: BaseException) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pointup.cli.doctor.finding import Finding, fail, in_bytes, in_time, ok, reason_of, warn
+from pointup.cli.doctor.finding import Finding, fail, ok, reason_of, warn
 from pointup.datasets.opening import open_samples
 from pointup.errors import DataError
+from pointup.terminal import in_bytes
 from pointup.training.run_directory.checkpoint import (
     FILES,
     LATEST,
@@ -26,6 +28,7 @@ from pointup.training.run_directory.checkpoint import (
 )
 from pointup.training.run_directory.lock import inspect_lock
 
+NUM_NAMED = 3
 OLD_SECONDS = 600.0
 """Seconds without a new line of metrics after which a running training may hang."""
 
@@ -34,7 +37,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """The options of a run; {} if its config.json can't be read."""
     try:
         config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -80,7 +83,7 @@ def heartbeat_finding(path: Path, is_training: bool) -> Finding:
         return warn(subject, "metrics.jsonl is empty", "see logs/rank_0.log")
     last = records[-1]
     losses = [record["loss"] for record in records if "loss" in record]
-    parts = [f"step {last.get('step')}, {in_time(age)} ago"]
+    parts = [f"step {last.get('step')}, {timedelta(seconds=round(age))} ago"]
     if losses:
         parts.append("loss not finite" if losses[-1] is None else f"loss {losses[-1]:.4g}")
     text = ", ".join(parts)
@@ -102,42 +105,36 @@ def parsed(line: str) -> dict[str, Any]:
 
 def checkpoint_findings(directory: Path) -> Iterator[Finding]:
     """Read and check every checkpoint. A damaged one fails if the run would continue from it."""
-    marker = directory / LATEST
-    name = named_by(marker)
-    latest = directory / name if name else None
-    found = checkpoint_directories(directory)
+    subject, marker = "checkpoints", directory / LATEST
+    latest, found = named_by(marker), checkpoint_directories(directory)
     for path in found:
-        yield checkpoint_finding(path, path == latest)
+        yield checkpoint_finding(path, path.name == latest)
     whole = whole_checkpoints(directory)
-    if latest is None and found:
-        state = f"{marker} {'names no checkpoint' if marker.exists() else 'is missing'}"
-        if whole:
-            remedy = f"the same command continues from {whole[-1].name}, the newest intact one"
-            yield warn("checkpoints", state, remedy)
-        else:
-            remedy = f"remove {directory} to start again"
-            yield fail("checkpoints", f"{state}, and no checkpoint is intact", remedy)
-    elif latest is None:
-        yield warn("checkpoints", "none yet", "--save-every sets how often one is written")
-    elif latest not in found:
-        yield fail("checkpoints", f"LATEST names {latest.name}: missing", offer_instead_of(latest))
+    if latest is None and not found:
+        yield warn(subject, "none yet", "--save-every sets how often one is written")
+    elif latest is None and whole:
+        remedy = f"the same command continues from {whole[-1].name}, the newest intact one"
+        yield warn(subject, f"{marker} names no checkpoint", remedy)
+    elif latest is None or directory / latest not in found:
+        text = f"{marker} names {latest or 'no checkpoint'}: missing"
+        yield fail(subject, text, offer_instead_of(directory / (latest or LATEST)))
     for path in directory.glob(".step_*.part"):
-        yield warn("checkpoints", f"{path.name} is the rest of an interrupted save", "remove it")
+        yield warn(subject, f"{path.name} is the rest of an interrupted save", "remove it")
 
 
 def checkpoint_finding(path: Path, is_latest: bool) -> Finding:
+    subject, mark = "checkpoint", ", LATEST" if is_latest else ""
     fault = fault_of(path)
     if not fault:
         files = json.loads((path / "state.json").read_text())["files"]
         damaged = damaged_files(path, files)
         fault = f"has a damaged {', '.join(damaged)}" if damaged else ""
-    mark = ", LATEST" if is_latest else ""
     if not fault:
         size = sum((path / name).stat().st_size for name in FILES)
-        return ok("checkpoint", f"{path.name} is intact, {in_bytes(size)}{mark}")
+        return ok(subject, f"{path.name} is intact, {in_bytes(size)}{mark}")
     if is_latest:
-        return fail("checkpoint", f"{path.name}{mark}, {fault}", offer_instead_of(path))
-    return warn("checkpoint", f"{path.name} {fault}", f"remove {path}; no run continues from it")
+        return fail(subject, f"{path.name}{mark}, {fault}", offer_instead_of(path))
+    return warn(subject, f"{path.name} {fault}", f"remove {path}; no run continues from it")
 
 
 def model_finding(directory: Path) -> Finding:
@@ -154,44 +151,38 @@ def model_finding(directory: Path) -> Finding:
     return ok("model", f"{directory}, {num_tensors} tensors")
 
 
-NUM_NAMED = 3
-
-
 def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
     """Check the sample tables, for a model that needs `min_points` points.
 
     A run with `token_budget` must be able to use the samples. A `token_budget` of None is a budget
     that grows to the largest pair.
     """
+    inspect = f"`pointup inspect {name}` lists them"
     for split in ("train", "validation"):
+        subject = f"data, {split}"
         try:
-            yield from split_findings(name, split, min_points, token_budget)
+            samples = open_samples(name, split)
         except DataError as error:
             # What a run on this dataset alone ends with, in two parts: reason and remedy.
             reason, _, remedy = reason_of(error).partition("; ")
             remedy = remedy or "`pointup prepare` makes datasets"
-            yield fail(f"data, {split}", f"training refuses {reason}", remedy)
+            yield fail(subject, f"training refuses {reason}", remedy)
             return
-
-
-def split_findings(
-    name: str, split: str, min_points: int, token_budget: int | str | None
-) -> Iterator[Finding]:
-    subject, inspect = f"data, {split}", f"`pointup inspect {name}` lists them"
-    samples = open_samples(name, split)
-    bad = samples.bad_samples(min_points)
-    tokens = samples.array("num_source").astype(np.int64) + samples.array("num_target")
-    pairs = f"{len(samples):,} pair{'s' * (len(samples) != 1)}"
-    text = f"{pairs}, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
-    reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
-    if len(bad) == len(samples):
-        yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
-    elif bad:
-        yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", f"they are left out; {inspect}")
-    else:
-        yield ok(subject, text)
-    largest = int(tokens.argmax())
-    if isinstance(token_budget, int) and tokens[largest] > token_budget:
-        what = f"{samples.names[largest]} has {tokens[largest]:,} points"
-        remedy = "give a larger --token-budget, or auto, or --crop"
-        yield warn(subject, f"{what}, more than the token budget of {token_budget:,}", remedy)
+        bad = samples.bad_samples(min_points)
+        tokens = samples.array("num_source").astype(np.int64) + samples.array("num_target")
+        text = (
+            f"{len(samples):,} pairs, {tokens.sum():,} points, at most {tokens.max():,} in a pair"
+        )
+        reasons = "; ".join(f"{sample.name}: {sample.reason}" for sample in bad[:NUM_NAMED])
+        if len(bad) == len(samples):
+            yield fail(subject, f"none of {text} can be used: {reasons}", inspect)
+        elif bad:
+            remedy = f"they are left out; {inspect}"
+            yield warn(subject, f"{text}; {len(bad):,} bad: {reasons}", remedy)
+        else:
+            yield ok(subject, text)
+        if isinstance(token_budget, int) and tokens.max() > token_budget:
+            largest = samples.names[int(tokens.argmax())]
+            text = f"{largest} has {tokens.max():,} points, more than the token budget of"
+            remedy = "give a larger --token-budget, or auto, or --crop"
+            yield warn(subject, f"{text} {token_budget:,}", remedy)

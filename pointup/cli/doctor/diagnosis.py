@@ -36,19 +36,19 @@ class Doctor:
     """Check the run in this directory, too: lock, last heartbeat, checkpoints and model."""
 
     def run(self) -> int:
-        from pointup.cli.doctor.process_group import join
+        from pointup.cli.doctor.group import join
 
-        is_launched = int(os.environ.get("WORLD_SIZE", 1)) > 1
-        levels: Counter[str] = Counter()
-        group = join() if is_launched else None
+        group = join() if int(os.environ.get("WORLD_SIZE", 1)) > 1 else None
         if isinstance(group, Finding):
             # Every machine prints it: the machine of the main process can be the missing one.
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 print(group, flush=True)
             return 1
+        levels: Counter[str] = Counter()
         for finding in self._findings(group):
             levels[finding.level] += 1
-            print(finding, flush=True)
+            if group is None or group.is_main_process:
+                print(finding, flush=True)
         if group is None or group.is_main_process:
             print(f"\n{summary(levels)}", flush=True)
         if group is not None:
@@ -56,9 +56,9 @@ class Doctor:
         return int(levels["fail"] > 0)
 
     def _findings(self, group: Accelerator | None) -> Iterator[Finding]:
-        """The findings to print, one by one; none on processes other than the main one."""
-        from pointup.cli.doctor.launch import single_process_findings
-        from pointup.cli.doctor.process_group import group_findings
+        """The findings, one by one; every process of a group must exhaust them."""
+        from pointup.cli.doctor.group import joint_findings, launched_groups
+        from pointup.cli.doctor.machine import device_findings, devices, machine_findings
         from pointup.cli.doctor.run_directory import data_findings, read_config, run_findings
         from pointup.model.config import ModelConfig
         from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
@@ -69,9 +69,14 @@ class Doctor:
         token_budget = options.get("found_token_budget", token_budget)
         to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
         if group is None:
-            yield from single_process_findings(num_workers, to_hold)
+            yield from machine_findings(num_workers, to_hold)
+            for device in devices():
+                yield from device_findings(device)
+            yield from launched_groups()
         else:
-            yield from group_findings(group, num_workers, to_hold)
+            machine = group.is_local_main_process and machine_findings(num_workers, to_hold)
+            own = [*(machine or ()), *device_findings(group.device)]
+            yield from joint_findings(group, own)
             if not group.is_main_process:
                 return
         if self.data:
@@ -84,6 +89,5 @@ class Doctor:
 def summary(levels: Counter[str]) -> str:
     number = levels["warn"]
     warnings = f"{number} warning{'s' * (number != 1)}" if number else "no warnings"
-    if levels["fail"]:
-        return f"{levels['fail']} failed, {warnings}."
-    return f"No check failed, {warnings}."
+    failed = f"{levels['fail']} failed" if levels["fail"] else "No check failed"
+    return f"{failed}, {warnings}."

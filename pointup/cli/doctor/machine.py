@@ -1,0 +1,166 @@
+"""Checks a machine: packages, cores, memory, disks, and a computation and the kernels on each
+device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import torch
+
+import pointup
+from pointup.cli.doctor.finding import Finding, fail, graded, ok, reason_of, warn
+from pointup.errors import PointupError
+from pointup.geometry import kernels
+from pointup.geometry.kernels import trial
+from pointup.terminal import in_bytes
+from pointup.training.distributed.accelerator import why_no_accelerator
+from pointup.training.faults.available_memory import (
+    cores_of_process,
+    memory_limit,
+    num_local_processes,
+)
+
+NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
+LITTLE_MEMORY = 2e9
+NO_DISK, LITTLE_DISK = 0.5e9, 5e9
+SHARE_IN_USE = 0.1
+"""Share of a device's memory above which another program uses it."""
+BYTES_PER_TOKEN = 64
+"""Bytes of a token in a batch: coordinates, normals and indices, rounded up."""
+BATCHES_PER_WORKER = 3
+"""Batches in shared memory for each worker: two prefetched, and the one in use."""
+TOKENS_OF_AUTO = 2_000_000
+"""Upper bound of the budget that `--token-budget auto` finds on a large GPU."""
+
+
+def machine_findings(num_workers: int, token_budget: int | str) -> Iterator[Finding]:
+    """Findings on this machine without its devices, for a run with these options."""
+    system = f"{platform.system()} {platform.machine()}"
+    python = platform.python_version()
+    yield ok("environment", f"pointup {pointup.__version__}, Python {python}, {system}")
+    yield ok("packages", ", ".join(f"{name} {version(name)}" for name in NAMED_PACKAGES))
+    yield capacity_finding()
+    num_processes = num_local_processes(max(torch.accelerator.device_count(), 1))
+    needed = shared_memory_needed(num_workers, token_budget, num_processes)
+    yield shared_memory_finding(needed, Path("/dev/shm"))
+    yield disk_finding("disk", Path.cwd())
+    yield disk_finding("disk, temporaries", Path(tempfile.gettempdir()))
+    yield accelerators_finding()
+
+
+def capacity_finding() -> Finding:
+    """Check the limits of the machine, or of the container or batch job of this process."""
+    subject, cores, load = "cores, memory", os.cpu_count() or 1, psutil.getloadavg()[0]
+    own = cores_of_process()
+    of_all = f" of {cores}" if own < cores else ""
+    free, total = memory_limit(torch.device("cpu"), 1), psutil.virtual_memory().total
+    memory = f"{in_bytes(free)} of {in_bytes(total)} memory for this job"
+    text = f"{own:.3g}{of_all} cores and {memory}; load {load:.1f}"
+    if free < LITTLE_MEMORY:
+        return warn(subject, text, "end other programs, or use a smaller --token-budget")
+    # The load is that of all cores, also of those of other jobs.
+    if load > 2 * cores:
+        return warn(subject, text, "other programs use the cores: training will be slow")
+    return ok(subject, text)
+
+
+def shared_memory_finding(needed: int, path: Path) -> Finding:
+    """Check /dev/shm: data workers pass batches to the training process in shared memory."""
+    if not path.is_dir():
+        return ok(str(path), "not on this system: shared memory is limited by memory only")
+    free = shutil.disk_usage(path).free
+    text = f"{in_bytes(free)} free, the loader needs {in_bytes(needed)}"
+    remedy = "enlarge it (docker run --shm-size 8g), or train with --num-workers 0"
+    return graded(str(path), text, remedy, free, needed, 2 * needed)
+
+
+def shared_memory_needed(num_workers: int, token_budget: int | str, num_processes: int) -> int:
+    """Bytes in shared memory between all data workers and processes of one machine."""
+    tokens = token_budget if isinstance(token_budget, int) else TOKENS_OF_AUTO
+    return tokens * BYTES_PER_TOKEN * BATCHES_PER_WORKER * num_workers * num_processes
+
+
+def disk_finding(subject: str, path: Path) -> Finding:
+    """Whether `path`, or its nearest existing parent, has free space and is writable."""
+    folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    if not os.access(folder, os.W_OK):
+        return fail(subject, f"{folder} can't be written to", "give another --output-dir")
+    free = shutil.disk_usage(folder).free
+    remedy = "free disk space for checkpoints and upsampled files"
+    text = f"{in_bytes(free)} free in {folder}"
+    return graded(subject, text, remedy, free, NO_DISK, LITTLE_DISK)
+
+
+def accelerators_finding() -> Finding:
+    """Whether torch finds the accelerators of this machine."""
+    subject, number = "accelerators", torch.accelerator.device_count()
+    if number:
+        kind = torch.accelerator.current_accelerator()
+        return ok(subject, f"{number} of type {kind}, torch {torch.__version__}")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    if is_hidden or shutil.which("nvidia-smi") is None:
+        return ok(subject, "none: CPU")
+    reason, _, remedy = why_no_accelerator().partition("; ")
+    return fail(subject, reason, remedy or "install a build of torch for the driver's CUDA")
+
+
+def devices() -> list[torch.device]:
+    """All accelerators of this machine, or the CPU."""
+    kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    return [torch.device(f"{kind}:{i}") for i in range(number)] or [torch.device("cpu")]
+
+
+def device_findings(device: torch.device) -> Iterator[Finding]:
+    """Check the memory of a device, a computation on it, and on CUDA the kernels."""
+    if device.type == "cuda":
+        yield memory_finding(device)
+    compute = compute_finding(device)
+    yield compute
+    if device.type == "cuda" and compute.level == "ok":
+        yield kernel_finding(device)
+
+
+def memory_finding(device: torch.device) -> Finding:
+    free, total = torch.cuda.mem_get_info(device)
+    name = torch.cuda.get_device_name(device)
+    text = f"{name}, {in_bytes(free)} of {in_bytes(total)} free"
+    remedy = "another program uses its memory: `nvidia-smi` shows which"
+    return graded(f"memory {device}", text, remedy, free, 0, (1 - SHARE_IN_USE) * total)
+
+
+def compute_finding(device: torch.device) -> Finding:
+    """Whether a device computes the correct product of two matrices."""
+    subject = f"compute {device}"
+    try:
+        ones = torch.ones(256, 256, device=device)
+        is_right = bool((ones @ ones == 256).all())
+    except RuntimeError as error:
+        remedy = "make sure that no other program holds it"
+        return fail(subject, f"fails: {reason_of(error)}", remedy)
+    remedy = "its results are wrong: replace it"
+    return ok(subject, "correct") if is_right else fail(subject, "wrong", remedy)
+
+
+def kernel_finding(device: torch.device) -> Finding:
+    """Whether every kernel compiles and gives correct results on a device."""
+    subject, slow = f"kernels {device}", "searches are many times slower"
+    if kernels.is_switched_off():
+        text = f"switched off by {kernels.SWITCH}=0: {slow}"
+        return warn(subject, text, f"unset {kernels.SWITCH}")
+    began = time.perf_counter()
+    try:
+        problem = trial.problem(device)
+    except (PointupError, RuntimeError) as error:
+        return fail(subject, reason_of(error), f"start the command again with {kernels.SWITCH}=0")
+    if problem is not None:
+        return warn(subject, f"{problem.text}: {slow}", problem.remedy)
+    seconds = time.perf_counter() - began
+    return ok(subject, f"correct; compiled or loaded from the cache, and tested in {seconds:.1f} s")
