@@ -134,6 +134,18 @@ def check_output_file(path: Path) -> None:
         raise FileError(f"{path}: is a folder; name a file in it")
 
 
+def check_shown(picture: Path | None, view: Path | None) -> None:
+    """Raise FileError if a picture or a viewer can't be written. Call it before the work."""
+    if picture is not None:
+        from pointup.visualization import check_picture_path
+
+        check_picture_path(picture)
+    if view is not None:
+        from pointup.visualization.viewer import check_viewer_path
+
+        check_viewer_path(view)
+
+
 def describe_page(path: Path, size: int) -> str:
     """The last line that a command prints about an HTML file of `size` bytes."""
     return f"{path}: {size / 1e6:.1f} MB; open it in a browser"

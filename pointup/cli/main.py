@@ -23,14 +23,14 @@ from pointup.terminal import open_closed_streams, status_with_output
 COMMANDS = {
     "train": "pointup.cli.train:Train",
     "prepare": "pointup.cli.prepare.subcommands:Prepare",
-    "inspect": "pointup.cli.inspect.command:Inspect",
+    "inspect": "pointup.cli.inspect:Inspect",
     "upsample": "pointup.cli.upsample.upsample_command:Upsample",
-    "evaluate": "pointup.cli.evaluate.command:Evaluate",
+    "evaluate": "pointup.cli.evaluate:Evaluate",
     "view": "pointup.cli.view:View",
-    "report": "pointup.cli.report.command:Report",
-    "push": "pointup.cli.push.command:Push",
-    "config": "pointup.cli.config:Config",
-    "doctor": "pointup.cli.doctor.diagnosis:Doctor",
+    "report": "pointup.cli.report:Report",
+    "push": "pointup.cli.push:Push",
+    "config": "pointup.cli.presets:Config",
+    "doctor": "pointup.cli.doctor:Doctor",
     "bench": "pointup.cli.bench:Bench",
 }
 """Module and class of each subcommand, in the order of `pointup --help`."""

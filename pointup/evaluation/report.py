@@ -82,10 +82,13 @@ class Report:
         """Markdown: pipe tables, and the conventions as a list."""
         lines = [f"{line}  " for line in self.heading]
         for table in self._filled():
-            head, *rest = table.cells()
-            sides = ["---" if side == "<" else "---:" for side in _sides(table, len(head))]
-            lines += ["", f"**{table.title}**", ""]
-            lines += [f"| {' | '.join(cells)} |" for cells in (head, sides, *rest)]
+            cells = table.cells()
+            lines += [
+                "",
+                f"**{table.title}**",
+                "",
+                *pipe_table(cells, _sides(table, len(cells[0]))),
+            ]
         for remark in self.remarks:
             lines += ["", remark]
         lines += ["", *(f"- {title}: {text}" for title, text in self.notes())]
@@ -121,6 +124,13 @@ def write_json(path: Path, content: Mapping[str, Any], metrics: Mapping[str, Met
     described = {name: asdict(metric) for name, metric in metrics.items()}
     text = json.dumps(_finite({**content, "metrics": described}), indent=2)
     write_text(path, text + "\n")
+
+
+def pipe_table(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> list[str]:
+    """Lines of cells as a Markdown table, each column aligned to its side: "<" or ">"."""
+    head, *rest = lines
+    rule = ["---" if side == "<" else "---:" for side in sides]
+    return [f"| {' | '.join(cells)} |" for cells in (head, rule, *rest)]
 
 
 def aligned(lines: Sequence[Sequence[str]], sides: Sequence[str], gap: str = "   ") -> list[str]:

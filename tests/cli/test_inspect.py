@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from pointup.cli.inspect.report import inspect_dataset
+from pointup.cli.dataset_statistics import inspect_dataset
 from pointup.cli.main import main
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs

@@ -17,7 +17,7 @@ from test_report import make_run, pair
 
 from pointup import Upsampler, upsample
 from pointup.cli.main import main
-from pointup.cli.push.card import card_of_run, command_of_run
+from pointup.cli.model_card import card_of_run, command_of_run
 from pointup.cli.report.runs import read_run
 from pointup.datasets.pair_dataset import write_pairs
 from pointup.training.config import TrainConfig, as_dict, parse_command_line

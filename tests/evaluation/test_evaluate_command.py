@@ -334,5 +334,5 @@ def test_errors_are_reported_in_one_line(
 
 
 def test_options_are_parsed_without_loading_torch() -> None:
-    code = "import pointup.cli.evaluate.command, sys; sys.exit('torch' in sys.modules)"
+    code = "import pointup.cli.evaluate, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

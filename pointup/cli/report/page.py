@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from base64 import b64encode
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO, StringIO
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib import rc_context
-from matplotlib.artist import Artist
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from PIL import Image
-from torch_geometric.data import Batch
 
 import pointup
 from pointup.cli.report.runs import RunRecord, differing_options, differing_references
@@ -29,7 +29,6 @@ from pointup.errors import DataError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs, worst_to_best
 from pointup.io.length_unit import known_unit
-from pointup.model.upsampler import Upsampler
 from pointup.progress import tracked
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources
@@ -42,7 +41,7 @@ from pointup.visualization.page import FAINT, INK
 from pointup.visualization.viewer import Scene, compare_with_reference
 from pointup.visualization.viewer.document import html_head, viewer_html
 
-Cells = Sequence[Sequence[object]]
+Row = Sequence[object]
 DIFFERENT_DATA = (
     "The references of the runs differ: the runs were validated on different data, or at different "
     "ratios. Compare each run with its own references, not with the other runs."
@@ -54,53 +53,43 @@ BEST = (
 )
 
 
-def report_html(runs: Sequence[RunRecord], samples: Samples | None, reason: str, title: str) -> str:
+def report_html(
+    runs: Sequence[RunRecord], samples: ReportSamples | None, reason: str, title: str
+) -> str:
     """The page as text. `reason` says why there are no samples, where there are none."""
-    parts = [
-        _section("Runs", _table(_runs(runs), BEST)),
-        _section("Curves", _charts(runs)),
-        _section("Validation", _metrics(runs)),
-        _section("Samples", _samples(samples, runs, title) if samples else _text(reason)),
-        _section("Options", _options(runs)),
-        _section("Machine and speed", _machine(runs)),
-    ]
+    sections = {
+        "Runs": _runs(runs),
+        "Curves": _charts(runs),
+        "Validation": _metrics(runs),
+        "Samples": _samples(samples, runs, title) if samples else _text(reason),
+        "Options": _options(runs),
+        "Machine and speed": _machine(runs),
+    }
+    content = (
+        f"<section><h2>{escape(name)}</h2>{content}</section>" for name, content in sections.items()
+    )
     folder = files("pointup.cli.report")
     page = (folder / "report.html").read_text(encoding="utf-8")
-    footer = f"Written by pointup {pointup.__version__}."
     for mark, text in (
         ("TITLE", escape(title)),
-        ("FOOTER", escape(footer)),
-        ("CONTENT", "\n".join(parts)),
+        ("FOOTER", escape(f"Written by pointup {pointup.__version__}.")),
+        ("CONTENT", "\n".join(content)),
     ):
         page = page.replace(f"<!--{mark}-->", text)
     return html_head(title, (folder / "report.css").read_text(encoding="utf-8")) + page
 
 
-def _runs(runs: Sequence[RunRecord]) -> Cells:
-    head: list[object] = [
-        "run",
-        "steps",
-        "best step",
-        f"Chamfer, {_unit(runs)}".rstrip(", "),
-        "share of the midpoint baseline",
-        "data",
-    ]
-    rows: list[list[object]] = [head]
+def _runs(runs: Sequence[RunRecord]) -> str:
+    chamfer = f"Chamfer, {_unit(runs)}".rstrip(", ")
+    share = "share of the midpoint baseline"
+    rows: list[Row] = [["run", "steps", "best step", chamfer, share, "data"]]
     for run in runs:
         best = run.best or {}
-        chamfer = best.get("validation", {}).get("model", {}).get("chamfer")
-        share = best.get("share_of_midpoints")
-        rows.append(
-            [
-                run.name,
-                run.last_step,
-                best.get("step", "-"),
-                _number(chamfer),
-                "-" if share is None else f"{share:.1%}",
-                ", ".join(run.options.get("data") or ["procedural pairs"]),
-            ]
-        )
-    return rows
+        figures = best.get("validation", {}).get("model", {})
+        data = ", ".join(run.options.get("data") or ["procedural pairs"])
+        numbers = (_number(figures.get("chamfer")), _percent(best.get("share_of_midpoints"), 1))
+        rows.append([run.name, run.last_step, best.get("step", "-"), *numbers, data])
+    return _table(rows, BEST)
 
 
 def _unit(runs: Sequence[RunRecord]) -> str:
@@ -113,14 +102,8 @@ def _charts(runs: Sequence[RunRecord]) -> str:
     charts = curve_charts(runs)
     if not charts:
         return _text("No step has been recorded.")
-    return (
-        '<div class="charts">'
-        + "".join(
-            f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>"
-            for title, svg in charts.items()
-        )
-        + "</div>"
-    )
+    figures = (_figure(title, svg) for title, svg in charts.items())
+    return f'<div class="charts">{"".join(figures)}</div>'
 
 
 def _metrics(runs: Sequence[RunRecord]) -> str:
@@ -155,7 +138,7 @@ def _metrics(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def _samples(samples: Samples, runs: Sequence[RunRecord], title: str) -> str:
+def _samples(samples: ReportSamples, runs: Sequence[RunRecord], title: str) -> str:
     measured = len(samples.shares)
     low, middle, high = np.percentile(samples.shares, [0, 50, 100])
     text = (
@@ -166,8 +149,7 @@ def _samples(samples: Samples, runs: Sequence[RunRecord], title: str) -> str:
     )
     viewer = escape(viewer_html(samples.scenes, title), quote=True)
     pictures = "".join(
-        f"<figure><figcaption>{escape(name)}</figcaption>"
-        f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(picture)}"></figure>'
+        _figure(name, f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(picture)}">')
         for name, picture in samples.pictures.items()
     )
     return f'{_text(text)}<iframe title="Samples in 3D" srcdoc="{viewer}"></iframe>{pictures}'
@@ -184,25 +166,16 @@ def _options(runs: Sequence[RunRecord]) -> str:
 
 
 def _machine(runs: Sequence[RunRecord]) -> str:
-    head: list[object] = ["run", "tokens per second", "seconds per step", "idle", "peak memory"]
-    rows: list[list[object]] = [head]
+    rows: list[Row] = [["run", "tokens per second", "seconds per step", "idle", "peak memory"]]
     for run in runs:
-        medians = {}
-        for key in ("tokens_per_second", "step_seconds", "idle_fraction"):
-            values = run.curve(key)[1]
-            medians[key] = float(np.median(values)) if len(values) else None
-        idle = medians["idle_fraction"]
+        tokens, seconds, idle = (
+            float(np.median(values)) if len(values := run.curve(key)[1]) else None
+            for key in ("tokens_per_second", "step_seconds", "idle_fraction")
+        )
         # Each step has the peak of the process so far.
         memory = max(run.curve("peak_memory_bytes")[1], default=None)
-        rows.append(
-            [
-                run.name,
-                _number(medians["tokens_per_second"]),
-                _number(medians["step_seconds"]),
-                "-" if idle is None else f"{idle:.0%}",
-                "-" if memory is None else f"{memory / 2**30:.2f} GiB",
-            ]
-        )
+        in_gib = "-" if memory is None else f"{memory / 2**30:.2f} GiB"
+        rows.append([run.name, _number(tokens), _number(seconds), _percent(idle), in_gib])
     plans = "".join(
         _folded(f"Start of {run.name}", f"<pre>{escape(run.plan)}</pre>")
         for run in runs
@@ -211,8 +184,8 @@ def _machine(runs: Sequence[RunRecord]) -> str:
     return _table(rows, "Medians over the recorded steps, and the largest peak memory.") + plans
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+def _figure(title: str, content: str) -> str:
+    return f"<figure><figcaption>{escape(title)}</figcaption>{content}</figure>"
 
 
 def _folded(title: str, content: str) -> str:
@@ -223,23 +196,27 @@ def _text(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def _table(cells: Cells, note: str = "") -> str:
-    head, *rows = (
-        [f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row]
-        for tag, row in [("th", cells[0]), *(("td", row) for row in cells[1:])]
+def _table(rows: Sequence[Row], note: str = "") -> str:
+    """A table whose first row is its head."""
+    head, *body = (
+        "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row)
+        for tag, row in zip(["th", *["td"] * len(rows)], rows, strict=False)
     )
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     caption = _text(note) if note else ""
     return (
-        f'{caption}<div class="wide"><table><thead><tr>{"".join(head)}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'{caption}<div class="wide"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in body)}</tbody></table></div>"
     )
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _percent(value: float | None, decimals: int = 0) -> str:
+    return "-" if value is None else f"{value:.{decimals}%}"
 
 
 def _png(picture: np.ndarray) -> str:
@@ -260,99 +237,81 @@ SMOOTHED = 11
 
 def curve_charts(runs: Sequence[RunRecord]) -> dict[str, str]:
     """SVG of each chart by title; charts without values are left out."""
+    known = next((run for run in runs if run.evaluations), runs[0])
+    differing = differing_references(runs)
+    levels = {}
+    for row, (label, style) in REFERENCES.items():
+        if len(values := known.validation_curve("chamfer", row)[1]):
+            name = f"{label}, {known.name}" if row in differing else label
+            levels[name] = (values[-1], style)
     charts = {
-        "Training loss": _training(runs, "loss", smooth=True),
-        "Chamfer distance on validation pairs": _chamfer(runs),
-        "Share of the midpoint baseline": _share(runs),
-        "Learning rate": _training(runs, "learning_rate"),
-        "Tokens per second": _training(runs, "tokens_per_second", smooth=True),
+        "Training loss": _chart(runs, lambda run: run.curve("loss"), smooth=True),
+        "Chamfer distance on validation pairs": _chart(
+            runs, lambda run: run.validation_curve("chamfer"), levels, marker="o", ms=3
+        ),
+        "Share of the midpoint baseline": _chart(
+            runs,
+            lambda run: run.validation_curve("share"),
+            {"midpoint baseline": (1.0, "--")},
+            in_percent=True,
+            marker="o",
+            ms=3,
+        ),
+        "Learning rate": _chart(runs, lambda run: run.curve("learning_rate")),
+        "Tokens per second": _chart(runs, lambda run: run.curve("tokens_per_second"), smooth=True),
     }
     return {title: svg for title, svg in charts.items() if svg}
 
 
-def _training(runs: Sequence[RunRecord], key: str, smooth: bool = False) -> str:
-    chart = _Chart()
-    for run, color in zip(runs, _colors(len(runs)), strict=True):
-        steps, values = run.curve(key)
+def _chart(
+    runs: Sequence[RunRecord],
+    curve: Callable[[RunRecord], tuple[np.ndarray, np.ndarray]],
+    levels: Mapping[str, tuple[float, str]] | None = None,
+    smooth: bool = False,
+    in_percent: bool = False,
+    **style: Any,
+) -> str:
+    """SVG of a curve of each run over its steps; empty if no run has values.
+
+    `levels`: height and line style of horizontal lines by name. Names may be any text.
+    """
+    curves = [curve(run) for run in runs]
+    if not any(len(steps) for steps, _ in curves):
+        return ""
+    figure = Figure(figsize=(6.2, 3.3), layout="constrained")
+    # The types of matplotlib's axes change by version.
+    axes: Any = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e6e8eb", linewidth=0.7)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.set_xlabel("step", color=FAINT)
+    if in_percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    named = []
+    for run, (steps, values), color in zip(runs, curves, cycle(RUN_COLORS), strict=False):
         if smooth and len(values) >= 2 * SMOOTHED:
-            chart.axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
+            axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
             half = SMOOTHED // 2
-            kernel = np.ones(SMOOTHED) / SMOOTHED
-            steps, values = steps[half:-half], np.convolve(values, kernel, "valid")
-        chart.curve(run.name, steps, values, color=color)
-    return chart.svg()
-
-
-def _chamfer(runs: Sequence[RunRecord]) -> str:
-    chart = _Chart()
-    for run, color in zip(runs, _colors(len(runs)), strict=True):
-        chart.curve(run.name, *run.validation_curve("chamfer"), color=color, marker="o", ms=3)
-    evaluated = next((run for run in runs if run.evaluations), runs[0])
-    differing = differing_references(runs)
-    for row, (label, style) in REFERENCES.items():
-        values = evaluated.validation_curve("chamfer", row)[1]
-        if len(values):
-            name = f"{label}, {evaluated.name}" if row in differing else label
-            chart.level(name, values[-1], style)
-    return chart.svg()
-
-
-def _share(runs: Sequence[RunRecord]) -> str:
-    chart = _Chart()
-    for run, color in zip(runs, _colors(len(runs)), strict=True):
-        steps, values = run.validation_curve("share")
-        chart.curve(run.name, steps, 100 * values, color=color, marker="o", ms=3)
-    chart.level("midpoint baseline", 100, "--")
-    chart.axes.set_ylabel("%", color=FAINT)
-    return chart.svg()
-
-
-def _colors(number: int) -> list[str]:
-    return [RUN_COLORS[i % len(RUN_COLORS)] for i in range(number)]
-
-
-class _Chart:
-    """Curves over steps, and their names, which may be any text."""
-
-    def __init__(self) -> None:
-        self.figure = Figure(figsize=(6.2, 3.3), layout="constrained")
-        # The types of matplotlib's axes change by version.
-        self.axes: Any = self.figure.add_subplot()
-        self.axes.spines[["top", "right"]].set_visible(False)
-        self.axes.grid(color="#e6e8eb", linewidth=0.7)
-        self.axes.tick_params(colors=INK, labelsize=9)
-        self.axes.set_xlabel("step", color=FAINT)
-        self.named: list[tuple[str, Artist]] = []
-        self.is_empty = True
-
-    def curve(self, name: str, steps: np.ndarray, values: np.ndarray, **style: Any) -> None:
-        self.named.append((name, self.axes.plot(steps, values, **style)[0]))
-        self.is_empty = self.is_empty and not len(steps)
-
-    def level(self, name: str, value: float, style: str) -> None:
-        """A horizontal line; alone it is no reason for a chart."""
-        line = self.axes.axhline(value, color=FAINT, linestyle=style, linewidth=1)
-        self.named.append((name, line))
-
-    def svg(self) -> str:
-        """The chart; empty without a curve."""
-        if self.is_empty:
-            return ""
-        # A legend leaves out labels that begin with _, and reads two dollar signs as a formula.
-        handles = [handle for _, handle in self.named]
-        legend = self.axes.legend(handles, map(str, range(len(handles))), frameon=False, fontsize=9)
-        for text, (name, _) in zip(legend.get_texts(), self.named, strict=True):
-            text.set_parse_math(False)
-            text.set_text(name)
-        # Text stays text, and the same runs give the same file.
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pointup"}):
-            stream = StringIO()
-            FigureCanvasSVG(self.figure).print_svg(stream, metadata={"Date": None})
-        return stream.getvalue().split("?>", 1)[1].split(">", 1)[1]
+            steps = steps[half:-half]
+            values = np.convolve(values, np.ones(SMOOTHED) / SMOOTHED, "valid")
+        named.append((run.name, axes.plot(steps, values, color=color, **style)[0]))
+    for name, (value, line) in (levels or {}).items():
+        named.append((name, axes.axhline(value, color=FAINT, linestyle=line, linewidth=1)))
+    # A legend leaves out labels that begin with _, and reads two dollar signs as a formula.
+    handles = [handle for _, handle in named]
+    legend = axes.legend(handles, map(str, range(len(handles))), frameon=False, fontsize=9)
+    for text, (name, _) in zip(legend.get_texts(), named, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
+    # Text stays text, and the same runs give the same file.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "pointup"}):
+        stream = StringIO()
+        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None})
+    return stream.getvalue().split("?>", 1)[1].split(">", 1)[1]
 
 
 @dataclass(frozen=True)
-class Samples:
+class ReportSamples:
     """Samples of a report.
 
     Attributes:
@@ -369,7 +328,9 @@ class Samples:
 
 
 @torch.no_grad()
-def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool = True) -> Samples:
+def samples_of_runs(
+    runs: Sequence[RunRecord], max_pairs: int, names_run: bool = True
+) -> ReportSamples:
     """Measure validation pairs with the model of the first run, and upsample three with all.
 
     `names_run` adds the name of the first run, whose figures they are, to the names of pictures.
@@ -414,8 +375,15 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
         note = f"{shares[i]:.1%} of the Chamfer distance of the midpoint baseline"
         note += f", {first.name}" if names_run else ""
         vertical = usable.is_vertical(index)
-        clouds = clouds_of_sample(batch, training_ratio(batch, ratio, max_ratio), models)
-        target = clouds.pop("target")
+        by = training_ratio(batch, ratio, max_ratio)
+        packed = {
+            "source": batch.pos,
+            "midpoint baseline": clouds_of_pairs(batch, by)["midpoints"][0],
+        }
+        for name, model in models.items():
+            packed[name] = clouds_of_pairs(batch, by, model)["model"][0]
+        clouds = {name: points.cpu().double().numpy() for name, points in packed.items()}
+        target = batch.target.cpu().double().numpy()
         scene = compare_with_reference(
             clouds, target, unit, "z" if vertical else "y", name=title, note=note, of="target"
         )
@@ -428,16 +396,4 @@ def samples_of_runs(runs: Sequence[RunRecord], max_pairs: int, names_run: bool =
             vertical=vertical,
             baseline=clouds["midpoint baseline"],
         )
-    return Samples(scenes, pictures, np.sort(shares[np.isfinite(shares)]), len(pairs))
-
-
-def clouds_of_sample(
-    batch: Batch, ratio: torch.Tensor, models: dict[str, Upsampler]
-) -> dict[str, np.ndarray]:
-    """Clouds (N, 3) of a batch of one pair: source, baseline, output by run, target."""
-    packed = clouds_of_pairs(batch, ratio)
-    tensors = {"source": batch.pos, "midpoint baseline": packed["midpoints"][0]}
-    for name, model in models.items():
-        tensors[name] = clouds_of_pairs(batch, ratio, model)["model"][0]
-    tensors["target"] = batch.target
-    return {name: points.cpu().double().numpy() for name, points in tensors.items()}
+    return ReportSamples(scenes, pictures, np.sort(shares[np.isfinite(shares)]), len(pairs))

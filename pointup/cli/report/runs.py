@@ -38,7 +38,7 @@ class RunRecord:
         options: of config.json, nested ones as "model.k".
         steps: lines of metrics.jsonl of training steps, in order.
         evaluations: its lines of evaluations; may be empty.
-        plan: text of the start of the run; empty for runs of earlier versions.
+        plan: text of the start of the run; empty without one.
     """
 
     path: Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
-from pointup.cli.input_files import Picture, View
+from pointup.cli.input_files import Picture, View, check_shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,27 +32,17 @@ class Inspect:
     """Print all results as JSON."""
 
     def run(self) -> int:
-        from pointup.cli.inspect.report import as_json, held_out_of, inspect_dataset, report
-        from pointup.visualization import check_picture_path
-        from pointup.visualization.viewer import check_viewer_path
+        from pointup.cli import dataset_statistics as statistics
 
-        if self.picture:
-            check_picture_path(self.picture)
-        if self.view:
-            check_viewer_path(self.view)
-        splits = inspect_dataset(self.dataset, self.min_points, self.deep)
-        held_out = held_out_of(self.dataset) if len(splits) > 1 else None
+        check_shown(self.picture, self.view)
+        splits = statistics.inspect_dataset(self.dataset, self.min_points, self.deep)
+        held_out = statistics.held_out_of(self.dataset) if len(splits) > 1 else None
         if self.json:
-            content = {"dataset": self.dataset, **as_json(self.dataset, splits)}
-            content["held_out"] = asdict(held_out) if held_out else None
-            print(json.dumps(content, indent=2))
+            print(json.dumps(statistics.as_json(self.dataset, splits, held_out), indent=2))
         else:
-            print(report(self.dataset, splits, held_out))
-        if self.picture or self.view:
-            from pointup.cli.inspect.report import write_dataset_picture, write_dataset_view
-
-            if self.picture:
-                write_dataset_picture(self.dataset, splits, self.picture)
-            if self.view:
-                write_dataset_view(self.dataset, splits, self.view)
+            print(statistics.report(self.dataset, splits, held_out))
+        if self.picture:
+            statistics.write_dataset_picture(self.dataset, splits, self.picture)
+        if self.view:
+            statistics.write_dataset_view(self.dataset, splits, self.view)
         return int(self.strict and any(split.bad for split in splits))

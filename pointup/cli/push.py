@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from pointup.errors import ConfigError, FileError, ModelError
-
-if TYPE_CHECKING:
-    from pointup.cli.report.runs import RunRecord
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")]
 # As the Hub writes licences: apache-2.0, cc-by-4.0, mit, other.
@@ -80,28 +77,27 @@ class Push:
 
     def _write(self, folder: Path) -> None:
         """Write weights, options and card."""
-        from pointup.cli.push.card import card_of_model, card_of_run, picture_of_run
+        from pointup.cli.model_card import card_of_model, card_of_run, picture_of_run
         from pointup.cli.report.runs import read_run
         from pointup.model.upsampler import Upsampler
         from pointup.visualization import save_picture
 
         if not self.model.is_dir():
             raise FileError(f"{self.model}: no such directory; name a run or a model directory")
-        run: RunRecord | None = None
-        source = self.model
-        if (self.model / "metrics.jsonl").is_file():
-            # Not the name of the repository, which may be that of another cloud of a sample.
-            run, source = read_run(self.model, "model"), self.model / "model"
+        is_run = (self.model / "metrics.jsonl").is_file()
+        # Not the name of the repository, which may be that of another cloud of a sample.
+        run = read_run(self.model, "model") if is_run else None
+        source = self.model / "model" if is_run else self.model
         upsampler = Upsampler.from_pretrained(f"{source.resolve()}")
         folder.mkdir(parents=True, exist_ok=True)
         upsampler.save_pretrained(folder)
         if run is None:
             card = card_of_model(source, self.repo, self.license, self.limits)
         else:
-            picture = picture_of_run(run, self.max_pairs)
-            if picture is not None:
-                save_picture(picture.pixels, folder / "validation.png")
-            caption = picture.caption if picture else ""
+            caption = ""
+            if picture := picture_of_run(run, self.max_pairs):
+                caption, pixels = picture
+                save_picture(pixels, folder / "validation.png")
             card = card_of_run(run, upsampler, self.repo, self.license, self.limits, caption)
         (folder / "README.md").write_text(card, encoding="utf-8")
 

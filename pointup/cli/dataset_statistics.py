@@ -1,4 +1,4 @@
-"""The text and the JSON content that `pointup inspect` prints."""
+"""Statistics of a pair dataset, as `pointup inspect` prints and shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.io.length_unit import dataset_unit
 from pointup.progress import tracked
-from pointup.terminal import printable
+from pointup.terminal import in_bytes, printable
 from pointup.visualization import dataset_picture, save_picture, stacked
 from pointup.visualization.page import beside
 from pointup.visualization.viewer import write_viewer
@@ -34,192 +34,11 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = " .:-=+*#@"
 NUM_BINS = 24
 FEWEST_FOR_BARS = 8
+NUM_MEASURED = 64
+"""Samples of a split, at equal intervals, on which distances between points are measured."""
+VIEWED_PER_SPLIT, DRAWN_PER_SPLIT = 3, 2
 NOT_SHOWN = frozenset({"contents"})
 """Entries of pointup.json for programs only: digests of the splits."""
-
-
-def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
-    """The text that `pointup inspect` prints."""
-    lines = [_headline(label, splits)]
-    description = read_info(label)
-    info = {
-        key: value
-        for key, value in description.items()
-        if key not in NOT_SHOWN and value is not False and value not in ([], "", {})
-    }
-    if SURVEYS in info:
-        num_files = sum(len(survey["files"]) for survey in info[SURVEYS].values())
-        info[SURVEYS] = _count(num_files, "file")
-    width = max((len(key) for key in info), default=0)
-    lines += [f"  {key.replace('_', ' '):<{width}}  {_shorten(info[key])}" for key in info]
-    if held_out:
-        # Without a validation split, one is drawn when the dataset is opened, without a strip.
-        strip = description.get("strip") if description.get("validation", True) else None
-        lines += ["", *held_out.describe(strip, bool(description.get("separate")))]
-    for split in splits:
-        lines += ["", *_table(split)]
-    for split in splits:
-        if split.bad:
-            lines += ["", f"bad samples in {split.name}: {len(split.bad):,}"]
-            lines += [f"  {sample.name}: {sample.reason}" for sample in split.bad]
-    if not any(split.bad for split in splits):
-        lines += ["", "no bad samples"]
-    return printable("\n".join(lines))
-
-
-def _headline(label: str, splits: list[Split]) -> str:
-    num_pairs = sum(split.num_samples for split in splits)
-    num_points = sum(
-        int(split.columns[c].sum()) for split in splits for c in ("source points", "target points")
-    )
-    path = Path(label)
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    on_disk = f", {_bytes(size)}" if size else ""
-    return f"{label}: {_count(num_pairs, 'pair')}, {num_points:,} points{on_disk}"
-
-
-def _table(split: Split) -> list[str]:
-    """Lines of fixed columns, so that the tables of both splits are aligned; each ends in bars."""
-
-    title = f"{split.name}, {_count(split.num_samples, 'pair')}"
-    lines = [f"{title:<24}{'min':>10}{'median':>10}{'max':>10}"]
-    for name, values in split.columns.items():
-        finite = values[np.isfinite(values)]
-        if len(finite):
-            numbers = (finite.min(), np.median(finite), finite.max())
-            row = "".join(f"{_number(number):>10}" for number in numbers)
-            lines.append(f"  {name:<22}{row}  {_bars(finite)}".rstrip())
-    remark = "  scores look better than they are" if split.share_in_target > 0.05 else ""
-    lines.append(f"  {'source also in target':<22}{split.share_in_target:>10.0%}{remark}")
-    return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) or value >= 1000 else f"{value:.3g}"
-
-
-def _bars(values: np.ndarray) -> str:
-    """Histogram from the smallest to the largest value, one character for each bin."""
-
-    if values.min() == values.max() or len(values) < FEWEST_FOR_BARS:
-        return ""
-    counts = np.histogram(values, NUM_BINS)[0]
-    blocks = BLOCKS if _can_print(BLOCKS) else ASCII_BLOCKS
-    # Rounded up, so that a bin with a single sample is visible.
-    return "".join(blocks[level] for level in np.ceil(counts / counts.max() * 8).astype(int))
-
-
-def _can_print(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
-
-
-def _shorten(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 3:
-        return f"{value[0]}, {value[1]}, ... {value[-1]} ({len(value)})"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
-
-
-def as_json(label: str, splits: list[Split]) -> dict[str, Any]:
-    """The content of `pointup inspect --json`."""
-
-    def summary(values: np.ndarray) -> dict[str, float | None]:
-        finite = values[np.isfinite(values)]
-        keys = ("min", "median", "mean", "max")
-        return {k: float(getattr(np, k)(finite)) if len(finite) else None for k in keys}
-
-    return {
-        "info": read_info(label),
-        "splits": {
-            split.name: {
-                "num_samples": split.num_samples,
-                "share_in_target": split.share_in_target,
-                **{name.replace(" ", "_"): summary(v) for name, v in split.columns.items()},
-                "bad_samples": [asdict(sample) for sample in split.bad],
-            }
-            for split in splits
-        },
-    }
-
-
-VIEWED_PER_SPLIT, DRAWN_PER_SPLIT = 3, 2
-
-
-def write_dataset_picture(dataset: str, splits: Sequence[Split], path: Path) -> None:
-    """Write histograms of all samples, and two pairs of each split: overview, cross-section and
-    close-up.
-
-    Raises FileError if the file can't be written.
-    """
-    num_source, num_target, extent = (
-        np.concatenate([split.columns[column] for split in splits])
-        for column in ("source points", "target points", "longest side")
-    )
-    histograms = dataset_picture(num_source, num_target, extent, unit=_unit(dataset))
-    rows = []
-    for split in splits:
-        if pairs := _pairs_to_show(dataset, split, DRAWN_PER_SPLIT):
-            rows.append(beside([pair.picture(errors=False) for pair in pairs]))
-    save_picture(stacked([histograms, *rows]), path)
-
-
-def write_dataset_view(dataset: str, splits: Sequence[Split], path: Path) -> None:
-    """Write a viewer of three pairs of each split.
-
-    Raises DataError if no sample can be shown, FileError if the file can't be written.
-    """
-    pairs = [pair for split in splits for pair in _pairs_to_show(dataset, split, VIEWED_PER_SPLIT)]
-    if not pairs:
-        raise DataError(f"{dataset}: has no pair that can be shown; the list above says why")
-    write_viewer(path, [pair.scene() for pair in pairs], dataset)
-
-
-def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
-    """Pairs at equal intervals of a split; bad samples are left out."""
-    table = open_pairs(dataset, split.name)
-    usable = np.setdiff1d(np.arange(len(table)), [sample.index for sample in split.bad])
-    steps = np.linspace(0, len(usable) - 1, min(number, len(usable))).round().astype(int)
-    unit, pairs = _unit(dataset), []
-    for row in usable[steps].tolist():
-        pair = read_pair(table, row)
-        ratio = len(pair.target) / len(pair.source)
-        pairs.append(
-            ShownPair(
-                f"{split.name}: {pair.name}",
-                {"source": pair.source},
-                pair.target,
-                pair.vertical,
-                unit,
-                notes={"target": f"{ratio:.3g} for each source point"},
-            )
-        )
-    return pairs
-
-
-def _unit(dataset: str) -> str:
-    found = dataset_unit(dataset)
-    return "" if found.metres is None else found.name
-
-
-# Number of samples of a split, at equal intervals, on which distances between points are measured.
-NUM_MEASURED = 64
 
 
 @dataclass(frozen=True)
@@ -285,10 +104,15 @@ def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> 
         "ratio": num_target / np.where(num_source, num_source, np.nan),
         "longest side": samples.array("source_extent"),
     }
-    usable = np.setdiff1d(np.arange(len(samples)), [sample.index for sample in bad])
-    steps = np.linspace(0, len(usable) - 1, min(NUM_MEASURED, len(usable))).round().astype(int)
-    measured, shared = _measure(samples, usable[steps])
+    measured, shared = _measure(samples, _at_intervals(len(samples), bad, NUM_MEASURED))
     return Split(name, len(samples), columns | measured, shared, bad)
+
+
+def _at_intervals(num_samples: int, bad: list[BadSample], number: int) -> np.ndarray:
+    """Indices of samples at equal intervals, without bad ones; fewer where there are not enough."""
+    usable = np.setdiff1d(np.arange(num_samples), [sample.index for sample in bad])
+    places = np.linspace(0, len(usable) - 1, min(number, len(usable)))
+    return usable[places.round().astype(int)]
 
 
 def _damaged(samples: Samples) -> list[BadSample]:
@@ -321,3 +145,169 @@ def _measure(samples: Samples, rows: np.ndarray) -> tuple[dict[str, np.ndarray],
         num_shared += int(np.count_nonzero(distances[2] == 0))
     names = ("source spacing", "target spacing", "source to target")
     return dict(zip(names, spacings.T, strict=True)), num_shared / max(num_points, 1)
+
+
+def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> str:
+    """The text that `pointup inspect` prints."""
+    lines = [_headline(label, splits)]
+    description = read_info(label)
+    info = {
+        key: value
+        for key, value in description.items()
+        if key not in NOT_SHOWN and value is not False and value not in ([], "", {})
+    }
+    if SURVEYS in info:
+        num_files = sum(len(survey["files"]) for survey in info[SURVEYS].values())
+        info[SURVEYS] = _count(num_files, "file")
+    width = max((len(key) for key in info), default=0)
+    lines += [f"  {key.replace('_', ' '):<{width}}  {_shorten(info[key])}" for key in info]
+    if held_out:
+        # Without a validation split, one is drawn when the dataset is opened, without a strip.
+        strip = description.get("strip") if description.get("validation", True) else None
+        lines += ["", *held_out.describe(strip, bool(description.get("separate")))]
+    for split in splits:
+        lines += ["", *_table(split)]
+    for split in splits:
+        if split.bad:
+            lines += ["", f"bad samples in {split.name}: {len(split.bad):,}"]
+            lines += [f"  {sample.name}: {sample.reason}" for sample in split.bad]
+    if not any(split.bad for split in splits):
+        lines += ["", "no bad samples"]
+    return printable("\n".join(lines))
+
+
+def _headline(label: str, splits: list[Split]) -> str:
+    num_pairs = sum(split.num_samples for split in splits)
+    num_points = sum(
+        int(split.columns[c].sum()) for split in splits for c in ("source points", "target points")
+    )
+    path = Path(label)
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    on_disk = f", {in_bytes(size)}" if size else ""
+    return f"{label}: {_count(num_pairs, 'pair')}, {num_points:,} points{on_disk}"
+
+
+def _table(split: Split) -> list[str]:
+    """Lines of fixed columns, so that the tables of both splits are aligned; each ends in bars."""
+
+    title = f"{split.name}, {_count(split.num_samples, 'pair')}"
+    lines = [f"{title:<24}{'min':>10}{'median':>10}{'max':>10}"]
+    for name, values in split.columns.items():
+        finite = values[np.isfinite(values)]
+        if len(finite):
+            numbers = (finite.min(), np.median(finite), finite.max())
+            row = "".join(f"{_number(number):>10}" for number in numbers)
+            lines.append(f"  {name:<22}{row}  {_bars(finite)}".rstrip())
+    remark = "  scores look better than they are" if split.share_in_target > 0.05 else ""
+    lines.append(f"  {'source also in target':<22}{split.share_in_target:>10.0%}{remark}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) or value >= 1000 else f"{value:.3g}"
+
+
+def _bars(values: np.ndarray) -> str:
+    """Histogram from the smallest to the largest value, one character for each bin."""
+
+    if values.min() == values.max() or len(values) < FEWEST_FOR_BARS:
+        return ""
+    counts = np.histogram(values, NUM_BINS)[0]
+    blocks = BLOCKS if _can_print(BLOCKS) else ASCII_BLOCKS
+    # Rounded up, so that a bin with a single sample is visible.
+    return "".join(blocks[level] for level in np.ceil(counts / counts.max() * 8).astype(int))
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shorten(value: Any) -> str:
+    if isinstance(value, list) and len(value) > 3:
+        return f"{value[0]}, {value[1]}, ... {value[-1]} ({len(value)})"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def as_json(label: str, splits: list[Split], held_out: HeldOut | None) -> dict[str, Any]:
+    """The content of `pointup inspect --json`."""
+
+    def summary(values: np.ndarray) -> dict[str, float | None]:
+        finite = values[np.isfinite(values)]
+        keys = ("min", "median", "mean", "max")
+        return {k: float(getattr(np, k)(finite)) if len(finite) else None for k in keys}
+
+    return {
+        "dataset": label,
+        "info": read_info(label),
+        "splits": {
+            split.name: {
+                "num_samples": split.num_samples,
+                "share_in_target": split.share_in_target,
+                **{name.replace(" ", "_"): summary(v) for name, v in split.columns.items()},
+                "bad_samples": [asdict(sample) for sample in split.bad],
+            }
+            for split in splits
+        },
+        "held_out": asdict(held_out) if held_out else None,
+    }
+
+
+def write_dataset_picture(dataset: str, splits: Sequence[Split], path: Path) -> None:
+    """Write histograms of all samples, and two pairs of each split: overview, cross-section and
+    close-up.
+
+    Raises FileError if the file can't be written.
+    """
+    num_source, num_target, extent = (
+        np.concatenate([split.columns[column] for split in splits])
+        for column in ("source points", "target points", "longest side")
+    )
+    histograms = dataset_picture(num_source, num_target, extent, unit=_unit(dataset))
+    rows = []
+    for split in splits:
+        if pairs := _pairs_to_show(dataset, split, DRAWN_PER_SPLIT):
+            rows.append(beside([pair.picture(errors=False) for pair in pairs]))
+    save_picture(stacked([histograms, *rows]), path)
+
+
+def write_dataset_view(dataset: str, splits: Sequence[Split], path: Path) -> None:
+    """Write a viewer of three pairs of each split.
+
+    Raises DataError if no sample can be shown, FileError if the file can't be written.
+    """
+    pairs = [pair for split in splits for pair in _pairs_to_show(dataset, split, VIEWED_PER_SPLIT)]
+    if not pairs:
+        raise DataError(f"{dataset}: has no pair that can be shown; the list above says why")
+    write_viewer(path, [pair.scene() for pair in pairs], dataset)
+
+
+def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
+    """Pairs at equal intervals of a split; bad samples are left out."""
+    table, unit = open_pairs(dataset, split.name), _unit(dataset)
+    pairs = [read_pair(table, row) for row in _at_intervals(len(table), split.bad, number).tolist()]
+    return [
+        ShownPair(
+            f"{split.name}: {pair.name}",
+            {"source": pair.source},
+            pair.target,
+            pair.vertical,
+            unit,
+            notes={"target": f"{len(pair.target) / len(pair.source):.3g} for each source point"},
+        )
+        for pair in pairs
+    ]
+
+
+def _unit(dataset: str) -> str:
+    found = dataset_unit(dataset)
+    return "" if found.metres is None else found.name

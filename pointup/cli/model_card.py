@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
 
 import pointup
-from pointup.cli.report.page import samples_of_runs
 from pointup.cli.report.runs import RunRecord, differing_options
 from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
+from pointup.evaluation.report import pipe_table
 from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import DataSource, data_sources, option
@@ -32,48 +32,38 @@ LIMITS = (
 # Of pointup.json; other entries are of no use to readers of the card.
 DESCRIBED = (
     "made_by", "tile", "ratio", "pattern", "source_density", "target_density", "kinds",
-    "num_source", "validation", "strip", "seed",
+    "num_source", "validation", "strip", "seed", "files",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class CardPicture:
-    """Picture (height, width, 3) uint8 of a validation pair, and its caption."""
+def picture_of_run(run: RunRecord, max_pairs: int) -> tuple[str, np.ndarray] | None:
+    """Caption and picture (height, width, 3) uint8 of the median one of some validation pairs.
 
-    pixels: np.ndarray
-    caption: str
+    None where none can be shown; the reason is printed.
+    """
+    from pointup.cli.report.page import samples_of_runs
 
-
-def picture_of_run(run: RunRecord, max_pairs: int) -> CardPicture | None:
-    """The median one of some validation pairs; None, saying why, where none can be shown."""
     try:
         pictures = samples_of_runs([run], max_pairs, names_run=False).pictures
     except PointupError as error:
         print(f"no picture: {error}")
         return None
     caption = next((name for name in pictures if name.startswith("median")), next(iter(pictures)))
-    return CardPicture(pictures[caption], caption)
+    return caption, pictures[caption]
 
 
 def card_of_run(
     run: RunRecord, upsampler: Upsampler, repo: str, license: str, limits: str, caption: str
 ) -> str:
     """The card of a run as Markdown. `caption`: of validation.png; empty without a picture."""
+    sections = {
+        "Figures": _figures(run),
+        "Data": _data(run),
+        "Training": _training(run, upsampler),
+        "Limits": _list([*_limits(run), limits]),
+    }
     picture = f"![{caption}](validation.png)\n\n*Validation: {caption}.*" if caption else ""
-    parts = [
-        f"# {repo.split('/')[1]}",
-        _use(repo),
-        picture,
-        "## Figures",
-        _figures(run),
-        "## Data",
-        _data(run),
-        "## Training",
-        _training(run, upsampler),
-        "## Limits",
-        "\n".join(f"- {line}" for line in (*_limits(run), *([limits] if limits else []))),
-    ]
-    return _card(license, "\n\n".join(part for part in parts if part))
+    return _card(license, repo, picture, sections)
 
 
 def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
@@ -84,14 +74,11 @@ def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
     path = directory / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     written = ModelCard(text).text.strip() if text else ""
-    template = MODEL_CARD.split("---", 2)[2].strip()
-    if written and written != template:
+    if written and written != MODEL_CARD.split("---", 2)[2].strip():
         added = f"\n\n## Limits, added\n\n{limits}" if limits else ""
-        return _card(license, written + added)
+        return _with_metadata(license, written + added)
     unknown = "The model was given without its run: its data and its figures are not stated."
-    lines = [*LIMITS[:1], unknown, *([limits] if limits else [])]
-    parts = [f"# {repo.split('/')[1]}", _use(repo), "## Limits"]
-    return _card(license, "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)]))
+    return _card(license, repo, "", {"Limits": _list([LIMITS[0], unknown, limits])})
 
 
 def command_of_run(run: RunRecord) -> str:
@@ -117,13 +104,8 @@ def _flag(name: str, value: Any) -> list[str]:
     return [name, *map(str, value if isinstance(value, list) else [value])]
 
 
-def _card(license: str, text: str) -> str:
-    data = ModelCardData(license=license, library_name="pointup", tags=TAGS)
-    return f"---\n{data}\n---\n\n{text}\n"
-
-
-def _use(repo: str) -> str:
-    return f"""Upsamples point clouds by any ratio with pointup:
+def _card(license: str, repo: str, picture: str, sections: Mapping[str, str]) -> str:
+    use = f"""Upsamples point clouds by any ratio with pointup:
 
 ```bash
 pointup upsample survey.laz -o dense.laz --model {repo}
@@ -134,6 +116,24 @@ from pointup import upsample
 
 dense = upsample(points, ratio=4, model="{repo}")  # points: (N, 3)
 ```"""
+    parts = [f"# {repo.split('/')[1]}", use, *([picture] if picture else [])]
+    parts += [f"## {title}\n\n{text}" for title, text in sections.items()]
+    return _with_metadata(license, "\n\n".join(parts))
+
+
+def _with_metadata(license: str, text: str) -> str:
+    data = ModelCardData(license=license, library_name="pointup", tags=TAGS)
+    return f"---\n{data}\n---\n\n{text}\n"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines if line)
+
+
+def _table(facts: Mapping[str, object]) -> str:
+    """Two columns without a head."""
+    rows = [[name, str(value)] for name, value in facts.items()]
+    return "\n".join(pipe_table([["", ""], *rows], "<<"))
 
 
 def _figures(run: RunRecord) -> str:
@@ -141,25 +141,19 @@ def _figures(run: RunRecord) -> str:
         return "The run ended before its first evaluation."
     rows: dict[str, dict[str, float]] = run.best["validation"]
     names = [name for name in SHOWN_METRICS if any(name in figures for figures in rows.values())]
-    known = metrics_in(run.unit)
-    titles = [ROW_LABELS.get(row, row) for row in rows]
-    lines = [
+    metrics = [metrics_in(run.unit)[name] for name in names]
+    table = [["metric", *(ROW_LABELS.get(row, row) for row in rows)]]
+    for name, metric in zip(names, metrics, strict=True):
+        cells = [f"{row[name]:.4g}" if name in row else "" for row in rows.values()]
+        table.append([f"{metric.title}, {metric.unit}".rstrip(", "), *cells])
+    text = (
         f"Validation at step {run.best['step']:,}; lower is better. On average over the pairs, the "
         f"Chamfer distance is {run.best['share_of_midpoints']:.1%} of that of the midpoint "
-        "baseline, which uses no network. The table has the means over the pairs.",
-        "",
-        NETWORK_ALONE,
-        "",
-        "| metric | " + " | ".join(titles) + " |",
-        "|---" + "|---:" * len(rows) + "|",
-    ]
-    for name in names:
-        metric = known[name]
-        unit = f", {metric.unit}" if metric.unit else ""
-        cells = [_number(figures.get(name)) for figures in rows.values()]
-        lines.append(f"| {metric.title}{unit} | " + " | ".join(cells) + " |")
-    lines += ["", *(f"- {known[n].title}: {known[n].convention}" for n in names)]
-    return "\n".join(lines)
+        "baseline, which uses no network. The table has the means over the pairs."
+    )
+    sides = "<" + ">" * len(rows)
+    conventions = _list([f"{metric.title}: {metric.convention}" for metric in metrics])
+    return "\n\n".join([text, NETWORK_ALONE, "\n".join(pipe_table(table, sides)), conventions])
 
 
 def _data(run: RunRecord) -> str:
@@ -170,17 +164,21 @@ def _data(run: RunRecord) -> str:
 
 
 def _dataset(source: DataSource) -> str:
-    path = Path(source.name, "pointup.json")
-    lines = [f"Pairs of `{_name(source.name)}{_weight(source)}`."]
-    if path.is_file():
-        info = json.loads(path.read_text(encoding="utf-8"))
-        sides = [name for side in ("inputs", "source", "target") for name in info.get(side, ())]
-        files = list(dict.fromkeys(Path(str(name)).name for name in sides))
-        known = {name: info[name] for name in DESCRIBED if info.get(name) not in (None, "", [])}
-        known |= {"files": files} if files else {}
-        rows = (f"| {name.replace('_', ' ')} | {_cell(value)} |" for name, value in known.items())
-        lines += ["", "| | |", "|---|---|", *rows]
-    return "\n".join(lines)
+    text, path = f"Pairs of `{_name(source.name)}{_weight(source)}`.", Path(source.name)
+    if not (path / "pointup.json").is_file():
+        return text
+    info = json.loads((path / "pointup.json").read_text(encoding="utf-8"))
+    info["files"] = list(dict.fromkeys(Path(file).name for file in _inputs(info)))
+    known = {name: info[name] for name in DESCRIBED if info.get(name) not in (None, "", [])}
+    cells = {
+        name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in known.items()
+    }
+    return f"{text}\n\n{_table(cells)}"
+
+
+def _inputs(info: Mapping[str, Any]) -> list[str]:
+    return [str(file) for side in ("inputs", "source", "target") for file in info.get(side, ())]
 
 
 def _weight(source: DataSource) -> str:
@@ -189,31 +187,27 @@ def _weight(source: DataSource) -> str:
 
 
 def _training(run: RunRecord, upsampler: Upsampler) -> str:
-    seconds = float(run.curve("step_seconds")[1].sum())
-    recorded, last = len(run.steps), run.last_step
     # Not every step is recorded, but those that are stand for the others.
-    minutes = seconds / max(recorded, 1) * last / 60
+    seconds = run.curve("step_seconds")[1]
+    minutes = seconds.sum() / max(len(run.steps), 1) * run.last_step / 60
     plan = dict(line.split(None, 1) for line in run.plan.splitlines() if len(line.split()) > 1)
-    num_weights = sum(parameter.numel() for parameter in upsampler.parameters())
     facts = {
-        "weights": f"{num_weights:,}",
-        "steps": f"{last:,}",
-        "time": f"about {minutes:,.1f} minutes of steps" if seconds else "",
+        "weights": f"{sum(parameter.numel() for parameter in upsampler.parameters()):,}",
+        "steps": f"{run.last_step:,}",
+        "time": f"about {minutes:,.1f} minutes of steps" if len(seconds) else "",
         "device": plan.get("device", "").strip(),
         "pointup": pointup.__version__,
     }
-    rows = "\n".join(f"| {name} | {value} |" for name, value in facts.items() if value)
-    return f"```bash\n{command_of_run(run)}\n```\n\n| | |\n|---|---|\n{rows}"
+    table = _table({name: value for name, value in facts.items() if value})
+    return f"```bash\n{command_of_run(run)}\n```\n\n{table}"
 
 
 def _limits(run: RunRecord) -> list[str]:
     lines = list(LIMITS)
-    best = run.best
-    if best is not None and best["share_of_midpoints"] > 0.95:
-        share = best["share_of_midpoints"]
-        verdict = (
-            "worse than" if share > 1 else "no better than" if share == 1 else "hardly better than"
-        )
+    share = run.best["share_of_midpoints"] if run.best else 0.0
+    if share > 0.95:
+        verdict = "hardly better than" if share < 1 else "no better than"
+        verdict = "worse than" if share > 1 else verdict
         lines.append(
             f"On its validation data the network alone is {verdict} the midpoint baseline "
             f"({share:.1%} of its Chamfer distance)."
@@ -226,11 +220,3 @@ def _limits(run: RunRecord) -> list[str]:
 def _name(path: str) -> str:
     """The last part of a local path; names of the Hub stay whole."""
     return Path(path).name if Path(path).exists() or Path(path).is_absolute() else path
-
-
-def _cell(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

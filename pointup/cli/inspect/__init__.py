@@ -1,1 +1,0 @@
-"""`pointup inspect`: statistics, bad samples and pictures of a pair dataset."""

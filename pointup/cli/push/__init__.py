@@ -1,1 +1,0 @@
-"""`pointup push`: a model with a model card, to a folder or to the Hugging Face Hub."""
