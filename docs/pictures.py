@@ -167,7 +167,7 @@ def draw_columns(survey: Path, reference: Path, picture: Path) -> None:
 def draw_shapes(meshes: Path, folder: Path) -> None:
     """Source, prediction, target and error of the shapes, as in the tables of docs/results.md."""
     from pointup import upsample
-    from pointup.evaluation.shapes import DrawnShapes
+    from pointup.evaluation.pu_gcn import DrawnShapes
     from pointup.visualization import evaluation_picture, save_picture
 
     drawn = {}

@@ -238,6 +238,7 @@ TITLES = {
     "midpoints": "midpoint baseline",
     "prediction": "prediction",
     "model": "model",
+    "resampled": "second survey",
 }
 """Clouds that are shown beside the target, from left to right, and their titles."""
 
@@ -268,7 +269,7 @@ class ShownPair:
         from pointup.visualization.viewer import compare_with_reference  # no matplotlib in training
 
         return compare_with_reference(
-            self._titled(),
+            self.titled(),
             self.target,
             self.unit,
             "z" if self.vertical else "y",
@@ -282,7 +283,7 @@ class ShownPair:
         from pointup.visualization import columns_picture
 
         return columns_picture(
-            self._titled(),
+            self.titled(),
             self.target,
             of=self.of,
             unit=self.unit,
@@ -293,7 +294,8 @@ class ShownPair:
             errors=errors,
         )
 
-    def _titled(self) -> dict[str, np.ndarray]:
+    def titled(self) -> dict[str, np.ndarray]:
+        """The clouds by their titles, from left to right."""
         return {title: self.clouds[name] for name, title in TITLES.items() if name in self.clouds}
 
 
@@ -319,5 +321,6 @@ def clouds_to_show(
     clouds = clouds_of_pairs(batch, ratio, None if as_written else upsampler)
     if upsampler is not None and as_written:
         clouds["model"] = upsampled_pairs(batch, ratio, upsampler, [vertical])
-    shown = {row: clouds[row][0].detach().cpu().double().numpy() for row in TITLES if row in clouds}
+    clouds.pop("resampled", None)
+    shown = {row: pos.detach().cpu().double().numpy() for row, (pos, _) in clouds.items()}
     return shown, batch.target.cpu().double().numpy()

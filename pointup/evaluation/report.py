@@ -60,7 +60,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Report:
+class EvaluationReport:
     """An evaluation to print: `heading` says what was evaluated, `remarks` follow the tables."""
 
     heading: Sequence[str]

@@ -18,7 +18,7 @@ from pointup.cli.main import main
 from pointup.evaluation.common_extent import common_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
-from pointup.evaluation.shapes import Shape, measure_shape
+from pointup.evaluation.pu_gcn import Shape, measure_shape
 
 TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
 

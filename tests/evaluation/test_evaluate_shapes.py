@@ -11,7 +11,7 @@ import torch
 
 from pointup.errors import DataError
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows, measure
-from pointup.evaluation.shapes import (
+from pointup.evaluation.pu_gcn import (
     DrawnShapes,
     Protocol,
     Shape,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pointup.cli.evaluate.pairs_shown import remarks_on_pairs
+from pointup.cli.evaluate.pair_notes import remarks_on_pairs
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
 from pointup.evaluation.lidar_metrics import worse_than_source
 

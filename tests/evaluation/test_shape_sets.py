@@ -9,7 +9,7 @@ import pytest
 from test_evaluate_shapes import torus, write_off
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.evaluation.shapes import (
+from pointup.evaluation.pu_gcn import (
     DrawnShapes,
     Shape,
     StoredShapes,

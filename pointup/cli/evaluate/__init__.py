@@ -8,13 +8,13 @@ from typing import Annotated
 import tyro
 
 from pointup.cli.evaluate.lidar import Lidar
-from pointup.cli.evaluate.pairs import Pairs
+from pointup.cli.evaluate.pairs import EvaluatedPairs
 from pointup.cli.evaluate.shapes import Shapes
 
 Subject = (
     Annotated[Shapes, tyro.conf.subcommand("shapes")]
     | Annotated[Lidar, tyro.conf.subcommand("lidar")]
-    | Annotated[Pairs, tyro.conf.subcommand("pairs")]
+    | Annotated[EvaluatedPairs, tyro.conf.subcommand("pairs")]
 )
 
 

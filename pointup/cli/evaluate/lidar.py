@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -11,7 +12,7 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
-    describe_upsampling,
+    describe_model,
     open_model,
 )
 from pointup.cli.input_files import File, Picture, View
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pointup.model.upsampler import Upsampler
 
 METHODS = ("prediction", "model")
+GIVEN = ("reference", "prediction", "source", "second", "thin")
+Rows = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +90,6 @@ class Lidar:
 
     def run(self) -> int:
         from pointup.cli.coordinate_systems import notes_on_systems
-        from pointup.cli.evaluate.lidar_shown import (
-            ShownSurveys,
-            write_lidar_picture,
-            write_lidar_view,
-        )
         from pointup.evaluation.common_extent import (
             common_extent,
             notes_on_heights,
@@ -106,7 +104,6 @@ class Lidar:
             upsampled_surveys,
         )
         from pointup.evaluation.lidar_metrics import Scale
-        from pointup.io.length_unit import common_unit, unit_of
 
         self._check()
         upsampler = open_model(self.model, self.oversampling)
@@ -118,31 +115,21 @@ class Lidar:
         else:
             assert self.reference is not None
             reference = read_survey(self.reference)
-            read = [reference]
-            if self.source is not None:
-                source = read_survey(self.source)
-                read.append(source)
+            source = None if self.source is None else read_survey(self.source)
+            read = [reference, *([source] if source else [])]
         surveys: dict[str, np.ndarray] = {}
+        beside = {}
         if self.prediction is not None:
-            prediction = read_survey(self.prediction, synthetic="keep")
-            surveys["prediction"] = prediction.positions
-            read.append(prediction)
-        second = None if self.second is None else read_survey(self.second)
-        if second is not None:
-            read.append(second)
-        if self.metres_per_unit is None:
-            try:
-                unit = common_unit([survey.path for survey in read])
-            except DataError as error:
-                raise DataError(f"{error}, or set --metres-per-unit") from None
-        else:
-            unit = unit_of(self.metres_per_unit)
+            read.append(read_survey(self.prediction, synthetic="keep"))
+            surveys["prediction"] = beside["prediction"] = read[-1].positions
+        if self.second is not None:
+            read.append(read_survey(self.second))
+            beside["second survey"] = read[-1].positions
+        unit = self._unit(read)
         scale = Scale(unit, self.cell, self.thresholds)
-        sides = {"reference": reference.positions, **surveys}
-        if source is not None:
-            sides = {"source": source.positions, "reference": reference.positions}
-        extent = common_extent(sides, unit.of_metres(self.cell))
-        beside = {**surveys, **({} if second is None else {"second survey": second.positions})}
+        sides = {} if source is None else {"source": source.positions}
+        sides["reference"] = reference.positions
+        extent = common_extent(sides if source else {**sides, **surveys}, unit.of_metres(self.cell))
         notes = [f"note: {text}" for text in notes_on_systems([survey.path for survey in read])]
         notes += notes_on_partial(extent, beside)
         ratio = None
@@ -158,23 +145,54 @@ class Lidar:
                 )
             surveys |= upsampled_surveys(near, ratio, self.density, upsampler, self.seed)
             surveys["source"] = source.positions
-        if second is not None:
-            surveys["resampled"] = second.positions
+        if self.second is not None:
+            surveys["resampled"] = beside["second survey"]
         ground = find_ground(reference.positions, extent, reference.classification, unit)
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
         rows = {name: against.measure(points) for name, points in surveys.items()}
         self._report(rows, against, read, ratio, upsampler, notes)
-        shown = ShownSurveys(surveys, reference.positions, extent, unit)
-        if self.picture is not None:
-            write_lidar_picture(shown, rows, self.picture)
-        if self.view is not None:
-            write_lidar_view(shown, self.view, f"lidar against {self._reference_name()}")
+        self._show(rows, against, surveys)
         return 0
+
+    def _unit(self, read: Sequence[Survey]) -> LengthUnit:
+        from pointup.io.length_unit import common_unit, unit_of
+
+        if self.metres_per_unit is not None:
+            return unit_of(self.metres_per_unit)
+        try:
+            return common_unit([survey.path for survey in read])
+        except DataError as error:
+            raise DataError(f"{error}, or set --metres-per-unit") from None
+
+    def _show(
+        self, rows: Rows, against: SurveyReference, surveys: Mapping[str, np.ndarray]
+    ) -> None:
+        """Write columns and maps of the surveys, and a viewer, where asked for."""
+        if self.picture is None and self.view is None:
+            return
+        from pointup.evaluation.pairs import ShownPair
+        from pointup.visualization import maps_picture, save_picture, stacked
+        from pointup.visualization.viewer import write_viewer
+
+        # Beyond the common extent distances would measure the edge of the other survey.
+        extent, known = against.extent, against.scale.unit
+        clouds = {name: points[extent.contains(points)] for name, points in surveys.items()}
+        reference = against.points[extent.contains(against.points)]
+        unit = "" if known.metres is None else known.name
+        notes = {name: f"Chamfer {rows[name]['chamfer']:.3g} {unit}".strip() for name in clouds}
+        shown = ShownPair("", clouds, reference, True, unit, notes=notes, of="reference")
+        if self.picture is not None:
+            maps = maps_picture(shown.titled(), reference, unit=unit)
+            save_picture(stacked([shown.picture(), maps]), self.picture)
+        if self.view is not None:
+            first = [name for name in ("source", "prediction", "model") if name in clouds]
+            viewed = replace(shown, clouds={name: clouds[name] for name in first})
+            write_viewer(self.view, [viewed.scene()], f"lidar against {self._reference_name()}")
 
     def _report(
         self,
-        rows: dict[str, dict[str, float]],
+        rows: Rows,
         against: SurveyReference,
         read: list[Survey],
         ratio: float | None,
@@ -188,7 +206,7 @@ class Lidar:
             lidar_metrics,
             worse_than_source,
         )
-        from pointup.evaluation.report import Report, Table
+        from pointup.evaluation.report import EvaluationReport, Table
 
         scale, extent, own = against.scale, against.extent, against.figures()
         unit: LengthUnit = scale.unit
@@ -212,19 +230,19 @@ class Lidar:
             heading += [
                 f"source {self._source_name()} upsampled {target}; measured points kept; no "
                 f"network: midpoints, random midpoints, jitter, plane (seed {self.seed})",
-                describe_upsampling(self.model, upsampler),
+                describe_model(self.model, upsampler),
             ]
         heading += [*beside_baselines(rows, METHODS), *gap_closed(rows, METHODS)]
-        tables = [Table("", metrics, _titled(rows), metrics_down=True)]
-        tables.append(Table("by height above ground", of_bands, _titled(rows), metrics_down=True))
-        report = Report(heading, tables, worse_than_source(rows, metrics, METHODS))
+        titled = {name.replace("_", " "): figures for name, figures in rows.items()}
+        tables = [
+            Table("", metrics, titled, metrics_down=True),
+            Table("by height above ground", of_bands, titled, metrics_down=True),
+        ]
+        report = EvaluationReport(heading, tables, worse_than_source(rows, metrics, METHODS))
+        given = {name: getattr(self, name) for name in GIVEN}
         content = {
             "evaluation": "lidar",
-            "reference": self.reference and str(self.reference),
-            "prediction": self.prediction and str(self.prediction),
-            "source": self.source and str(self.source),
-            "second": self.second and str(self.second),
-            "thin": self.thin and str(self.thin),
+            **{name: path and str(path) for name, path in given.items()},
             "pattern": self.pattern if self.thin else None,
             "seed": self.seed,
             "model": self.model,
@@ -238,7 +256,7 @@ class Lidar:
             "rows": rows,
             "remarks": report.remarks,
         }
-        self.output.show(report, content, {**metrics, **of_bands})
+        self.output.show(report, content)
 
     def _reference_name(self) -> str:
         if self.thin is None:
@@ -288,7 +306,3 @@ class Lidar:
             return 4.0
         num_source = int(extent.contains(source).sum())
         return max(1.0, int(extent.contains(like).sum()) / max(num_source, 1))
-
-
-def _titled(rows: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {name.replace("_", " "): figures for name, figures in rows.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 import pointup
-from pointup.cli.input_files import File, check_output_file
+from pointup.cli.input_files import File, check_output_file, check_shown
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pointup.evaluation.cloud_metrics import Metric
-    from pointup.evaluation.report import Report
+    from pointup.evaluation.pairs import ShownPair
+    from pointup.evaluation.report import EvaluationReport
     from pointup.model.upsampler import Upsampler
 
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
@@ -35,28 +35,23 @@ class Output:
     markdown: File = None
     """Write the printed tables to this Markdown file."""
 
-    def check(self, picture: Path | None = None, view: Path | None = None) -> None:
+    def check(self, picture: Path | None, view: Path | None) -> None:
         """Raise FileError if an output file can't be written. Call it before the work."""
-        if picture is not None:
-            from pointup.visualization import check_picture_path
-
-            check_picture_path(picture)
-        if view is not None:
-            from pointup.visualization.viewer import check_viewer_path
-
-            check_viewer_path(view)
+        check_shown(picture, view)
         for path in (self.json, self.markdown):
             if path is not None:
                 check_output_file(path)
 
-    def show(
-        self, report: Report, content: Mapping[str, Any], metrics: Mapping[str, Metric]
-    ) -> None:
+    def show(self, report: EvaluationReport, content: Mapping[str, Any]) -> None:
+        """Print a report; write its tables and, with `content`, all figures where asked for."""
         from pointup.disk import write_text
         from pointup.evaluation.report import write_json
 
         print(report.text())
         if self.json:
+            metrics = {
+                name: metric for table in report.tables for name, metric in table.metrics.items()
+            }
             write_json(self.json, {"pointup": pointup.__version__, **content}, metrics)
         if self.markdown:
             write_text(self.markdown, report.markdown())
@@ -82,15 +77,27 @@ def open_model(name: str | None, oversampling: float | None = None) -> Upsampler
     return upsampler
 
 
-def describe_model(name: str | None, upsampler: Upsampler | None) -> str:
+def describe_model(name: str | None, upsampler: Upsampler | None, as_written: bool = True) -> str:
+    """The model; with its oversampling, if its output is that of `upsample` (`as_written`)."""
     if upsampler is None:
         return "no model"
     num_parameters = sum(parameter.numel() for parameter in upsampler.parameters())
-    return f"model {name}, {num_parameters:,} parameters, on {next(upsampler.parameters()).device}"
+    text = f"model {name}, {num_parameters:,} parameters, on {next(upsampler.parameters()).device}"
+    oversampling = upsampler.config.oversampling if as_written else 1.0
+    return text + (f", oversampling {oversampling:g}" if oversampling > 1 else "")
 
 
-def describe_upsampling(name: str | None, upsampler: Upsampler | None) -> str:
-    """The model, and its oversampling by `upsample`."""
-    oversampling = upsampler.config.oversampling if upsampler else 1.0
-    suffix = f", oversampling {oversampling:g}" if oversampling > 1 else ""
-    return describe_model(name, upsampler) + suffix
+def write_shown(
+    pairs: Sequence[ShownPair], title: str, picture: Path | None, view: Path | None
+) -> None:
+    """Write a picture and a viewer of some pairs, where asked for.
+
+    Raises FileError if a file can't be written.
+    """
+    from pointup.visualization import save_picture, stacked
+    from pointup.visualization.viewer import write_viewer
+
+    if picture is not None:
+        save_picture(stacked([pair.picture() for pair in pairs]), picture)
+    if view is not None:
+        write_viewer(view, [pair.scene() for pair in pairs], title)

@@ -12,14 +12,13 @@ from pointup.cli.evaluate.output import (
     Output,
     Oversampling,
     describe_model,
-    describe_upsampling,
     open_model,
 )
 from pointup.cli.input_files import Picture, View
 from pointup.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pointup.cli.evaluate.pairs_shown import Sizes
+    from pointup.cli.evaluate.pair_notes import Sizes
     from pointup.datasets.pair_dataset import BadSample
     from pointup.io.length_unit import LengthUnit
     from pointup.model.upsampler import Upsampler
@@ -28,7 +27,7 @@ Rows = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class EvaluatedPairs:
     """Evaluate on a pair dataset: the figures of validation in training, and those of surveys."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATASET")]
@@ -68,7 +67,7 @@ class Pairs:
     output: Output = field(default_factory=Output)
 
     def run(self) -> int:
-        from pointup.cli.evaluate.pairs_shown import MeasuredPairs, Sizes
+        from pointup.cli.evaluate.pair_notes import MeasuredPairs, Sizes
         from pointup.datasets.batch import collate
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
@@ -154,26 +153,25 @@ class Pairs:
     ) -> None:
         import numpy as np
 
-        from pointup.cli.evaluate.pairs_shown import (
+        from pointup.cli.evaluate.pair_notes import (
             notes_on_gap,
             notes_on_ratios,
             remarks_on_pairs,
         )
         from pointup.evaluation.cloud_metrics import mean_rows
         from pointup.evaluation.lidar_metrics import beside_baselines
-        from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
-        from pointup.evaluation.report import Report, Table
+        from pointup.evaluation.pairs import ROWS, pair_band_metrics, pair_metrics
+        from pointup.evaluation.report import EvaluationReport, Table
 
         metrics, of_bands = pair_metrics(unit), pair_band_metrics(unit)
         means = mean_rows(in_order)
-        describe = describe_upsampling if self.as_written else describe_model
         heading = [
             f"{self.split} pairs of {self.dataset}: {len(names):,}"
             + (f", {len(bad)} bad ones left out" if bad else ""),
             f"unit: {unit.name}"
             if unit.metres is not None
             else "unit: unknown, taken for metres; set it with --metres-per-unit",
-            describe(self.model, upsampler)
+            describe_model(self.model, upsampler, self.as_written)
             + (", as `pointup upsample` writes it" if upsampler and self.as_written else ""),
             "no network: midpoints; and random midpoints, jitter, plane, with the points of the "
             f"source kept (seed {self.seed})",
@@ -193,12 +191,16 @@ class Pairs:
                 f"{np.mean(np.less(shares, 1)):.0%} of the pairs; mean of the pairs' shares, by "
                 f"which train.py selects the best model: {score:.1%}"
             )
-        columns = {_column(row, in_order): means[row] for row in _order(means)}
+        having = {row: sum(row in rows for rows in in_order) for row in ROWS if row in means}
+        columns = {
+            row.replace("_", " ") + (f" ({n:,} pairs)" if n < len(in_order) else ""): means[row]
+            for row, n in having.items()
+        }
         tables = [
             Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
             Table("by height above ground", of_bands, columns, metrics_down=True),
         ]
-        report = Report(heading, tables, remarks_on_pairs(in_order, metrics))
+        report = EvaluationReport(heading, tables, remarks_on_pairs(in_order, metrics))
         content = {
             "evaluation": "pairs",
             "model": self.model,
@@ -217,7 +219,7 @@ class Pairs:
             "bad": [{"name": sample.name, "reason": sample.reason} for sample in bad],
             "remarks": report.remarks,
         }
-        self.output.show(report, content, {**metrics, **of_bands})
+        self.output.show(report, content)
 
     def _check(self) -> None:
         for name in ("ratio", "max_ratio"):
@@ -232,17 +234,4 @@ class Pairs:
             raise ConfigError(
                 "--oversampling needs --as-written; the network alone has no second pass"
             )
-        self.output.check(picture=self.picture, view=self.view)
-
-
-def _column(row: str, in_order: list[Rows]) -> str:
-    """The title of a row; with the number of pairs if not all have it."""
-    having = sum(row in rows for rows in in_order)
-    pairs = "" if having == len(in_order) else f" ({having:,} pairs)"
-    return row.replace("_", " ") + pairs
-
-
-def _order(rows: Rows) -> list[str]:
-    from pointup.evaluation.pairs import ROWS
-
-    return [row for row in ROWS if row in rows]
+        self.output.check(self.picture, self.view)

@@ -11,8 +11,9 @@ from pointup.cli.evaluate.output import (
     Model,
     Output,
     Oversampling,
-    describe_upsampling,
+    describe_model,
     open_model,
+    write_shown,
 )
 from pointup.cli.input_files import Picture, View
 from pointup.errors import ConfigError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pointup.evaluation.cloud_metrics import Figures
-    from pointup.evaluation.shapes import DrawnShapes, StoredShapes
+    from pointup.evaluation.pu_gcn import DrawnShapes, StoredShapes
     from pointup.model.upsampler import Upsampler
 
 ROWS = {
@@ -30,6 +31,9 @@ ROWS = {
     "midpoints": "midpoints (no network)",
     "resampled": "resampled ground truth",
 }
+
+DRAWING = ("num_source", "ratio", "seeds", "pattern", "noise")
+"""Options of clouds that are sampled from meshes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +85,19 @@ class Shapes:
 
     def run(self) -> int:
         from pointup.evaluation.cloud_metrics import mean_figures, mean_rows
-        from pointup.evaluation.report import Report, Table
-        from pointup.evaluation.shapes import (
+        from pointup.evaluation.pu_gcn import (
             StoredShapes,
             evaluate_shape,
             in_another_frame,
             is_subset,
             shape_metrics,
         )
+        from pointup.evaluation.report import EvaluationReport, Table
         from pointup.model.config import MAX_PASS_RATIO
         from pointup.progress import tracked
         from pointup.upsampling.options import pass_ratios
 
-        self.output.check(picture=self.picture, view=self.view)
+        self.output.check(self.picture, self.view)
         if self.denoise and self.model is None:
             raise ConfigError("--denoise needs --model, such as noisy")
         shapes = self._shapes()
@@ -107,11 +111,10 @@ class Shapes:
             num_subsets += is_subset(shape)
             if shape.prediction is not None:
                 num_other_sizes += len(shape.prediction) != len(shape.truth)
-            if self.truth is not None:
-                given = {"inputs": shape.source, "predictions": shape.prediction}
-                for kind, points in given.items():
-                    if points is not None and in_another_frame(points, shape.truth):
-                        elsewhere[kind].append(shape.name)
+            given = {"inputs": shape.source, "predictions": shape.prediction}
+            for kind, points in given.items() if self.truth is not None else ():
+                if points is not None and in_another_frame(points, shape.truth):
+                    elsewhere[kind].append(shape.name)
             if shape.source is not None:
                 ratio = len(shape.truth) / len(shape.source)
                 # The midpoints are made in the passes of the protocol, whatever the model's are.
@@ -125,17 +128,18 @@ class Shapes:
         first = next(iter(means))
         each = {name: mean_figures([r[first] for r in rows]) for name, rows in by_name.items()}
         metrics = shape_metrics(self.protocol)
+        denoised = ", --denoise" if self.denoise else ""
         heading = [
             f"{len(names)} shapes{self._source()}",
             *([_describe_sizes(sizes)] if sizes else []),
-            f"{describe_upsampling(self.model, upsampler)}"
-            f"{', --denoise' if self.denoise else ''}; protocol {self.protocol}",
+            f"{describe_model(self.model, upsampler)}{denoised}; protocol {self.protocol}",
             *_notes(each, num_subsets, num_other_sizes),
             *_notes_on_frames(elsewhere),
             *_notes_on_files(shapes.without_truth if isinstance(shapes, StoredShapes) else {}),
         ]
         having = {row: sum(row in rows[0] for rows in by_name.values()) for row in means}
-        summary = {_title(row, having[row], len(names)): means[row] for row in ROWS if row in means}
+        of_some = {row: f" ({n} shapes)" if n < len(names) else "" for row, n in having.items()}
+        summary = {ROWS[row] + of_some[row]: means[row] for row in ROWS if row in means}
         tables = [
             Table(f"{ROWS[first]}, each", metrics, each),
             Table(f"mean of {len(names)} shapes", metrics, summary),
@@ -150,7 +154,7 @@ class Shapes:
             "means": means,
             "shapes": measured,
         }
-        self.output.show(Report(heading, tables), content, metrics)
+        self.output.show(EvaluationReport(heading, tables), content)
         self._show(shapes, measured, upsampler)
         return 0
 
@@ -164,9 +168,7 @@ class Shapes:
         if self.picture is None and self.view is None:
             return
         from pointup.evaluation.pairs import ShownPair, worst_to_best
-        from pointup.evaluation.shapes import clouds_of_shape
-        from pointup.visualization import save_picture, stacked
-        from pointup.visualization.viewer import write_viewer
+        from pointup.evaluation.pu_gcn import clouds_of_shape
 
         row = next(iter(measured[0]["rows"]))
         chosen = worst_to_best([shape["rows"][row]["cd"] for shape in measured])
@@ -189,15 +191,11 @@ class Shapes:
                 notes={name: f"CD {figures['cd']:.3g} x1e-3" for name, figures in rows.items()},
                 of="ground truth",
             )
-        in_order = [shown[place] for place in chosen]
-        if self.picture is not None:
-            save_picture(stacked([shape.picture() for shape in in_order]), self.picture)
-        if self.view is not None:
-            title = f"{len({shape['name'] for shape in measured})} shapes"
-            write_viewer(self.view, [shape.scene() for shape in in_order], title)
+        title = f"{len({shape['name'] for shape in measured})} shapes"
+        write_shown([shown[place] for place in chosen], title, self.picture, self.view)
 
     def _shapes(self) -> StoredShapes | DrawnShapes:
-        from pointup.evaluation.shapes import DrawnShapes, StoredShapes
+        from pointup.evaluation.pu_gcn import DrawnShapes, StoredShapes
 
         if self.truth is None:
             if self.inputs is not None or self.predictions is not None:
@@ -212,8 +210,7 @@ class Shapes:
                 pattern=self.pattern,
                 noise=self.noise,
             )
-        drawing = ("ratio", "num_source", "seeds", "pattern", "noise")
-        if any(getattr(self, name) != getattr(type(self), name) for name in drawing):
+        if any(getattr(self, name) != getattr(type(self), name) for name in DRAWING):
             raise ConfigError(
                 "--ratio, --num-source, --seeds, --pattern and --noise are for clouds sampled from "
                 "--meshes alone; leave them out, or --truth"
@@ -228,8 +225,8 @@ class Shapes:
         """The clouds that were measured, for the JSON file."""
         folders = ("truth", "inputs", "predictions", "meshes")
         options = {name: str(path) for name in folders if (path := getattr(self, name)) is not None}
-        drawn = ("num_source", "ratio", "seeds", "pattern", "noise") if self.truth is None else ()
-        return options | {name: getattr(self, name) for name in drawn}
+        drawing = DRAWING if self.truth is None else ()
+        return options | {name: getattr(self, name) for name in drawing}
 
     def _source(self) -> str:
         if self.truth is not None:
@@ -238,11 +235,6 @@ class Shapes:
         times = f"{self.seeds} times " if self.seeds > 1 else ""
         noise = f", {100 * self.noise:g} % noise" if self.noise else ""
         return f", sampled {times}from {self.meshes} ({self.pattern} inputs{noise})"
-
-
-def _title(row: str, num_having: int, num_shapes: int) -> str:
-    """The title of a row; with the number of shapes if not all have it."""
-    return ROWS[row] + ("" if num_having == num_shapes else f" ({num_having} shapes)")
 
 
 def _notes(each: Mapping[str, Figures], num_subsets: int, num_other_sizes: int) -> list[str]:

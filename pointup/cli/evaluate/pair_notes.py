@@ -1,13 +1,15 @@
-"""What `pointup evaluate pairs` shows: worst, median and best pair, and notes on the figures."""
+"""Notes on the figures of `pointup evaluate pairs`; the worst, the median and the best pair."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from pointup.cli.evaluate.output import write_shown
 from pointup.datasets.batch import collate
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.evaluation.cloud_metrics import Figures, Metric, mean_rows
@@ -16,8 +18,6 @@ from pointup.evaluation.pairs import ShownPair, clouds_to_show, worst_to_best
 from pointup.io.length_unit import LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import training_ratio
-from pointup.visualization import save_picture, stacked
-from pointup.visualization.viewer import write_viewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +59,7 @@ class MeasuredPairs:
             share = f", {scores[number]:.1%} of the midpoint baseline's" if upsampler else ""
             note = f"Chamfer distance {values[number]:.4g} {self.unit.name}{share}"
             shown.append(self._pair(number, upsampler, place, note))
-        if picture is not None:
-            save_picture(stacked([pair.picture() for pair in shown]), picture)
-        if view is not None:
-            title = ", ".join(pair.name for pair in shown)
-            write_viewer(view, [pair.scene() for pair in shown], title)
+        write_shown(shown, ", ".join(pair.name for pair in shown), picture, view)
 
     def _pair(self, number: int, upsampler: Upsampler | None, place: str, note: str) -> ShownPair:
         index = self.kept[number]
@@ -92,19 +88,13 @@ ON_SURFACE = 1e-3
 distance."""
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Numbers of points of a pair, and the ratio by which its source was upsampled."""
 
     source: int
     target: int
     ratio: float
 
-    @property
-    def own_ratio(self) -> float:
-        return self.target / max(self.source, 1)
-
-    @property
     def has_own_ratio(self) -> bool:
         """Whether the upsampled clouds have as many points as the target."""
         return round(self.ratio * self.source) == self.target
@@ -112,14 +102,20 @@ class Sizes:
 
 def notes_on_ratios(sizes: Sequence[Sizes]) -> list[str]:
     """How many pairs were upsampled to another number of points than their target's."""
-    others = [pair for pair in sizes if not pair.has_own_ratio]
+    others = [pair for pair in sizes if not pair.has_own_ratio()]
     if not others:
         return []
-    used, own = (_span([p.ratio for p in others]), _span([p.own_ratio for p in others]))
+    used = _span([pair.ratio for pair in others])
+    own = _span([pair.target / max(pair.source, 1) for pair in others])
     return [
         f"{len(others):,} of {len(sizes):,} pairs were upsampled by {used} instead of their own "
         f"{own} (--ratio, --max-ratio); target and resampled ground truth keep their points"
     ]
+
+
+def _span(ratios: Sequence[float]) -> str:
+    low, high = (f"{end:.3g}x" for end in (min(ratios), max(ratios)))
+    return low if low == high else f"{low} to {high}"
 
 
 def notes_on_gap(in_order: Sequence[Mapping[str, Figures]], sizes: Sequence[Sizes]) -> list[str]:
@@ -131,7 +127,7 @@ def notes_on_gap(in_order: Sequence[Mapping[str, Figures]], sizes: Sequence[Size
     having = [
         (rows, pair) for rows, pair in zip(in_order, sizes, strict=True) if "resampled" in rows
     ]
-    chosen = [rows for rows, pair in having if pair.has_own_ratio]
+    chosen = [rows for rows, pair in having if pair.has_own_ratio()]
     lines = gap_closed(mean_rows(chosen), ["model"])
     if len(chosen) == len(in_order):
         return lines
@@ -147,7 +143,12 @@ def remarks_on_pairs(
     A source that was sampled from the surface has a P2F of rounding errors. Anything that a model
     adds is much worse than that.
     """
-    off_surface = [not _lies_on_surface(rows["source"]) for rows in in_order]
+    limits = [1e3 * ON_SURFACE * rows["source"]["chamfer"] for rows in in_order]
+    off_surface = [
+        # P2F is in thousandths.
+        rows["source"].get("p2f", np.inf) > limit
+        for rows, limit in zip(in_order, limits, strict=True)
+    ]
     if all(off_surface):
         return worse_than_source(mean_rows(in_order), metrics, ["model"])
     compared = [
@@ -160,15 +161,5 @@ def remarks_on_pairs(
     return worse_than_source(mean_rows(compared), metrics, ["model"])
 
 
-def _lies_on_surface(source: Figures) -> bool:
-    # P2F is in thousandths.
-    return "p2f" in source and source["p2f"] <= 1e3 * ON_SURFACE * source["chamfer"]
-
-
 def _without_p2f(figures: Figures) -> Figures:
     return {name: value for name, value in figures.items() if name != "p2f"}
-
-
-def _span(ratios: Sequence[float]) -> str:
-    low, high = (f"{end:.3g}x" for end in (min(ratios), max(ratios)))
-    return low if low == high else f"{low} to {high}"
