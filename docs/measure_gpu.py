@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pointup.benchmark.machine import describe_machine, machine_lines
 from pointup.benchmark.timing import now
-from pointup.benchmark.training_step import SingleProcess, TrainingWork, training_batch
+from pointup.benchmark.training_step import OneProcessGroup, TrainingWork, training_batch
 from pointup.datasets.batch import num_tokens
 
 SIZES = (500, 2000, 20_000, 200_000)
@@ -32,7 +32,7 @@ def main() -> int:
     print("\n| precision | points | tokens a step | ms a step | tokens/s | launches | busy |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for precision in ("fp32", "bf16", "fp16"):
-        work = TrainingWork(SingleProcess(device), precision)
+        work = TrainingWork(OneProcessGroup(device), precision)
         for budget in BUDGETS[:1] if quick else BUDGETS:
             for size in SIZES:
                 if 5 * size <= budget:

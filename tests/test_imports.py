@@ -4,6 +4,7 @@ import ast
 import runpy
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -146,9 +147,24 @@ def test_upsampling_imports_nothing_of_training_or_of_unix_and_training_no_matpl
         "import pointup.cli.upsample.written_files, pointup.cli.view\n"
         "assert not {'torch_geometric', 'datasets', 'tensorboard'} & set(sys.modules)\n"
         "import pointup.training.evaluation\n"
-        "assert 'matplotlib' not in sys.modules"
+        "assert 'matplotlib' not in sys.modules\n"
+        "import pointup.evaluation.lidar, pointup.evaluation.pu_gcn\n"
+        "import pointup.cli.evaluate.pair_notes, pointup.cli.dataset_statistics"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_no_name_stands_for_several_things() -> None:
+    modules = Counter(path.stem for path in MODULES if path.stem != "__init__")
+    classes = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert "command" not in modules
+    assert [name for name, number in modules.items() if number > 2] == []
+    assert [name for name, number in classes.items() if number > 1] == []
 
 
 def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws() -> None:

@@ -20,7 +20,7 @@ from pointup.benchmark.timing import Effort, now, seconds_of
 from pointup.benchmark.training_step import (
     PARTS,
     RATIO,
-    SingleProcess,
+    OneProcessGroup,
     TrainingWork,
     sheet,
     training_batch,
@@ -60,7 +60,7 @@ def token_budget(device: torch.device) -> int:
 def measure_steps(effort: Effort) -> Iterator[Row]:
     """Tokens per second of the parts of a step, as medians, and peak memory of a step."""
     precisions = ("fp32", "bf16", "fp16") if effort.device.type != "cpu" else ("fp32", "bf16")
-    works = {name: TrainingWork(SingleProcess(effort.device), name) for name in precisions}
+    works = {name: TrainingWork(OneProcessGroup(effort.device), name) for name in precisions}
     budget = token_budget(effort.device) // (2 if effort.quick else 1)
     for size in QUICK_STEP_SIZES if effort.quick else STEP_SIZES:
         num_clouds = max(1, round(budget / ((1 + RATIO) * size)))

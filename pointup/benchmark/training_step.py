@@ -54,7 +54,7 @@ def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
 
 
 @dataclass(frozen=True)
-class SingleProcess:
+class OneProcessGroup:
     """The part of an Accelerator's interface that `StepReduction` needs, for a single process."""
 
     device: torch.device
@@ -69,7 +69,7 @@ class SingleProcess:
 class TrainingWork:
     """The default model, its optimizer and its training step.
 
-    `group` is an Accelerator or `SingleProcess`. fp16 is timed without loss scaling.
+    `group` is an Accelerator or `OneProcessGroup`. fp16 is timed without loss scaling.
     """
 
     def __init__(self, group: Any, precision: str = "fp32") -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_part
-from pointup.datasets.regions import Region, is_held_out
+from pointup.datasets.regions import SurveyRegion, is_held_out
 from pointup.datasets.survey_tiles import (
     HeldOutTiles,
     Place,
@@ -299,7 +299,7 @@ def sort_into(
 
 def make_region(
     folder: Path,
-    region: Region,
+    region: SurveyRegion,
     sorted_files: tuple[tuple[Path, ...], ...],
     tiling: RegionTiling,
     stem: str,
@@ -335,7 +335,7 @@ def _usable(folders: tuple[Path, ...], left_out: list[str]) -> Iterator[SortedFi
             yield SortedFile(folder, xy, num, low, high, int(found["noise"]))
 
 
-def _inside(tile_xy: np.ndarray, region: Region, tiling: RegionTiling) -> np.ndarray:
+def _inside(tile_xy: np.ndarray, region: SurveyRegion, tiling: RegionTiling) -> np.ndarray:
     regions = tile_xy // (tiling.block * tiling.size)
     return tile_xy[(regions == np.array(region.xy)).all(axis=1)]
 

@@ -26,7 +26,7 @@ MAX_CELL = 2**21
 
 
 @dataclass(frozen=True)
-class Region:
+class SurveyRegion:
     """A square of blocks: blocks x from xy[0] * size to (xy[0] + 1) * size, exclusive.
 
     Attributes:
@@ -52,7 +52,7 @@ class SurveyIndex:
     """
 
     size: int
-    regions: tuple[Region, ...]
+    regions: tuple[SurveyRegion, ...]
 
 
 def is_large(paths: Sequence[Path]) -> bool:
@@ -90,13 +90,13 @@ def index_survey(sides: Sequence[Sequence[FileExtent | None]], block_width: floa
         raise DataError(f"files too far apart for tiles in blocks of {block_width:g}")
     order = np.argsort(morton_codes(cells - low), kind="stable")
     regions = tuple(
-        Region(number, (x, y), tuple(tuple(of_side[x, y]) for of_side in files), points[x, y])
+        SurveyRegion(number, (x, y), tuple(tuple(of_side[x, y]) for of_side in files), points[x, y])
         for number, (x, y) in enumerate(map(tuple, cells[order].tolist()))
     )
     return SurveyIndex(size, regions)
 
 
-def shard_of(regions: Sequence[Region], shard: tuple[int, int]) -> Sequence[Region]:
+def shard_of(regions: Sequence[SurveyRegion], shard: tuple[int, int]) -> Sequence[SurveyRegion]:
     """The regions of shard k of n, k from 1 to n: consecutive ones, with about as many points."""
     number, total = shard
     points = np.cumsum([region.num_points for region in regions])
@@ -157,7 +157,7 @@ class RegionSplit:
     threshold: float
     seed: int
 
-    def held_out_around(self, region: Region, strip: float) -> np.ndarray:
+    def held_out_around(self, region: SurveyRegion, strip: float) -> np.ndarray:
         """The validation blocks (B, 2) in a region and within reach of a strip around it.
 
         Blocks outside of the extents of the files are not among them.
@@ -226,7 +226,7 @@ def _hashes(block_xy: np.ndarray, seed: int) -> np.ndarray:
     return (mixed >> np.uint64(11)) * 2.0**-53
 
 
-def _blocks_of(region: Region, size: int, reach: int = 0) -> np.ndarray:
+def _blocks_of(region: SurveyRegion, size: int, reach: int = 0) -> np.ndarray:
     """The blocks (B, 2) int64 in a region of `size` x `size` blocks, and `reach` blocks around."""
     x, y = (
         np.arange(first * size - reach, (first + 1) * size + reach, dtype=np.int64)

@@ -29,7 +29,7 @@ classes of a survey define its ground."""
 _PLANE_FITS, _PULL_FROM_ABOVE = 12, 0.01
 
 
-class Ground:
+class TriangulatedGround:
     """Height of the ground at any place, by linear interpolation between ground points.
 
     Attributes:
@@ -69,7 +69,7 @@ def find_ground(
     extent: Extent,
     classification: np.ndarray | None = None,
     unit: LengthUnit = METRE,
-) -> Ground:
+) -> TriangulatedGround:
     """The ground of a survey (N, 3) that has points on the extent.
 
     With classes, ground points are the lowest points of classes 2 and 9 in cells of half the
@@ -80,7 +80,7 @@ def find_ground(
     if classification is not None and _has_ground(points, extent, classification):
         classified = points[np.isin(classification, (GROUND, WATER))]
         cell = max(extent.cell / 2, _smallest_cell(extent))
-        return Ground(_lowest_of_cells(classified, cell), CLASSIFIED)
+        return TriangulatedGround(_lowest_of_cells(classified, cell), CLASSIFIED)
     lowest = _lowest_of_cells(points[extent.contains(points)], extent.cell, extent.origin)
     level = lowest.copy()
     level[:, 2] -= _plane_below(lowest)
@@ -94,10 +94,10 @@ def find_ground(
         surface = opened
     is_ground = ~is_object.reshape(-1)[extent.place(lowest)]
     cell = max(cell, _smallest_cell(extent))
-    ground = Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
+    ground = TriangulatedGround(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
     # Lowest points below the triangulation are ground, too: it may bridge a hollow.
     is_ground |= ground.above(lowest) < 0
-    return Ground(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
+    return TriangulatedGround(_lowest_of_cells(lowest[is_ground], cell), LOWEST)
 
 
 def _has_ground(points: np.ndarray, extent: Extent, classification: np.ndarray) -> bool:

@@ -16,7 +16,7 @@ from pointup.errors import DataError
 from pointup.evaluation.baselines import baseline_clouds
 from pointup.evaluation.cloud_metrics import Figures
 from pointup.evaluation.common_extent import Extent, height_grids
-from pointup.evaluation.ground import Ground
+from pointup.evaluation.ground import TriangulatedGround
 from pointup.evaluation.lidar_metrics import (
     BELOW_GROUND,
     FAR,
@@ -49,7 +49,7 @@ class SurveyReference:
         self,
         points: np.ndarray,
         extent: Extent,
-        ground: Ground,
+        ground: TriangulatedGround,
         source: np.ndarray | None = None,
         scale: Scale = METRES,
         everywhere: bool = False,

@@ -37,7 +37,7 @@ SHARES = (0.15, 0.1, 0.1, 0.1, 0.1, 0.05, 0.15, 0.15, 0.1)
 
 
 @dataclass(frozen=True)
-class Scene:
+class ScannedScene:
     """A landscape centred on the origin.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scene:
 
 
 def scan(
-    scene: Scene,
+    scene: ScannedScene,
     density: float,
     rng: np.random.Generator,
     from_drone: bool = False,
@@ -75,7 +75,7 @@ def scan(
     return scan_triangles(scene.solid, scene.rough, scene.width, scanner, rng, count_returns)
 
 
-def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> Scene:
+def random_scene(rng: np.random.Generator, width: float, kind: str = "") -> ScannedScene:
     """A random landscape: a square of `width` to scan, and what stands around it.
 
     `kind` is one of `KINDS`; it is drawn if empty.
@@ -126,7 +126,7 @@ def _furnish(site: Site, kind: str) -> None:
         site.grow(partial(shrub, rng, log_uniform(rng, 0.4, 4), foliage), clearance=0.2)
 
 
-def scene_of(site: Site, width: float) -> Scene:
+def scene_of(site: Site, width: float) -> ScannedScene:
     """The scene of a furnished site, with copies of it around."""
     objects = [*site.solid, *site.rough]
     top = max((float(np.ptp(part[..., 2])) for part in objects), default=0.0)
@@ -134,7 +134,9 @@ def scene_of(site: Site, width: float) -> Scene:
     solid = np.concatenate(
         [terrain(site.height, site.extent), site.with_surroundings(site.solid, reach)]
     )
-    return Scene(solid, site.with_surroundings(site.rough, reach, every=4), width, site.height)
+    return ScannedScene(
+        solid, site.with_surroundings(site.rough, reach, every=4), width, site.height
+    )
 
 
 def _within(triangles: np.ndarray, width: float) -> np.ndarray:

@@ -20,7 +20,7 @@ from pointup.visualization.rendering import (
     render_points,
     view_axes,
 )
-from pointup.visualization.surveys import Section, find_section, turned
+from pointup.visualization.surveys import CrossSection, find_section, turned
 
 SIZE, GAP, FOOT, HEAD = 392, 16, 84, 64
 LABEL = 26
@@ -85,7 +85,7 @@ class _Rows:
         across, upwards, _ = np.ptp(known @ axes.T, axis=0) if len(known) else (1.0, 1.0, 1.0)
         rows = int(np.clip(SIZE * upwards / max(across, 1e-9), 0.3 * SIZE, SIZE))
         self.overview = fit_camera(known, axes, SIZE, rows)
-        self.section: Section | None = None
+        self.section: CrossSection | None = None
         wide = self.overview
         near = columns[of] if len(columns[of]) else known
         if vertical and len(known):

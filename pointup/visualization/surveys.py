@@ -24,7 +24,7 @@ DEPTH_SPACINGS, LEAST_DEPTH = 4, 0.03
 
 
 @dataclass(frozen=True)
-class Section:
+class CrossSection:
     """An upright box, much wider (x) than deep (y), by its lowest and highest corner (3,)."""
 
     low: np.ndarray
@@ -49,7 +49,7 @@ class Section:
 
 def find_section(
     cloud: np.ndarray, aspect: float = SECTION_ASPECT, spacing: float | None = None
-) -> Section:
+) -> CrossSection:
     """The cross-section of a cloud (N, 3), N > 0, along x where heights differ most.
 
     At least 70 spacings wide, `aspect` times as wide as tall objects are high, and at least four
@@ -79,7 +79,7 @@ def find_section(
     bottom, top = corner, corner + 2 * half
     inside = cloud[((cloud[:, :2] >= bottom) & (cloud[:, :2] <= top)).all(axis=1)]
     lowest, highest = np.percentile(inside[:, 2], [0.1, 99.9])
-    return Section(np.append(bottom, lowest), np.append(top, max(highest, lowest + 1e-9)))
+    return CrossSection(np.append(bottom, lowest), np.append(top, max(highest, lowest + 1e-9)))
 
 
 def survey_picture(
@@ -92,7 +92,7 @@ def survey_picture(
     centre, paint = (low + high) / 2, Paint(np.concatenate([before, after]), vertical=True)
     spacings = [point_spacing(before), point_spacing(after)]
     seen = before if len(before) else after
-    section = find_section(seen) if len(seen) else Section(low, high)
+    section = find_section(seen) if len(seen) else CrossSection(low, high)
     scale = float(np.min(np.array([SIZE, 400]) / extent[:2]))
     above_rows = int(np.ceil(extent[1] * scale)) + 16
     above = Camera(view_axes(0, 90), centre, scale, SIZE, above_rows)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.cli.upsample.plan import Plan, plan_jobs, plan_surveys
+from pointup.cli.upsample.plan import UpsamplePlan, plan_jobs, plan_surveys
 from pointup.io.files import PointCloud, write_points
 
 PLACE = np.array([5e5, 4e6, 0.0])
 
 
-def plan_of(folder: Path, *names: str) -> Plan:
+def plan_of(folder: Path, *names: str) -> UpsamplePlan:
     """The plan for files of random points on one square of 10 m."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointup.evaluation.common_extent import Extent, whole_extent
-from pointup.evaluation.ground import CLASSIFIED, LOWEST, Ground, find_ground
+from pointup.evaluation.ground import CLASSIFIED, LOWEST, TriangulatedGround, find_ground
 from pointup.io.length_unit import unit_of
 
 
@@ -26,12 +26,12 @@ def test_ground_between_points_of_a_plane_is_that_plane(
     vertices[:, 2] = 7 + east * vertices[:, 0] + north * vertices[:, 1]
     move = np.array([5e5, 4e6, 0])
     query = vertices[:3].mean(axis=0) + np.array([0, 0, 2.5])
-    ground = Ground(vertices + move, "")
+    ground = TriangulatedGround(vertices + move, "")
     assert ground.above(query[None] + move) == pytest.approx([2.5], abs=1e-5)
 
 
 def test_beyond_its_rim_the_ground_is_that_of_the_nearest_point() -> None:
-    ground = Ground(np.array([[0.0, 0, 1], [4, 0, 1], [0, 4, 3]]), "")
+    ground = TriangulatedGround(np.array([[0.0, 0, 1], [4, 0, 1], [0, 4, 3]]), "")
     assert ground.height(np.array([[-9.0, -9, 50], [-1, 30, 0]])) == pytest.approx([1, 3])
 
 
@@ -40,7 +40,7 @@ def test_few_points_and_points_on_a_line_have_a_ground(number: int) -> None:
     vertices = np.column_stack([np.arange(number), np.zeros(number), np.arange(number)]).astype(
         float
     )
-    assert Ground(vertices, "").height(np.array([[-3.0, 2, 9]])) == pytest.approx([0])
+    assert TriangulatedGround(vertices, "").height(np.array([[-3.0, 2, 9]])) == pytest.approx([0])
 
 
 def landscape(rng: np.random.Generator, slope: float) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from pointup.synthetic.landscapes import (
     FORESTS,
     KINDS,
     MARGIN,
-    Scene,
+    ScannedScene,
     Stand,
     ground,
     plant_stand,
@@ -183,7 +183,7 @@ def test_a_scan_depends_only_on_the_generator() -> None:
 
 def test_the_surface_of_a_scene_has_the_triangles_that_reach_into_its_square() -> None:
     inside, outside = sphere(1.0), sphere(1.0) + np.array([9, 0, 0])
-    scene = Scene(inside, outside, 4.0, lambda places: places[..., 0])
+    scene = ScannedScene(inside, outside, 4.0, lambda places: places[..., 0])
     assert scene.surface().area == pytest.approx(surface_of(inside).area)
 
 
@@ -210,11 +210,11 @@ def stand_site(seed: int, width: float, stand: Stand) -> Site:
     return site
 
 
-def scene_of_stand(seed: int, width: float, stand: Stand) -> Scene:
+def scene_of_stand(seed: int, width: float, stand: Stand) -> ScannedScene:
     return scene_of(stand_site(seed, width, stand), width)
 
 
-def heights(scene: Scene, scanner: Scanner, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def heights(scene: ScannedScene, scanner: Scanner, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Points (N, 3) of a scan, and their heights (N,) above the ground."""
     rng = np.random.default_rng(seed)
     points = scan_triangles(scene.solid, scene.rough, scene.width, scanner, rng).points

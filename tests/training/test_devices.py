@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.benchmark.training_step import SingleProcess, TrainingWork
+from pointup.benchmark.training_step import OneProcessGroup, TrainingWork
 from pointup.datasets.batch import make_loader
 from pointup.errors import ConfigError
 from pointup.training.config import TrainConfig
@@ -143,7 +143,7 @@ def test_products_of_16_bits_add_up_in_float32(place: str, tmp_path: Path) -> No
         if place == "training":
             make_accelerator(tmp_path)
         else:
-            TrainingWork(SingleProcess(torch.device("cpu")))
+            TrainingWork(OneProcessGroup(torch.device("cpu")))
         assert not any(getattr(products, name) for name in names)
     finally:
         for name, value in before.items():

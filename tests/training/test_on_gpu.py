@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pointup.benchmark.training_step import SingleProcess, TrainingWork, training_batch
+from pointup.benchmark.training_step import OneProcessGroup, TrainingWork, training_batch
 from pointup.geometry.local_geometry import local_geometry
 from pointup.geometry.neighbors import knn
 
@@ -24,15 +24,15 @@ def device() -> torch.device:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_has_a_loss_like_that_of_the_cpu(precision: str) -> None:
     batch = training_batch([300, 200, 400])
-    there = TrainingWork(SingleProcess(device()), precision).step(batch.clone())
-    here = TrainingWork(SingleProcess(torch.device("cpu")), "fp32").step(batch)
+    there = TrainingWork(OneProcessGroup(device()), precision).step(batch.clone())
+    here = TrainingWork(OneProcessGroup(torch.device("cpu")), "fp32").step(batch)
     # Other points are kept there, as even as those of the CPU.
     assert there == pytest.approx(here, rel=0.05)
 
 
 def test_steps_on_the_accelerator_reduce_the_loss() -> None:
     batch = training_batch([300, 200, 400])
-    work = TrainingWork(SingleProcess(device()), "bf16")
+    work = TrainingWork(OneProcessGroup(device()), "bf16")
     losses = [work.step(batch) for _ in range(30)]
     assert losses[-1] < losses[0]
 

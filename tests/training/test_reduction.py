@@ -15,14 +15,14 @@ from runs import SMALL, options, training
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pointup.benchmark.training_step import SingleProcess
+from pointup.benchmark.training_step import OneProcessGroup
 from pointup.datasets.batch import collate, make_loader
 from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.model.upsampler import Upsampler
 from pointup.training.distributed.reduction import StepReduction
 from pointup.training.step_totals import StepMeter, StepTotals
 
-ALONE: Any = SingleProcess(torch.device("cpu"))
+ALONE: Any = OneProcessGroup(torch.device("cpu"))
 NO_GRADIENT = torch.zeros(1)
 
 

@@ -27,7 +27,7 @@ from pointup.terminal import printable
 if TYPE_CHECKING:
     from pointup.datasets.block_pairs import MakePairs, RegionTiling
     from pointup.datasets.pair_writer import DatasetPart
-    from pointup.datasets.regions import Region, RegionSplit
+    from pointup.datasets.regions import RegionSplit, SurveyRegion
     from pointup.datasets.survey_tiles import Place
     from pointup.io.extents import FileExtent
 
@@ -358,7 +358,7 @@ class SurveyDataset:
 
     def _index(
         self, extents: list[list[FileExtent | None]], making: Making
-    ) -> tuple[int, int, Sequence[Region], RegionSplit]:
+    ) -> tuple[int, int, Sequence[SurveyRegion], RegionSplit]:
         """The side length of a block in tiles, that of a region in blocks, the regions, the split.
 
         Blocks are halved while there are too few of them to hold out the share for validation.
@@ -385,7 +385,7 @@ class SurveyDataset:
     def _make_parts(
         self,
         making: Making,
-        regions: Sequence[Region],
+        regions: Sequence[SurveyRegion],
         extents: list[list[FileExtent | None]],
         tiling: RegionTiling,
         split: RegionSplit,
@@ -403,7 +403,7 @@ class SurveyDataset:
         wanted = frozenset(region.xy for region in regions)
         left: Counter[tuple[int, int]] = Counter(chain.from_iterable(map(_files_of, todo)))
 
-        def sorting(region: Region) -> Iterator[Callable[[], None]]:
+        def sorting(region: SurveyRegion) -> Iterator[Callable[[], None]]:
             for side, number in _files_of(region):
                 if (side, number) not in started:
                     started.add((side, number))
@@ -443,7 +443,7 @@ class SurveyDataset:
             raise DataError(": ".join(["a region could not be made", *making.left_out[-1:]]))
 
 
-def _files_of(region: Region) -> list[tuple[int, int]]:
+def _files_of(region: SurveyRegion) -> list[tuple[int, int]]:
     return [(side, number) for side, files in enumerate(region.files) for number in files]
 
 

@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class UpsamplePlan:
     """Surveys to upsample, each of one file or several; what is wrong with those left out; what
     the user should know of them; and files among others that have no points."""
 
@@ -146,14 +146,14 @@ def plan_jobs(
     return jobs, complaints
 
 
-def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) -> Plan:
+def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) -> UpsamplePlan:
     """Group files that border on each other; with `separate`, each is a survey of its own.
 
     LAS and LAZ files without points are set aside, if the output is a folder (`in_folder`): a tile
     may have no returns.
     """
     if not in_folder:
-        return Plan([[job] for job in jobs])
+        return UpsamplePlan([[job] for job in jobs])
     # One file has no neighbours: its extent, for which some formats are read, is not needed.
     separate = separate or len(jobs) < 2
     readable, without_points, complaints = [], list[Job](), list[Exception]()
@@ -169,7 +169,7 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
         else:
             readable.append(replace(job, extent=extent))
     if separate:
-        return Plan([[job] for job in readable], complaints, [], without_points)
+        return UpsamplePlan([[job] for job in readable], complaints, [], without_points)
     extents = [job.extent for job in readable if job.extent]
     found = find_surveys(extents, [job.model for job in readable])
     notes = []
@@ -192,7 +192,7 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
             "upsampled apart"
         )
     surveys = [[readable[i] for i in group] for group in found.groups]
-    return Plan(surveys, complaints, notes, without_points)
+    return UpsamplePlan(surveys, complaints, notes, without_points)
 
 
 def written_name(source: Path) -> str:
@@ -335,7 +335,7 @@ def group_files(
     With bounds and a shard, only what they select. If the output is a folder (`in_folder`), the
     main process copies files without points.
     """
-    plan = Plan()
+    plan = UpsamplePlan()
     with workers.barrier():
         if workers.is_main:
             plan = plan_surveys(jobs, separate, in_folder)
