@@ -18,7 +18,7 @@ import tyro
 from conftest import ROOT
 
 from pointup.cli import next_commands as commands
-from pointup.cli.evaluate.pairs import Pairs
+from pointup.cli.evaluate.pairs import EvaluatedPairs
 from pointup.cli.next_commands import (
     command_after_upsampling,
     commands_after_training,
@@ -236,8 +236,8 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
 def test_a_model_is_evaluated_at_the_ratio_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert Pairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
-    assert Pairs.ratio is TrainConfig.ratio is None
+    assert EvaluatedPairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
+    assert EvaluatedPairs.ratio is TrainConfig.ratio is None
     monkeypatch.chdir(tmp_path)
     config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), ratio=2.5, max_ratio=8.0)
     (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
