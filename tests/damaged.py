@@ -167,7 +167,7 @@ def read_patches(path: Path) -> None:
 
 def read_options(path: Path) -> None:
     stored = read_config(str(path.parent))
-    check_options(str(path.parent), stored)
+    check_options(str(path.parent), stored, {})
 
 
 FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {

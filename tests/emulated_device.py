@@ -258,12 +258,6 @@ def emulated() -> Iterator[None]:
     def search_one(*sets: Any) -> Tensor:
         return neighbors._search_trees(*sets, 1)[1].squeeze(1)
 
-    def search_both(points: Any, num_pos: int, ptr: Any, target_ptr: Any) -> Tensor:
-        pos, target = points[:num_pos], points[num_pos:]
-        to_target = search_one(pos, ptr, target, target_ptr)
-        to_target = torch.where(to_target < 0, to_target, to_target + num_pos)
-        return torch.cat([to_target, search_one(target, target_ptr, pos, ptr)])
-
     def search_own_first(*arguments: Any) -> tuple[Tensor, Tensor]:
         squared, index = neighbors._search_trees(*arguments)
         if arguments[0] is arguments[2]:
@@ -282,7 +276,6 @@ def emulated() -> Iterator[None]:
         (kernels, "take", take),
         (knn, "knn_search", _answered(knn.knn_search, search_own_first)),
         (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
-        (nearest, "nearest_index_both", _answered(nearest.nearest_index_both, search_both)),
         (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
         (insertion, "settle", _answered(insertion.settle, lambda *a: thinning.settle(*a[:4]))),
         # Thinning on a GPU keeps other points; with the CPU's, the results can be compared.

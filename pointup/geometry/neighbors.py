@@ -84,32 +84,14 @@ def nearest(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> tuple
 @torch.no_grad()
 def nearest_point(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
     """The index (Q,) that `nearest` returns, without the cost of the differentiable distance."""
-    if kernels.take(pos, 1):
-        from pointup.geometry.kernels.nearest import is_small, nearest_index
-
-        if is_small(query, pos, ptr):
-            check_clouds((query, query_ptr), (pos, ptr))
-            queries, points = _of_one_dtype(query, pos)
-            return nearest_index(queries, query_ptr, points, ptr)
     return _search(query, query_ptr, pos, ptr, 1)[1].squeeze(1)
 
 
 def nearest_both(
     pos: Tensor, ptr: Tensor, target: Tensor, target_ptr: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """`nearest` from `pos` into `target` and from `target` into `pos`; for few pairs on CUDA in
-    one launch. Returns ((squared, index), (squared, index))."""
-    if not kernels.take(pos, 1):
-        return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
-    check_clouds((pos, ptr), (target, target_ptr))
-    points = torch.cat([at_least_float32(pos), at_least_float32(target)])
-    with torch.no_grad():
-        index = _search_both(points.detach(), len(pos), ptr, target_ptr)
-        to_target, to_pos = index.split([len(pos), len(target)])
-        to_target = (to_target - len(pos)).clamp(min=-1)
-    squared = _squared_distance(points, points, index)
-    from_pos, from_target = squared.split([len(pos), len(target)])
-    return (from_pos, to_target), (from_target, to_pos)
+    """`nearest` from `pos` into `target` and from `target` into `pos`: ((squared, index), ...)."""
+    return nearest(pos, ptr, target, target_ptr), nearest(target, target_ptr, pos, ptr)
 
 
 def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
@@ -128,15 +110,11 @@ def _search(
 ) -> tuple[Tensor, Tensor]:
     check_clouds((query, query_ptr), (pos, ptr))
     search = _search_trees if pos.device.type == "cpu" else _search_accelerator
-    query, pos = _of_one_dtype(query, pos)
-    return search(query, query_ptr, pos, ptr, k)
-
-
-def _of_one_dtype(query: Tensor, pos: Tensor) -> tuple[Tensor, Tensor]:
-    """Both detached, in the wider of their dtypes, at least float32; identical stay identical."""
+    # Detached, in the wider of their dtypes, at least float32; identical stay identical.
     dtype = torch.promote_types(torch.promote_types(query.dtype, pos.dtype), torch.float32)
     points = pos.detach().to(dtype)
-    return (points if query is pos else query.detach().to(dtype)), points
+    queries = points if query is pos else query.detach().to(dtype)
+    return search(queries, query_ptr, points, ptr, k)
 
 
 def _search_trees(
@@ -225,19 +203,6 @@ def _search_kernels(
         return knn_search(query, query_ptr, pos, ptr, k)
     index = nearest_index(query, query_ptr, pos, ptr)
     return _squared_distance(query, pos, index)[:, None], index[:, None]
-
-
-def _search_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) -> Tensor:
-    """What `nearest_index_both` returns, for clouds of any size."""
-    from pointup.geometry.kernels.nearest import is_small, nearest_index_both
-
-    pos, target = points[:num_pos], points[num_pos:]
-    if is_small(pos, target, ptr):
-        return nearest_index_both(points, num_pos, ptr, target_ptr)
-    _, to_target = _search_kernels(pos, ptr, target, target_ptr, 1)
-    _, to_pos = _search_kernels(target, target_ptr, pos, ptr, 1)
-    to_target = torch.where(to_target < 0, to_target, to_target + num_pos)
-    return torch.cat([to_target, to_pos]).squeeze(1)
 
 
 def _search_chunks(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ class _Blocks(torch.autograd.Function):
         with torch.autocast(**ctx.autocast), torch.set_grad_enabled(keep):
             for number, block in enumerate(blocks):
                 if random:
-                    ctx.random_states.append(_random_state(device))
+                    of_devices = get_device_states(tensors[-1])
+                    ctx.random_states.append((torch.get_rng_state(), *of_devices))
                 inputs = _inputs_of(block, ctx, tensors)
                 result = function(block, *inputs)
                 if keep:
@@ -259,38 +261,16 @@ def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
     return block.of_slots(index) if by_slot else block.of_points(index)
 
 
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """States of the random number generators of the CPU and the device."""
-    if device.type == "cpu":
-        return torch.get_rng_state(), None
-    return torch.get_rng_state(), torch.get_device_module(device).get_rng_state(*_index(device))
-
-
-def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.get_device_module(device).set_rng_state(state[1], *_index(device))
-
-
-def _index(device: torch.device) -> tuple[torch.device, ...]:
-    # There is one MPS device; its functions take no device argument.
-    return () if device.type == "mps" else (device,)
-
-
-def _replayed(state: tuple[Tensor, Tensor | None] | None, device: torch.device) -> Any:
-    """Context: generators start from `state`; on exit the caller's states are restored."""
+@contextmanager
+def _replayed(
+    state: tuple[Tensor, list[int], list[Tensor]] | None, device: torch.device
+) -> Iterator[None]:
+    """Context: random generators start from `state`; the states of the caller are restored."""
     if state is None:
-        return nullcontext()
-    return _Replay(state, device)
-
-
-class _Replay:
-    def __init__(self, state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
-        self.state, self.device = state, device
-
-    def __enter__(self) -> None:
-        self.outside = _random_state(self.device)
-        _set_random_state(self.state, self.device)
-
-    def __exit__(self, *exception: object) -> None:
-        _set_random_state(self.outside, self.device)
+        yield
+        return
+    of_host, places, of_devices = state
+    with torch.random.fork_rng(places, device_type=device.type):
+        torch.set_rng_state(of_host)
+        set_device_states(places, of_devices, device_type=device.type)
+        yield

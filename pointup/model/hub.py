@@ -145,8 +145,7 @@ class StoredModel(PyTorchModelHubMixin):
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
-        check_options(name, stored)
-        check_given_options(name, stored, {k: v for k, v in kwargs.items() if k in OPTIONS})
+        check_options(name, stored, {k: v for k, v in kwargs.items() if k in OPTIONS})
         try:
             # The Hub's loader prints the source of the weights.
             with redirect_stdout(StringIO()):
@@ -165,27 +164,22 @@ class StoredModel(PyTorchModelHubMixin):
         return super()._from_pretrained(**{k: v for k, v in kwargs.items() if k in known})
 
 
-def check_options(name: str, stored: dict[str, Any]) -> None:
-    """Raise ModelError for invalid options of a config.json; warn about unknown ones."""
-    unknown = sorted(stored.keys() - OPTIONS - {"format"})
-    if unknown:
+def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise ModelError for invalid options of a config.json, or of those that replace them.
+
+    Warns about unknown ones.
+    """
+    if unknown := sorted(stored.keys() - OPTIONS - {"format"}):
         logger.warning(
             "%s: config.json has options that this version of pointup doesn't know: %s; ignored",
             name,
             ", ".join(unknown)[:200],
         )
-    try:
-        ModelConfig(**{key: value for key, value in stored.items() if key in OPTIONS})
-    except ValueError as error:
-        raise ModelError(f"{name}: config.json: {error}") from None
-
-
-def check_given_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise ModelError if options that replace those of a valid config.json are invalid."""
-    try:
-        ModelConfig(**{k: v for k, v in {**stored, **given}.items() if k in OPTIONS})
-    except ValueError as error:
-        raise ModelError(f"{name}: with the given options, {error}") from None
+    for what, options in (("config.json:", stored), ("with the given options,", stored | given)):
+        try:
+            ModelConfig(**{key: value for key, value in options.items() if key in OPTIONS})
+        except ValueError as error:
+            raise ModelError(f"{name}: {what} {error}") from None
 
 
 def read_config(name: str, **kwargs: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from test_neighbors import squared_distances, two_packed_sets
 from torch import Tensor
 
 from pointup.geometry import kernels, neighbors, thinning
-from pointup.geometry.neighbors import knn, nearest, nearest_both
+from pointup.geometry.neighbors import knn, nearest
 from pointup.geometry.packed import assume_valid, batch_from_ptr, ptr_from_sizes
 from pointup.geometry.thinning import farthest_point_sample
 
@@ -146,34 +146,6 @@ def test_nearest_of_ragged_clouds_of_several_blocks(offset: float) -> None:
 
 
 @needs_device
-def test_both_directions_are_those_of_two_calls() -> None:
-    sets = ragged([(70, 130), (0, 3), (40, 0), (3, 60)])
-    (to_target, there), (to_pos, back) = nearest_both(*sets)
-    for ours, theirs in zip((to_target, there), nearest(*sets), strict=True):
-        assert torch.equal(ours, theirs)
-    for ours, theirs in zip((to_pos, back), nearest(*sets[2:], *sets[:2]), strict=True):
-        assert torch.equal(ours, theirs)
-
-
-@needs_device
-def test_both_directions_have_the_gradients_of_brute_force() -> None:
-    pos, ptr, target, target_ptr = ragged([(30, 70), (5, 0), (20, 90)])
-    pos, target = pos.double().requires_grad_(), target.double().requires_grad_()
-    (to_target, _), (to_pos, _) = nearest_both(pos, ptr, target, target_ptr)
-    pairs = squared_distances(pos, ptr, target, target_ptr)
-    for squared, axis in ((to_target, 1), (to_pos, 0)):
-        found = squared.masked_fill(squared == torch.inf, 0.0).sum()
-        ours = torch.autograd.grad(found, (pos, target), retain_graph=True)
-        theirs = torch.autograd.grad(finite_sum(pairs, axis), (pos, target), retain_graph=True)
-        torch.testing.assert_close(ours, theirs)
-
-
-def finite_sum(pairs: Tensor, axis: int) -> Tensor:
-    least = pairs.amin(axis)
-    return least.masked_fill(least == torch.inf, 0.0).sum()
-
-
-@needs_device
 def test_float64_points_with_map_coordinates_keep_their_precision() -> None:
     sets = ragged([(50, 70), (30, 600)])
     offset = torch.tensor([431_000.0, 4_582_000.0, 300.0], dtype=torch.float64, device=DEVICE)
@@ -247,9 +219,7 @@ def test_nearest_of_very_large_clouds_uses_tiles_with_the_same_result() -> None:
 
     sets = ragged([(30, 70), (10, 0), (3, 40)])
     with mock.patch.object(module, "SMALL", 0):
-        (to_target, there), (to_pos, back) = nearest_both(*sets)
-    expect_nearest(sets, to_target, there)
-    expect_nearest(sets[2:] + sets[:2], to_pos, back)
+        expect_nearest(sets, *nearest(*sets))
 
 
 @needs_device
@@ -267,7 +237,7 @@ def test_points_that_are_not_finite_are_refused_or_have_the_distance_nan(bad: fl
     with pytest.raises(ValueError, match="cloud 1"):
         nearest(pos, ptr, target, target_ptr)
     with pytest.raises(ValueError, match="cloud 1"):
-        nearest_both(target, target_ptr, pos, ptr)
+        nearest(target, target_ptr, pos, ptr)
     with mock.patch.object(neighbors, "check_clouds"):
         squared, _ = nearest(pos, ptr, target, target_ptr)
     assert torch.isnan(squared[5]) and torch.isfinite(squared[[0, 1, 2, 3, 4, 6, 7]]).all()
@@ -457,7 +427,6 @@ def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
 
     def search() -> None:
         nearest(*sets)
-        nearest_both(*sets)
         knn(*sets[:2], 8)
         knn(*sets[2:], 8, *sets[:2])
 

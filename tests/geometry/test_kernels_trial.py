@@ -29,7 +29,7 @@ from test_kernels import (
 
 from pointup.errors import ConfigError, PointupError
 from pointup.geometry import kernels, neighbors, thinning
-from pointup.geometry.neighbors import knn, nearest, nearest_both
+from pointup.geometry.neighbors import knn, nearest
 from pointup.geometry.thinning import farthest_point_sample, insertion_radii
 
 CPU = torch.device("cpu")
@@ -82,8 +82,6 @@ def small_trial() -> Iterator[None]:
 def expect_right_answers(device: str = "cpu") -> None:
     sets = ragged([(20, 50), (0, 3), (3, 9)], device=device)
     expect_nearest(sets, *nearest(*sets))
-    (to_target, there), _ = nearest_both(*sets)
-    expect_nearest(sets, to_target, there)
     expect_knn(sets, 4, *knn(*sets[2:], 4, *sets[:2]))
     counts = torch.tensor([7, 0, 3])
     expect_farthest(*sets[:2], counts, farthest_point_sample(*sets[:2], counts))

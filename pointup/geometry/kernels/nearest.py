@@ -125,23 +125,6 @@ def is_small(query: Tensor, pos: Tensor, ptr: Tensor) -> bool:
 
 def nearest_index(query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor) -> Tensor:
     """Index (Q,) int64 into `pos` (N, 3) of the nearest point of the same cloud; -1 for none."""
-    return _search(query, query_ptr, pos, ptr[:-1], ptr[1:])
-
-
-def nearest_index_both(points: Tensor, num_pos: int, ptr: Tensor, target_ptr: Tensor) -> Tensor:
-    """`nearest_index` from the first `num_pos` points into the others and back, in one launch.
-
-    The result (N,) refers to all `points`. `ptr` has the bounds of the first clouds, `target_ptr`
-    those of the others, beginning at 0.
-    """
-    target_ptr = target_ptr + num_pos
-    # The first clouds search in the others, and vice versa.
-    start = torch.cat([target_ptr[:-1], ptr[:-1]])
-    stop = torch.cat([target_ptr[1:], ptr[1:]])
-    return _search(points, torch.cat([ptr, target_ptr[1:]]), points, start, stop)
-
-
-def _search(query: Tensor, query_ptr: Tensor, pos: Tensor, start: Tensor, stop: Tensor) -> Tensor:
     index = torch.empty(len(query), dtype=torch.int64, device=query.device)
     if len(query) == 0:
         return index
@@ -153,7 +136,7 @@ def _search(query: Tensor, query_ptr: Tensor, pos: Tensor, start: Tensor, stop: 
     limit = {"maxnreg": MAX_REGISTERS} if is_limited else {}
     with torch.cuda.device_of(pos):
         nearest_kernel[(triton.cdiv(len(query), BLOCK_Q),)](
-            *query_axes, query_cloud, len(query), *axes, start, stop, index,
+            *query_axes, query_cloud, len(query), *axes, ptr[:-1], ptr[1:], index,
             BLOCK_Q=BLOCK_Q, BLOCK_K=BLOCK_K, GROUP=GROUP, num_warps=NUM_WARPS, **limit,
         )  # fmt: skip
     return index
