@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from scipy.spatial import cKDTree
 
-from pointup import upsample
 from pointup.io.cloud import PointCloud
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.executor import SingleProcess
@@ -58,34 +56,3 @@ def upsample_in_blocks(
 ) -> np.ndarray:
     output = run_passes(store, model, options, SingleProcess(), CPU, token_budget=budget, tile=tile)
     return np.concatenate([np.empty((0, 3)), *(cloud.positions for cloud in output.of_file())])
-
-
-def assert_attributes_of_measured(
-    ratio: float,
-    originals: bool,
-    farthest: float,
-    at_least: int,
-    to_parent: float,
-    **options: float,
-) -> None:
-    """Upsample a sheet, and assert that each new point has the attribute `number` of its nearest
-    measured point, a distance to it of at most `farthest`, and a parent about `to_parent` away."""
-    points, number = sheet(200) + UTM, np.arange(200)
-    output = upsample(
-        PointCloud(points, {"number": number}),
-        ratio,
-        model=small_model(0.05),
-        originals=originals,
-        max_distance=farthest,
-        **options,
-    )
-    new = output.select(output.attributes["synthetic"] == 1)
-    assert len(new) > at_least
-    distance, nearest = cKDTree(points).query(new.positions, k=2)
-    assert np.allclose(new.attributes["distance_to_measured"], distance[:, 0], atol=1e-3)
-    assert distance[:, 0].max() <= farthest + 1e-3
-    is_clear = distance[:, 0] < distance[:, 1] - 1e-2
-    assert np.array_equal(new.attributes["number"][is_clear], nearest[is_clear, 0])
-    parent = new.attributes["parent_index"]
-    assert np.isin(parent, number).all()
-    assert np.median(np.linalg.norm(points[parent] - new.positions, axis=1)) < to_parent

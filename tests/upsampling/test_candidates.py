@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from forest_options import FOREST
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from sheets import CPU, StoreMaker, sheet, small_model
 
 from pointup import upsample
 from pointup.errors import ModelError
+from pointup.io.cloud import PointCloud
 from pointup.upsampling.executor import SingleProcess
-from pointup.upsampling.single_pass.candidates import make_candidates
+from pointup.upsampling.single_pass.candidates import make_candidates, near_groups
+from pointup.upsampling.store.point_store import build_store
 from pointup.upsampling.store.region import Region
 
 
@@ -21,11 +27,11 @@ from pointup.upsampling.store.region import Region
 def test_candidates_of_blocks_are_those_of_the_whole_cloud(
     ratio: float, options: dict[str, Any], make_store: StoreMaker
 ) -> None:
-    model, store = small_model(noise=0.1, **options), make_store(sheet(1000))
+    model, store = small_model(noise=0.1, **options), make_store(sheet(700))
     rows = store.read(0, len(store))
     pos = torch.from_numpy(rows["position"].astype(np.float32))
     with torch.no_grad():
-        output = model(pos, torch.tensor([0, 1000]), ratio)
+        output = model(pos, torch.tensor([0, 700]), ratio)
     whole = output.candidates.numpy()
     slots = round(2 * ratio)
     for block in range(store.num_blocks):
@@ -86,3 +92,30 @@ def test_a_model_with_nan_in_its_output_is_an_error(name: str) -> None:
         model.get_parameter(name).fill_(torch.nan)
     with pytest.raises(ModelError, match="not finite"):
         upsample(sheet(50), model=model)
+
+
+@settings(max_examples=20)
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=5),
+    away=st.sampled_from([0.0, 10.0, 1e4, 1e7]),
+    seed=st.integers(0, 2**16),
+)
+def test_groups_are_near_or_few_and_hold_each_point_once(
+    sizes: list[int], away: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    clusters = [rng.standard_normal((size, 3)) + away * rng.random(3) for size in sizes]
+    with TemporaryDirectory() as directory:
+        cloud = PointCloud(np.concatenate([*clusters, np.ones((1, 3))]))
+        store = build_store([cloud], Path(directory), block_size=128)
+        region = Region(store, 0, store.num_blocks)
+        core = np.arange(len(store))
+        groups = near_groups(region, core)
+        assert np.array_equal(np.concatenate([core[group] for group in groups]), core)
+        side = 1000 * 2**14 * store.resolution
+        for group in groups:
+            points = region.rows["position"][core[group]]
+            assert near_groups(region, core[group]) == [slice(0, len(points))]
+            assert len(points) <= 64 or np.ptp(points, axis=0).max() < 1.03 * side
+        if np.ptp(region.rows["position"], axis=0).max() < side:
+            assert len(groups) == 1

@@ -70,7 +70,7 @@ def test_covered_places_are_those_of_a_search_one_by_one(
     store = make_store(scene(), block_size=100)
     points = store.read(0, len(store))["position"]
     rng = np.random.default_rng(1)
-    places = points[rng.integers(len(points), size=600)] - rng.random((600, 3)) * (0.5, 0.5, 8)
+    places = points[rng.integers(len(points), size=300)] - rng.random((300, 3)) * (0.5, 0.5, 8)
     found = of_store(store, places)
     assert np.array_equal(found, [covered_one_by_one(points, place) for place in places])
     assert found.any() == (scene is houses)

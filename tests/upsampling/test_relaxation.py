@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.spatial import cKDTree
+from scipy.spatial import ConvexHull, cKDTree
 
-from pointup.upsampling.single_pass.relaxation import onto_surface, relax
+from pointup import upsample
+from pointup.upsampling.single_pass.relaxation import (
+    NUM_NEIGHBORS,
+    onto_surface,
+    relax,
+    within_borders,
+)
 
 NOTHING = np.empty((0, 3))
 
@@ -45,13 +51,6 @@ def test_points_of_a_plane_stay_on_it_however_it_lies() -> None:
     relaxed = relax(plane(500) @ turn.T + 7.0, NOTHING)
     height = ((relaxed - 7.0) @ turn)[:, 2]
     assert np.abs(height).max() < 1e-9
-
-
-def test_points_of_a_sphere_stay_near_it() -> None:
-    relaxed = relax(ball(3000), NOTHING)
-    # A chord as long as the spacing, 0.065, has its middle 5e-4 off the sphere.
-    off = np.abs(np.linalg.norm(relaxed, axis=1) - 1)
-    assert off.mean() < 5e-5 and off.max() < 2e-3
 
 
 def test_noise_across_the_surface_becomes_less() -> None:
@@ -131,7 +130,14 @@ def test_points_of_a_volume_are_spread_in_all_directions() -> None:
     assert across[0.0] < 0.16 and across[1.0] > 0.17 and across[1.5] > 0.25
 
 
-@pytest.mark.parametrize("points", [plane(600), ball(3000)], ids=["plane", "sphere"])
+def test_points_of_a_sphere_stay_near_it() -> None:
+    relaxed = relax(ball(3000), NOTHING)
+    # A chord as long as the spacing, 0.065, has its middle 5e-4 off the sphere.
+    off = np.abs(np.linalg.norm(relaxed, axis=1) - 1)
+    assert off.mean() < 5e-5 and off.max() < 2e-3
+
+
+@pytest.mark.parametrize("points", [plane(600), ball(1000)], ids=["plane", "sphere"])
 def test_points_of_a_surface_are_relaxed_as_without_volumes(points: np.ndarray) -> None:
     with_volumes = relax(points, NOTHING, volume_radius=1.5)
     np.testing.assert_array_equal(with_volumes, relax(points, NOTHING))
@@ -213,14 +219,8 @@ def test_coincident_and_few_points_stay_finite(
     assert relaxed.shape == points[num_fixed:].shape and np.isfinite(relaxed).all()
 
 
-@pytest.mark.parametrize("num_points", [0, 1, 3])
-def test_less_than_four_points_stay(num_points: int) -> None:
-    points = plane(num_points)
-    np.testing.assert_array_equal(relax(points, NOTHING), points)
-
-
-def test_points_in_one_place_stay() -> None:
-    points = np.ones((30, 3))
+@pytest.mark.parametrize("points", [*map(plane, (0, 1, 3)), np.ones((30, 3))])
+def test_less_than_four_points_and_points_in_one_place_stay(points: np.ndarray) -> None:
     np.testing.assert_array_equal(relax(points, NOTHING), points)
 
 
@@ -243,7 +243,7 @@ def test_points_are_moved_onto_the_surface_of_others() -> None:
     around, exact, on_it = bowl(4000), bowl(300), bowl(200) * (0.5, 0.5, 0.25)
     lifted = on_it + rng.normal(0, 0.01, (200, 3))
     noisy = around + rng.normal(0, 0.01, around.shape)
-    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    turn = rotation(0)
 
     def height(points: np.ndarray) -> np.ndarray:
         off: np.ndarray = points[:, 2] - 0.1 * np.square(points[:, :2]).sum(axis=1)
@@ -264,3 +264,58 @@ def test_too_few_points_around_leave_points_where_they_are() -> None:
     np.testing.assert_array_equal(onto_surface(points[:0], points, NOTHING), points[:0])
     same = np.ones((9, 3))
     np.testing.assert_array_equal(onto_surface(same[:2], same, NOTHING), same[:2])
+
+
+def within(points: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """`within_borders` of children of their nearest measured points."""
+    return within_borders(points, cKDTree(measured).query(points)[1], measured, measured)
+
+
+def nearest_of_hull(corners: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """The point of the convex hull of points (K, 2) that is nearest to a point (2,)."""
+    hull = ConvexHull(corners)
+    if (hull.equations[:, :2] @ point + hull.equations[:, 2] <= 0).all():
+        return point
+    start, stop = corners[hull.simplices].transpose(1, 0, 2)
+    along = stop - start
+    share = (((point - start) * along).sum(1) / (along * along).sum(1)).clip(0, 1)
+    there = start + share[:, None] * along
+    return there[np.linalg.norm(there - point, axis=1).argmin()]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10_000), st.integers(3, 60))
+def test_a_point_moves_to_the_hull_of_its_nearest_points_and_one_inside_stays(
+    seed: int, num_measured: int
+) -> None:
+    measured = plane(num_measured, seed) @ rotation(seed).T + 5.0
+    axes = rotation(seed)[:, :2]
+    rng = np.random.default_rng(seed + 1)
+    points = 5.0 + rng.uniform(-0.3, 1.3, (40, 2)) @ axes.T
+    moved = within(points, measured)
+    num_near = min(NUM_NEIGHBORS, num_measured)
+    near = measured[cKDTree(measured).query(points, k=num_near)[1]]
+    expected = [
+        nearest_of_hull(corners @ axes, point @ axes)
+        for corners, point in zip(near, points, strict=True)
+    ]
+    assert moved @ axes == pytest.approx(np.array(expected), abs=1e-9)
+    assert moved @ rotation(seed)[:, 2] == pytest.approx(points @ rotation(seed)[:, 2], abs=1e-9)
+
+
+def test_nothing_moves_on_curved_parts_and_without_three_measured_points() -> None:
+    measured, points = ball(300), 1.01 * ball(1000)
+    assert np.array_equal(within(points, measured), points)
+    assert np.array_equal(within(points, measured[:2]), points)
+    assert within(points[:0], measured).shape == (0, 3)
+
+
+def test_new_points_of_a_flat_square_lie_on_it() -> None:
+    axis = np.linspace(0.0, 1.0, 24)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    uneven = np.random.default_rng(0).normal(0.0, 0.008, grid.shape)
+    points = np.column_stack([(grid + uneven).clip(0, 1), np.zeros(len(grid))])
+    new = upsample(points, 4.0, model="shapes", only_new=True)
+    beyond = np.maximum(-new, new - 1)[:, :2].max()
+    assert beyond < 1e-6
+    assert np.abs(new[:, 2]).max() < 1e-3

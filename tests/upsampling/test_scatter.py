@@ -40,7 +40,7 @@ def test_points_of_smooth_surfaces_and_of_edges_hardly_scatter(make_store: Store
 
 
 @pytest.mark.parametrize("num_points", [500, 2000])
-@pytest.mark.parametrize("noise", [0.1, 0.2, 0.4])
+@pytest.mark.parametrize("noise", [0.1, 0.4])
 def test_scatter_is_the_noise_whatever_the_direction_and_the_unit(
     noise: float, num_points: int, make_store: StoreMaker
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_note_names_denoise_where_a_shape_is_noisy(
 ) -> None:
     np.savetxt(tmp_path / "in.xyz", sphere(500, noise))
     paths = str(tmp_path / "in.xyz"), "-o", str(tmp_path / "out.ply")
-    assert cli.main(["upsample", *paths, "--ratio", "2", *options]) == 0
+    assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0
     notes = [line for line in capfd.readouterr().err.splitlines() if "--denoise" in line]
     assert len(notes) == has_note
     assert all(line.startswith("note: the points look noisy, by about 0.2") for line in notes)

@@ -1,20 +1,28 @@
-"""The output of `pointup upsample`, from file to file, through the command line."""
+"""`pointup upsample` of one file: what it writes, what it prints, and which points it takes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import ANY
 
 import laspy
 import numpy as np
+import pyproj
 import pytest
-from forked import run_forked
 from scipy.spatial import cKDTree
-from typed import WKT, Result, digest, is_one_line, left_in, positions, write_las
+from sheets import small_model
+from typed import WKT, Result, is_one_line, left_in, positions, write_las
 
 from pointup import upsample
+from pointup.cli import main as cli
+from pointup.cli.upsample.plan import check_units
+from pointup.errors import DataError
 from pointup.io.files import PointCloud, read_points, write_points
+
+METRES, FEET, FEET_ABOVE_METRES = "EPSG:32618", "EPSG:2263", "EPSG:32618+6360"
+GEOCENTRIC, MERCATOR = "EPSG:4978", "EPSG:3857"
 
 
 @pytest.mark.parametrize(("suffix", "point_format"), [(".las", 7), (".laz", 7), (".las", 3)])
@@ -51,34 +59,60 @@ def test_las_keeps_every_original_and_adds_synthetic_points(
     assert len(set(np.asarray(made.intensity)[300:]) - set(np.asarray(original.intensity))) > 100
 
 
-@pytest.mark.parametrize("suffix", [".ply", ".csv", ".npz", ".xyz"])
-def test_other_formats_keep_their_attributes(
+@pytest.mark.parametrize("suffix", [".laz", ".ply", ".csv", ".npz", ".xyz"])
+def test_attributes_are_kept_and_what_is_written_can_be_upsampled_again(
     suffix: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     source, target = tmp_path / f"in{suffix}", tmp_path / f"out{suffix}"
-    cloud = PointCloud(positions(100), {"label": np.arange(100), "weight": np.arange(100) / 7})
+    cloud = PointCloud(positions(50), {"label": np.arange(50), "weight": np.arange(50) / 7})
     write_points(source, cloud)
     assert command(source, "-o", target).status == 0
     before, after = read_points(source), read_points(target)
-    assert len(after) == 400
-    assert np.array_equal(after.positions[:100], before.positions)
+    assert len(after) == 200
+    assert np.array_equal(after.positions[:50], before.positions)
     for name, values in before.attributes.items():
-        assert np.array_equal(after.attributes[name][:100], values)
-        assert np.isin(after.attributes[name][100:], values).all()
-    assert after.attributes["synthetic"].sum() == 300
-    assert set(after.attributes) - set(before.attributes) == {
-        "synthetic",
-        "parent_index",
-        "distance_to_measured",
-    }
+        if name != "synthetic":
+            assert np.array_equal(after.attributes[name][:50], values)
+            assert np.isin(after.attributes[name][50:], values).all()
+    assert after.attributes["synthetic"].sum() == 150
+    added = {"synthetic", "parent_index", "distance_to_measured"}
+    assert set(after.attributes) == set(before.attributes) | added
+    # Text formats and NumPy read the attributes in wider types than those that are written.
+    assert command(target, "-o", tmp_path / "again.las", "--ratio", "1.5").status == 0
+    las = laspy.read(tmp_path / "again.las")
+    assert len(las.points) == 300 and np.asarray(las.synthetic).sum() == 250
+    assert las.parent_index.dtype == np.uint32 and las.distance_to_measured.dtype == np.float32
+    assert np.array_equal(las.parent_index[:200], after.attributes["parent_index"])
+    again = upsample(after, 1.5, model=small_model())
+    assert again.attributes["parent_index"].dtype == np.uint32
 
 
-def test_the_format_follows_the_name(tmp_path: Path, command: Callable[..., Result]) -> None:
-    write_las(tmp_path / "in.laz")
-    assert command(tmp_path / "in.laz", "-o", tmp_path / "out.ply").status == 0
-    assert command(tmp_path / "out.ply", "-o", tmp_path / "again.laz", "--ratio", "1").status == 0
-    made = laspy.read(tmp_path / "again.laz")
-    assert len(made.points) == 1200 and np.asarray(made.synthetic).sum() == 900
+def test_a_wider_parent_index_of_a_las_file_is_kept(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    index = np.arange(40)[::-1].astype(np.int64)
+    write_points(tmp_path / "a.las", PointCloud(positions(40), {"parent_index": index}))
+    assert command(tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2").status == 0
+    las = laspy.read(tmp_path / "b.las")
+    assert las.parent_index.dtype == np.int64 and np.array_equal(las.parent_index[:40], index)
+    assert las.parent_index[40:].max() < 40
+
+
+def test_no_new_point_is_a_key_point_or_at_the_edge_of_a_flight_line(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    flags = {"key_point": np.ones(40, np.uint8), "edge_of_flight_line": np.ones(40, np.uint8)}
+    overlap = {"overlap": np.ones(40, np.uint8)}
+    write_points(tmp_path / "a.las", PointCloud(positions(40), flags | overlap))
+    assert command(tmp_path / "a.las", "-o", tmp_path / "b.las", "--ratio", "2").status == 0
+    las = laspy.read(tmp_path / "b.las")
+    is_new = np.arange(80) >= 40
+    for name in flags:
+        assert np.array_equal(las[name] == 1, ~is_new)
+    assert np.array_equal(las["overlap"], np.ones(80))
+    # PDAL and text files have other names.
+    cloud = PointCloud(positions(40), {"KeyPoint": flags["key_point"]})
+    assert not upsample(cloud, 2.0, model=small_model(), only_new=True).attributes["KeyPoint"].any()
 
 
 def test_a_las_output_has_the_whole_extent_of_a_file_of_another_format(
@@ -136,47 +170,20 @@ def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
     assert "rounded by up to 0.00866" in result.err and "give a larger one" in result.err
 
 
-@pytest.mark.parametrize("has_outlier", [False, True])
 def test_the_share_of_the_area_that_misses_a_density_is_noted(
-    has_outlier: bool, tmp_path: Path, command: Callable[..., Result]
+    tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    # Half of the area has 1 point in a square unit, which becomes 16; the rest has 6.
+    # Half of the area has 1 point in a square unit, which becomes 16; the rest has 6. A point
+    # far away adds no area.
     rng = np.random.default_rng(0)
     sparse, dense = rng.random((800, 2)) * (20, 40), rng.random((4800, 2)) * (20, 40) + (20, 0)
-    points = np.pad(np.concatenate([sparse, dense]), ((0, 0), (0, 1)))
-    if has_outlier:
-        points = np.append(points, [[1000.0, 0.0, 0.0]], axis=0)
+    points = np.pad(np.concatenate([sparse, dense, [[1000.0, 0.0]]]), ((0, 0), (0, 1)))
     write_points(tmp_path / "in.npy", PointCloud(points))
     words = tmp_path / "in.npy", "-o", tmp_path / "out.npy"
     result = command(*words, "--density", "40", "--only-new")
     found = re.search(r"was not reached: .* at most 16, too few on (\d+)% of the area", result.out)
     assert found and abs(int(found[1]) - 50) <= 5
     assert "not reached" not in command(*words, "--density", "6", "--only-new").out
-
-
-@pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_tiles_and_processes_give_the_same_file(
-    oversampling: str,
-    tmp_path: Path,
-    command: Callable[..., Result],
-    model_directory: Path,
-) -> None:
-    # Points enough for several blocks.
-    rng = np.random.default_rng(0)
-    cloud = PointCloud(np.column_stack([40 * rng.random((9_000, 2)), rng.random(9_000)]).round(2))
-    write_points(tmp_path / "in.las", cloud)
-    options = ["--ratio", "1.5", "--oversampling", oversampling]
-    for tile in ("5", "100"):
-        target = tmp_path / f"{tile}.laz"
-        assert command(tmp_path / "in.las", "-o", target, *options, "--tile", tile)[0] == 0
-    modules = "pointup.cli.main,pointup.cli.upsample.files"
-    words = (tmp_path / "in.las", "-o", tmp_path / "two.laz", "--model", model_directory, *options)
-    result = run_forked(modules, "upsample", *words)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("9,000 points in, 13,500 out") == 1
-    files = [digest(tmp_path / f"{name}.laz") for name in ("5", "100", "two")]
-    assert files[0] == files[1] == files[2]
-    assert left_in(tmp_path) == ["100.laz", "5.laz", "in.las", "two.laz"]
 
 
 def test_a_picture_shows_before_and_after(tmp_path: Path, command: Callable[..., Result]) -> None:
@@ -187,32 +194,207 @@ def test_a_picture_shows_before_and_after(tmp_path: Path, command: Callable[...,
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_goes_into_a_folder_and_its_bad_file_is_reported(
-    tmp_path: Path, command: Callable[..., Result]
+@pytest.mark.parametrize(
+    ("points", "expected", "words"),
+    [
+        (positions(3), 12, "3 points in, 12 out"),
+        (np.repeat(positions(30), 2, axis=0), 150, "60 points in (30 of them where another one "),
+        (np.arange(50.0)[:, None] * (1, 2, 0.5) + 5e5, 200, "50 points in, 200 out"),
+    ],
+    ids=["few", "each twice", "a line"],
+)
+def test_degenerate_clouds_are_upsampled(
+    points: np.ndarray, expected: int, words: str, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    folder, out = tmp_path / "in", tmp_path / "out"
-    folder.mkdir()
-    out.mkdir()
-    write_las(folder / "a.laz")
-    (folder / "b.laz").write_bytes((folder / "a.laz").read_bytes()[:2000])
-    write_points(folder / "c.ply", PointCloud(positions(50)))
-    result = command(folder, "-o", out)
-    assert result.status == 1
-    assert is_one_line(result.err) and "b.laz" in result.err
-    assert left_in(out) == ["a.laz", "c.ply"]
-    assert result.out.count("points in") == 2
+    write_points(tmp_path / "in.npy", PointCloud(points))
+    result = command(tmp_path / "in.npy", "-o", tmp_path / "out.laz")
+    assert result == (0, ANY, "") and words in result.out
+    assert len(laspy.read(tmp_path / "out.laz").points) == expected
 
 
-def test_the_summary_names_coincident_points(
+def test_a_ratio_beyond_the_largest_needs_force(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    once, twice = positions(200), np.concatenate([positions(200), positions(200)[:50]])
-    clouds = (
-        ("once", once, "200 points in,"),
-        ("twice", twice, "250 points in (50 of them where "),
+    write_points(tmp_path / "in.npy", PointCloud(positions(20)))
+    words = tmp_path / "in.npy", "-o", tmp_path / "out.npy", "--ratio", "101"
+    result = command(*words)
+    assert result.status == 1 and is_one_line(result.err)
+    assert "2,020 points of 20, about 0.2 MB; lower it, or add --force" in result.err
+    assert command(*words, "--force").status == 0
+    assert len(read_points(tmp_path / "out.npy")) == 2020
+
+
+def noisy(path: Path) -> laspy.LasData:
+    """A survey of 300 points, of which 40 are noise, 20 withheld, and 100 vegetation."""
+    write_las(path)
+    las = laspy.read(path)
+    las.classification = np.repeat([2, 7, 18, 2, 5], [140, 20, 20, 20, 100])
+    las.withheld = np.repeat([0, 1, 0], [180, 20, 100])
+    las.write(path)
+    return las
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ((), np.r_[0:140, 200:300]),
+        (("--include-noise",), np.r_[0:300]),
+        (("--classes", "5,7"), np.r_[140:160, 200:300]),
+        (("--classes", "2", "--include-noise"), np.r_[0:140, 180:200]),
+    ],
+)
+def test_noise_withheld_points_and_other_classes_are_only_copied(
+    options: tuple[str, ...],
+    taken: np.ndarray,
+    tmp_path: Path,
+    command: Callable[..., Result],
+) -> None:
+    las = noisy(tmp_path / "in.las")
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3.3", *options)
+    assert result.status == 0
+    rest = 300 - len(taken)
+    assert f"300 points in{f' ({rest} of them not upsampled)' if rest else ''}, " in result.out
+    made = laspy.read(tmp_path / "out.las")
+    assert len(made.points) == rest + round(3.3 * len(taken))
+    for name in las.points.array.dtype.names:
+        assert np.array_equal(made.points.array[name][:300], las.points.array[name])
+    assert np.isin(made.parent_index[300:], taken).all()
+    # The new points equal those of a file with the selected points only.
+    alone = laspy.LasData(las.header)
+    alone.points = las.points[taken]
+    alone.write(tmp_path / "alone.las")
+    everything = (*options, "--include-noise")
+    result = command(
+        tmp_path / "alone.las", "-o", tmp_path / "o.las", "--ratio", "3.3", *everything
     )
-    for name, points, words in clouds:
-        write_points(tmp_path / f"{name}.xyz", PointCloud(points))
-        result = command(tmp_path / f"{name}.xyz", "-o", tmp_path / f"{name}_out.xyz")
-        assert result.status == 0
-        assert words in result.out and f"{len(points) + 600} out" in result.out
+    assert result.status == 0
+    new = laspy.read(tmp_path / "o.las").points.array[len(taken) :]
+    for name in las.points.array.dtype.names:
+        assert np.array_equal(made.points.array[name][300:], new[name])
+    assert np.array_equal(made.parent_index[300:], taken[new["parent_index"]])
+
+
+@pytest.mark.parametrize(
+    ("words", "classes", "inputs"),
+    [
+        ("in.las --classes 2 5", (2, 5), ["in.las"]),
+        ("in.las --classes 2,5", (2, 5), ["in.las"]),
+        ("in.las --classes 5 --classes 7", (5, 7), ["in.las"]),
+        ("--classes 2, 5 a.las b.las", (2, 5), ["a.las", "b.las"]),
+        ("a.las --classes 2 ground", (2,), ["a.las", "ground"]),
+        ("in.las", None, ["in.las"]),
+    ],
+)
+def test_files_may_follow_classes(
+    words: str, classes: tuple[int, ...] | None, inputs: list[str]
+) -> None:
+    for options in (["-o", "out", *words.split()], [*words.split(), "-o", "out"]):
+        expected = classes, tuple(map(Path, inputs))
+        assert cli.parse(["upsample", *options])._classes_and_inputs() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "notes"),
+    [
+        ({"classification": [2, 5]}, (), ["40% of the points are vegetation: try --model forest"]),
+        ({"classification": [7, 5]}, (), ["100% of the points are vegetation: try --model forest"]),
+        ({"number_of_returns": [1, 2]}, (), ["40% of the points are vegetation: try --model"]),
+        ({"classification": [2, 6]}, (), []),
+        ({"number_of_returns": [1, 1]}, (), []),
+        ({"classification": [2, 5]}, ("--model", "lidar"), []),
+        ({"synthetic": [0, 1]}, (), ["in.las: 120 points have the synthetic flag"]),
+    ],
+)
+def test_points_that_want_other_options_are_noted_before_the_work(
+    values: dict[str, list[int]],
+    options: tuple[str, ...],
+    notes: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write_las(tmp_path / "in.las")
+    las = laspy.read(tmp_path / "in.las")
+    values = {"classification": [1, 1], "number_of_returns": [1, 1], **values}
+    for name, (most, rest) in values.items():
+        las[name] = np.repeat([most, rest], [180, 120])
+    las.write(tmp_path / "in.las")
+    paths = str(tmp_path / "in.las"), "-o", str(tmp_path / "out.las")
+    assert cli.main(["upsample", *paths, "--ratio", "1", *options]) == 0
+    found = capfd.readouterr().err.splitlines()
+    assert len(found) == len(notes)
+    for line, note in zip(found, notes, strict=True):
+        assert line.startswith("note: ") and note in line
+
+
+def in_system(path: Path, system: str, shift: float = 0.0) -> Path:
+    """Write a survey, moved by `shift` along x, in a coordinate system."""
+    header = laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
+    header.add_crs(pyproj.CRS.from_user_input(system))
+    las = laspy.LasData(header)
+    las.xyz = positions(100) + np.array([shift, 0, 0])
+    path.parent.mkdir(exist_ok=True)
+    las.write(path)
+    return path
+
+
+def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    in_system(tmp_path / "in" / "a.las", METRES)
+    refused = in_system(tmp_path / "in" / "b.las", "EPSG:4326", shift=1000)
+    result = command(tmp_path / "in", "-o", tmp_path / "out")
+    assert result.status == 1 and is_one_line(result.err)
+    assert f"{refused}: its coordinates are in degrees" in result.err
+    assert "reproject it" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("system", "option", "unit", "note"),
+    [
+        (METRES, "--density", " m", ""),
+        (FEET, "--density", " US ft", "the files are in US ft: --density 2 is points per square "),
+        (FEET, "--ratio", " US ft", ""),
+        (FEET_ABOVE_METRES, "--ratio", "", "by its coordinate system, heights are in another"),
+    ],
+)
+def test_the_summary_names_the_unit_if_it_is_known_and_a_note_what_is_unusual(
+    system: str, option: str, unit: str, note: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    source = in_system(tmp_path / "a.las", system)
+    result = command(source, "-o", tmp_path / "out.las", option, "2")
+    assert result.status == 0 and result.err.count("\n") == bool(note)
+    assert note in result.err and result.err.startswith("note: " if note else "")
+    assert ("21.53 points per square metre\n" in result.err) == ("density 2" in note)
+    assert re.search(rf"new points at most [\d.]+{unit} from a measured one", result.out)
+
+
+@pytest.mark.parametrize(
+    ("system", "note"),
+    [
+        # It is not refused: there are surveys in UTM that name one by mistake.
+        (GEOCENTRIC, r"a\.las: by its coordinate system, coordinates are geocentric"),
+        # 4,100 km north of the equator on the map are 34.5 degrees: 1 / cos(34.5 degrees) is 1.21.
+        (MERCATOR, r"a\.las: is in a Mercator projection, .* 1\.21 times those on the ground"),
+        (f"{MERCATOR}+5773", r"a\.las: is in a Mercator projection, .* 1\.21 times"),
+    ],
+)
+def test_an_unusual_system_is_noted_once(system: str, note: str, tmp_path: Path) -> None:
+    paths = [in_system(tmp_path / f"{name}.las", system) for name in "ab"]
+    (found,) = check_units(paths, None, False)
+    assert re.search(note, found)
+
+
+def test_files_of_several_units_may_have_a_ratio_and_no_length(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    metres = in_system(tmp_path / "in" / "a.las", METRES)
+    feet = in_system(tmp_path / "in" / "b.las", FEET, shift=1000)
+    with pytest.raises(DataError, match=r"b\.las: is in US ft.*reproject one of them"):
+        check_units([metres, feet], 3.0, False)
+    words = tmp_path / "in", "-o", tmp_path / "out"
+    result = command(*words, "--max-distance", "3")
+    assert result.status == 1 and is_one_line(result.err) and "b.las: is in US ft" in result.err
+    assert command(*words, "--ratio", "2").status == 0
+    assert left_in(tmp_path / "out") == ["a.las", "b.las"]

@@ -17,9 +17,9 @@ from typed import Result, is_one_line, left_in, positions, write_las, write_two_
 
 from pointup.cli import main as cli
 from pointup.cli.upsample.files import _check_size
-from pointup.cli.upsample.plan import Job
+from pointup.cli.upsample.plan import Job, plan_jobs
 from pointup.errors import ConfigError
-from pointup.io.files import PointCloud, read_points, write_points
+from pointup.io.files import PointCloud, write_points
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass import upsampling_pass as job
@@ -33,11 +33,12 @@ from pointup.upsampling.store.point_store import Store
         ("missing.las", "out.las", [], "no such file"),
         ("one.xyz", "out.las", [], "has 1 point"),
         ("in.las", "out.las", ["--ratio", "0.5"], "at least 1"),
-        ("in.las", "out.las", ["--ratio", "1000"], "300,000 points of 300, about 30.0 MB; lower"),
         ("in.las", "out.las", ["--ratio", "2", "--density", "3"], "give one"),
         ("in.las", "out.las", ["--only-new", "--no-originals"], "give one"),
         ("in.las", "out.las", ["--only-new", "--ratio", "1"], "no points to write"),
         ("in.las", "out.las", ["--tile", "0"], "must be positive"),
+        ("in.las", "out.las", ["--classes", "9"], "has 0 of 300 points without noise, withheld p"),
+        ("in.las", "out.las", ["--classes", "ground", "2"], "--classes ground 2: give numbers, as"),
         ("in.las", "out.las", ["--picture", "nowhere/a.png"], "there is no folder nowhere"),
         ("in.las", "out.las", ["--model", "nowhere/at-all"], "nowhere/at-all"),
         ("in.las", "nowhere/out.las", [], "there is no such folder"),
@@ -66,6 +67,28 @@ def test_bad_files_options_and_outputs_are_reported_in_one_line_and_leave_nothin
     assert np.array_equal(laspy.read(tmp_path / "in.las").points.array, before)
 
 
+def test_damaged_and_empty_files_of_a_folder_are_reported_and_the_others_are_written(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    write_las(folder / "whole.laz")
+    write_points(folder / "shape.ply", PointCloud(positions(50)))
+    content = (folder / "whole.laz").read_bytes()
+    (folder / "cut.laz").write_bytes(content[: len(content) * 2 // 3])
+    (folder / "header.laz").write_bytes(content[:100])
+    garbled = bytearray(content)
+    garbled[-900:-400] = np.random.default_rng(0).bytes(500)
+    (folder / "garbled.laz").write_bytes(garbled)
+    laspy.LasData(laspy.LasHeader(version="1.4", point_format=6)).write(folder / "none.las")
+    result = command(folder, "-o", out)
+    assert result.status == 1 and result.err.count("pointup: error: ") == 3
+    # Some of them have a header, and a note says that they overlap.
+    assert result.err.count("\n") == 4 and result.err.startswith("note: ")
+    # A tile without points is no failure.
+    assert left_in(out) == ["none.las", "shape.ply", "whole.laz"]
+
+
 def test_a_folder_that_cannot_be_written_to_is_reported(
     tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,13 +98,6 @@ def test_a_folder_that_cannot_be_written_to_is_reported(
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == 1 and is_one_line(result.err) and "can't be written to" in result.err
     assert left_in(tmp_path) == ["in.las"]
-
-
-def test_force_skips_the_check_of_the_size(tmp_path: Path, command: Callable[..., Result]) -> None:
-    write_points(tmp_path / "in.npy", PointCloud(positions(20)))
-    result = command(tmp_path / "in.npy", "-o", tmp_path / "o.npy", "--ratio", "101", "--force")
-    assert result.status == 0
-    assert len(read_points(tmp_path / "o.npy")) == 2020
 
 
 @pytest.mark.parametrize("output", ["-", os.devnull, "merged.laz"])
@@ -95,11 +111,25 @@ def test_names_that_are_no_folder_are_refused_for_several_files(
     assert result.status == 1 and is_one_line(result.err)
     assert f"-o {output}: " in result.err and "; name " in result.err
     assert left_in(tmp_path) == ["a.npy", "b.npy"]
-    # What the caller has made, or marks as a folder, is one.
+
+
+def test_what_exists_or_is_marked_as_a_folder_is_one(tmp_path: Path) -> None:
+    write_points(tmp_path / "a.npy", PointCloud(positions(20)))
     (tmp_path / "made.laz").mkdir()
-    for folder in ("made.laz", "run_v1.2/"):
-        assert command("a.npy", "-o", folder, "--ratio", "1.5").status == 0
-        assert left_in(tmp_path / folder) == ["a.npy"]
+    for output, is_folder in (("made.laz", False), ("run_v1.2", True)):
+        (job,), _ = plan_jobs([tmp_path / "a.npy"], tmp_path / output, None, False, is_folder)
+        assert job.target == tmp_path / output / "a.npy"
+
+
+def test_two_files_with_the_same_output_are_refused(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_points(tmp_path / folder / "in.npy", PointCloud(positions(20)))
+    result = command(tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out")
+    assert result.status == 1 and is_one_line(result.err) and "both become" in result.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_full_disk_leaves_nothing(
@@ -137,20 +167,26 @@ def test_an_interrupt_leaves_nothing(
     assert left_in(tmp_path) == ["in.las"]
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros(9, np.float32), "parent_index"),
+        (np.arange(-4, 5), "parent_index: values -4 to 4 don't fit uint32"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_runs(
-    tmp_path: Path, command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    values: np.ndarray,
+    message: str,
+    tmp_path: Path,
+    command: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(*arguments: object) -> None:
-        raise AssertionError("the model runs")
-
-    monkeypatch.setattr("pointup.cli.upsample.files.run_passes", run)
-    write_las(tmp_path / "in.las")
-    las = laspy.read(tmp_path / "in.las")
-    las.add_extra_dim(laspy.ExtraBytesParams("parent_index", "float32"))
-    las.write(tmp_path / "in.las")
-    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
-    assert result.status == 1 and is_one_line(result.err) and "parent_index" in result.err
-    assert left_in(tmp_path) == ["in.las"]
+    monkeypatch.setattr("pointup.cli.upsample.files.run_passes", None)
+    name = "a.las" if values.dtype == np.float32 else "a.csv"
+    write_points(tmp_path / name, PointCloud(positions(9), {"parent_index": values}))
+    result = command(tmp_path / name, "-o", tmp_path / "b.las")
+    assert result.status == 1 and is_one_line(result.err) and message in result.err
+    assert left_in(tmp_path) == [name]
 
 
 def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:

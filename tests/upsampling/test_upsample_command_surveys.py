@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import laspy
 import numpy as np
 import pytest
 from forked import run_forked
+from scipy.spatial import cKDTree
 from survey_tiles import made_of, ordered, survey, write_tiles
-from typed import Result, digest, is_one_line, positions, write_scaled, write_two_tiles
+from typed import (
+    Result,
+    digest,
+    left_in,
+    positions,
+    write_las,
+    write_scaled,
+    write_two_tiles,
+)
 
+from pointup.cli import main as cli
 from pointup.io.files import PointCloud, read_points, write_points
-from pointup.model.upsampler import Upsampler
 
 
 @pytest.mark.parametrize(
@@ -28,58 +36,134 @@ from pointup.model.upsampler import Upsampler
 def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     options: tuple[str, ...], tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    las = survey(1500)
+    las = survey(900)
     las.write(tmp_path / "whole.laz")
     write_tiles(las, tmp_path / "tiles", side=3)
     whole = command(tmp_path / "whole.laz", "-o", tmp_path / "out.laz", *options)
     result = command(tmp_path / "tiles", "-o", tmp_path / "out" / "deep", *options)
     assert result.status == whole.status == 0 and result.err == ""
     assert result.out.count("points in") == 10
-    if "--no-originals" in options:
-        whole_file = laspy.read(tmp_path / "out.laz")
-        files = [laspy.read(path) for path in sorted((tmp_path / "out" / "deep").rglob("*.laz"))]
-        expected = ordered([whole_file.xyz])
-        assert len(expected) == 9 * 1300
-        assert np.array_equal(ordered([file.xyz for file in files]), expected)
-        return
     tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
-    found = [
-        made_of(tmp_path / "out" / "deep" / tile.relative_to(tmp_path / "tiles"), tile)
-        for tile in tiles
-    ]
-    assert len(found) == 9
-    expected = ordered([made_of(tmp_path / "out.laz", tmp_path / "whole.laz")])
+    made = [tmp_path / "out" / "deep" / tile.relative_to(tmp_path / "tiles") for tile in tiles]
     # 200 of the points lie where others do.
-    assert len(expected) == round(1300 * float(options[1])) - 1300
+    num_new = round(700 * float(options[1]))
+    if "--no-originals" in options:
+        expected = ordered([laspy.read(tmp_path / "out.laz").xyz])
+        found = [laspy.read(path).xyz for path in made]
+    else:
+        num_new -= 700
+        expected = ordered([made_of(tmp_path / "out.laz", tmp_path / "whole.laz")])
+        found = [made_of(path, tile) for path, tile in zip(made, tiles, strict=True)]
+    assert len(found) == 9 and len(expected) == num_new
     assert np.array_equal(ordered(found), expected)
 
 
-def test_processes_divide_the_files_of_a_survey(
-    tmp_path: Path,
-    command: Callable[..., Result],
-    model_directory: Path,
+@pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_tiles_and_processes_give_the_same_files(
+    oversampling: str, tmp_path: Path, command: Callable[..., Result], model_directory: Path
 ) -> None:
-    write_tiles(survey(), tmp_path / "tiles")
-    (tmp_path / "tiles" / "0" / "2.laz").write_bytes(b"no survey")
-    assert command(tmp_path / "tiles", "-o", tmp_path / "one", "--ratio", "2").status == 1
-    words = (tmp_path / "tiles", "-o", tmp_path / "two", "--ratio", "2", "--model", model_directory)
-    result = run_forked("pointup.cli.main,pointup.cli.upsample.files", "upsample", *words)
+    """Two processes divide the blocks and the files of a survey; one file is damaged."""
+    tiles, options = tmp_path / "tiles", ["--ratio", "1.5", "--oversampling", oversampling]
+    # Points enough for several blocks.
+    write_tiles(survey(9000), tiles)
+    (tiles / "0" / "2.laz").write_bytes(b"no survey")
+    assert command(tiles, "-o", tmp_path / "one", *options, "--tile", "5").status == 1
+    modules = "pointup.cli.main,pointup.cli.upsample.files"
+    words = (tiles, "-o", tmp_path / "two", "--model", model_directory, *options)
+    result = run_forked(modules, "upsample", *words)
     assert result.returncode == 1
-    assert (
-        result.stdout.count(
-            "survey of 4 files: 2,000 points in (200 of them where another one is), 1,800 new"
-        )
-        == 1
-    )
+    of_all = "survey of 4 files: 9,000 points in (200 of them where another one is), 4,400 new"
+    assert result.stdout.count(of_all) == 1
     assert result.stdout.count("points in") == 5 and result.stderr.count("pointup: error") == 1
-    for file in (tmp_path / "one").rglob("*.laz"):
+    files = sorted((tmp_path / "one").rglob("*.laz"))
+    assert len(files) == 4
+    for file in files:
         assert digest(file) == digest(tmp_path / "two" / file.relative_to(tmp_path / "one"))
+    assert left_in(tmp_path / "two") == ["0", "1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Path:
+    """A survey in one file, in.laz, and what is made of it, out.laz."""
+    folder = tmp_path_factory.mktemp("whole")
+    las = survey()
+    # A file also contains points that are equal in everything.
+    las.points.array[:100] = las.points.array[200:300]
+    las.write(folder / "in.laz")
+    words = ["upsample", folder / "in.laz", "-o", folder / "out.laz", "--model", model_directory]
+    assert cli.main([str(word) for word in words]) == 0
+    return folder
+
+
+def in_tiles_with_buffers(whole: Path, folder: Path) -> list[Path]:
+    write_tiles(laspy.read(whole / "in.laz"), folder, buffer=3.0)
+    return sorted(folder.rglob("*.laz"))
+
+
+def test_points_in_the_buffers_of_tiles_count_once_and_are_the_same_in_each_tile(
+    whole: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    tiles = in_tiles_with_buffers(whole, tmp_path / "tiles")
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
+    assert result.status == 0 and "where another one is), 5,400 new" in result.out
+    found = [made_of(tmp_path / "out" / t.relative_to(tmp_path / "tiles"), t) for t in tiles]
+    expected = made_of(whole / "out.laz", whole / "in.laz")
+    assert len(np.concatenate(found)) > 1.2 * len(expected)
+    assert np.array_equal(np.unique(np.concatenate(found), axis=0), np.unique(expected, axis=0))
+    # Each tile has all new points of its points, those in the buffer included.
+    for tile, rows in zip(tiles, found, strict=True):
+        before = laspy.read(tile)
+        names = before.points.array.dtype.names
+        own = np.column_stack([np.asarray(before.points.array[n], np.float64) for n in names])
+        parents = cKDTree(own).query(expected[:, -len(names) :], distance_upper_bound=1e-9)[0] == 0
+        assert parents.sum() == len(rows)
+
+
+def test_points_of_buffers_count_once_where_tiles_have_values_of_their_own(
+    whole: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    tiles = in_tiles_with_buffers(whole, tmp_path / "tiles")
+    for number, path in enumerate(tiles):
+        tile = laspy.read(path)
+        tile.user_data = np.full(len(tile.points), number, np.uint8)
+        tile.write(path)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
+    assert result.status == 0 and "where another one is), 5,400 new" in result.out
+    found = [laspy.read(tmp_path / "out" / path.relative_to(tmp_path / "tiles")) for path in tiles]
+    made = [file.xyz[np.asarray(file.synthetic) == 1] for file in found]
+    in_one = laspy.read(whole / "out.laz")
+    expected = in_one.xyz[np.asarray(in_one.synthetic) == 1]
+    assert len(np.concatenate(made)) > 1.2 * len(expected)
+    assert np.array_equal(np.unique(np.concatenate(made), axis=0), np.unique(expected, axis=0))
+    # New points beside a point of the first file have its values, in every file.
+    measured = in_one.xyz[np.asarray(in_one.synthetic) == 0]
+    in_first = cKDTree(laspy.read(tiles[0]).xyz).query(measured)[0] == 0
+    for las, points in zip(found, made, strict=True):
+        beside = in_first[cKDTree(measured).query(points)[1]]
+        given = np.asarray(las.user_data)[np.asarray(las.synthetic) == 1]
+        assert np.mean((given == 0) == beside) > 0.99  # Some points are as far from two others.
+
+
+def test_returns_of_two_pulses_in_one_place_count_once_and_all_are_kept(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    write_tiles(survey(600), tmp_path / "tiles", buffer=3.0)
+    tiles = sorted((tmp_path / "tiles").rglob("*.laz"))
+    for number, path in enumerate(tiles):
+        tile = laspy.read(path)
+        tile.gps_time = np.asarray(tile.gps_time) + number
+        tile.write(path)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out")
+    assert result.status == 0 and "where another one is), 1,200 new" in result.out
+    for path in tiles:
+        # Checks that the points of the tile are unchanged.
+        made_of(tmp_path / "out" / path.relative_to(tmp_path / "tiles"), path)
 
 
 def test_distant_files_and_separate_ones_are_different_surveys(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    write_tiles(survey(1200), tmp_path / "tiles")
+    write_tiles(survey(600), tmp_path / "tiles")
     alone = tmp_path / "tiles" / "0" / "0.laz"
     assert command(alone, "-o", tmp_path / "alone.laz", "--ratio", "2").status == 0
     result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", "--separate")
@@ -98,28 +182,26 @@ def test_shapes_around_the_origin_are_not_mixed(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
     (tmp_path / "shapes").mkdir()
-    for number in range(3):
-        points = np.random.default_rng(number).normal(size=(100, 3)) * (1, 1 + number, 0.5)
+    for number in range(2):
+        points = np.random.default_rng(number).normal(size=(60, 3)) * (1, 1 + number, 0.5)
         write_points(tmp_path / "shapes" / f"{number}.xyz", PointCloud(points))
     assert command(tmp_path / "shapes", "-o", tmp_path / "out").status == 0
-    for number in range(3):
+    for number in range(2):
         one = tmp_path / "shapes" / f"{number}.xyz"
         assert command(one, "-o", tmp_path / "one.xyz").status == 0
         assert digest(tmp_path / "out" / one.name) == digest(tmp_path / "one.xyz")
 
 
-def test_a_tile_without_a_neighbour_of_its_kind_is_reported(
+def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    write_tiles(survey(1500), tmp_path / "tiles")
-    other = tmp_path / "tiles" / "1" / "1.laz"
-    las = laspy.read(other)
-    las.header.vlrs.append(laspy.VLR("LASF_Projection", 2112, "", b'LOCAL_CS["feet"]'))
-    las.write(other)
-    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2")
-    assert result.status == 0
-    assert result.err.count("\n") == 1 and "1.laz" in result.err
-    assert "differ in coordinate system" in result.err and "survey of 3 files" in result.out
+    (tmp_path / "in").mkdir()
+    write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
+    write_scaled(tmp_path / "in" / "b.las", "uint16", 0.1, np.full(400, 30_000), shift=10.0)
+    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
+    assert result.status == 0 and result.err.count("\n") == 1
+    assert "a.las and " in result.err and "differ in attributes" in result.err
+    assert set(np.array(laspy.read(tmp_path / "out" / "a.las")["value"])) == {100.0}
 
 
 def test_a_damaged_tile_is_left_out_and_reported(
@@ -149,15 +231,88 @@ def test_a_damaged_tile_is_left_out_and_reported(
     assert "repair the header\n" in part.err and "--separate" not in part.err
 
 
-def test_two_files_with_the_same_output_are_refused(
-    tmp_path: Path, command: Callable[..., Result]
+@pytest.mark.parametrize(
+    ("options", "num_points"), [((), 1000), (("--separate", "--only-new"), 400)]
+)
+def test_a_tile_without_points_is_copied_and_no_failure(
+    options: tuple[str, ...], num_points: int, tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        write_points(tmp_path / folder / "in.npy", PointCloud(positions(20)))
-    result = command(tmp_path / "a", tmp_path / "b", "-o", tmp_path / "out")
-    assert result.status == 1 and is_one_line(result.err) and "both become" in result.err
-    assert not (tmp_path / "out").exists()
+    las = survey(600)
+    write_tiles(las, tmp_path / "tiles")
+    empty = tmp_path / "tiles" / "2" / "0.laz"
+    empty.parent.mkdir()
+    las.points = las.points[:0]
+    las.write(empty)
+    result = command(tmp_path / "tiles", "-o", tmp_path / "out", "--ratio", "2", *options)
+    assert result.status == 0 and result.err == ""
+    copied = tmp_path / "out" / "2" / "0.laz"
+    assert result.out.count(f"{empty}: no points in it, copied: {copied}\n") == 1
+    assert copied.read_bytes() == empty.read_bytes()
+    others = [path for path in (tmp_path / "out").rglob("*.laz") if path != copied]
+    # 200 of the points lie where others do.
+    assert sum(len(laspy.read(path).points) for path in others) == num_points
+
+
+@pytest.fixture
+def sparse_tiles(tmp_path: Path) -> Path:
+    """A whole tile of ground, and far from it one of 1 point, one of noise, and one of class 6."""
+    folder = tmp_path / "tiles"
+    folder.mkdir()
+    numbers = {"whole": (300, 2), "single": (1, 2), "noise": (50, 7), "roof": (50, 6)}
+    for i, (name, (number, classification)) in enumerate(numbers.items()):
+        write_las(folder / f"{name}.las", number)
+        las = laspy.read(folder / f"{name}.las")
+        las.x = las.x + 1000 * i
+        las.classification = np.full(number, classification)
+        las.write(folder / f"{name}.las")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ((), {"single": 1, "noise": 50}),
+        (("--separate", "--classes", "6"), {"single": 1, "noise": 50, "whole": 300}),
+    ],
+)
+def test_tiles_with_too_few_points_to_upsample_are_copied_and_no_failure(
+    options: tuple[str, ...],
+    copied: dict[str, int],
+    sparse_tiles: Path,
+    tmp_path: Path,
+    command: Callable[..., Result],
+) -> None:
+    out = tmp_path / "out"
+    words = (sparse_tiles, "-o", out, "--ratio", "2", *options)
+    result = command(*words)
+    assert result.status == 0 and result.err == ""
+    assert left_in(out) == left_in(sparse_tiles)
+    for path in sorted(sparse_tiles.iterdir()):
+        is_copied = path.stem in copied
+        assert ((out / path.name).read_bytes() == path.read_bytes()) == is_copied
+        if is_copied:
+            few = f"{path}: {copied[path.stem]} points in, fewer than 2 of them to upsample"
+            assert result.out.count(f"{few}, copied: {out / path.name}\n") == 1
+    assert "4 files written: from 401 to" in result.out
+    assert "0 files written, 4 skipped" in command(*words).out
+
+
+@pytest.mark.parametrize("option", ["--only-new", "--no-originals"])
+def test_tiles_with_nothing_to_write_are_skipped_and_no_failure(
+    option: str, sparse_tiles: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    # A tile of noise that borders on the whole one, too: both are one survey.
+    las = laspy.read(sparse_tiles / "noise.las")
+    las.x = las.x - 1990
+    las.write(sparse_tiles / "beside.las")
+    result = command(sparse_tiles, "-o", tmp_path / "out", "--ratio", "2", option)
+    assert result.status == 0 and result.err == ""
+    assert left_in(tmp_path / "out") == ["roof.las", "whole.las"]
+    for name in ("single", "noise", "beside"):
+        assert result.out.count(f"{sparse_tiles / name}.las: ") == 1
+    assert result.out.count("nothing to write, skipped\n") == 3
+    again = command(sparse_tiles, "-o", tmp_path / "out", "--ratio", "2", option)
+    assert "0 files written, 5 skipped" in again.out
 
 
 def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
@@ -172,31 +327,6 @@ def test_what_an_earlier_run_wrote_into_a_folder_is_not_upsampled(
     records = [".upsampled", ".upsampled/deep", ".upsampled/deep/a.npy.json"]
     assert found == [*records, "deep", "deep/a.npy"]
     assert len(read_points(tmp_path / "in" / "out" / "deep" / "a.npy")) == 200
-
-
-def test_a_second_call_with_another_configuration_of_the_model_writes_again(
-    tmp_path: Path, model_directory: Path, command: Callable[..., Result]
-) -> None:
-    write_tiles(survey(400), tmp_path / "in")
-    model = Upsampler.from_pretrained(model_directory)
-    words = (tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
-    for exponent, skipped in ((0.0, 0), (0.0, 4), (0.7, 0)):
-        model.config = replace(model.config, density_exponent=exponent)
-        model.save_pretrained(tmp_path / "model")
-        result = command(*words, model=tmp_path / "model")
-        assert ("4 skipped" in result.out) == bool(skipped)
-        assert ("4 files written" in result.out) == (not skipped)
-
-
-def test_tiles_of_other_scales_of_an_extra_dimension_are_upsampled_apart(
-    tmp_path: Path, command: Callable[..., Result]
-) -> None:
-    (tmp_path / "in").mkdir()
-    write_scaled(tmp_path / "in" / "a.las", "uint16", 0.01, np.full(400, 10_000))
-    write_scaled(tmp_path / "in" / "b.las", "uint16", 0.1, np.full(400, 30_000), shift=10.0)
-    result = command(tmp_path / "in", "-o", tmp_path / "out", "--ratio", "2")
-    assert result.status == 0 and "differ in attributes" in result.err
-    assert set(np.array(laspy.read(tmp_path / "out" / "a.las")["value"])) == {100.0}
 
 
 def test_a_header_without_an_extent_does_not_stop_the_others(

@@ -1,31 +1,19 @@
+"""The new points of a cloud: even, dense where they should be, near measured ones; their
+attributes."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import CPU, StoreMaker, grid, sheet, small_model, upsample_in_blocks
+from sheets import UTM, StoreMaker, grid, sheet, small_model, upsample_in_blocks
 
 from pointup import upsample
-from pointup.errors import ConfigError
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.io.cloud import PointCloud
-from pointup.model.config import RANGES
+from pointup.upsampling.attributes import attributes_between
 from pointup.upsampling.options import MAX_LOCAL_RATIO, UpsampleOptions
-from pointup.upsampling.single_pass.relaxation import relax
-from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
-
-UTM = np.array([500_000.0, 4_100_000.0, 0.0])
-
-
-@settings(max_examples=8)
-@given(st.integers(2, 60), st.floats(1.0, 6.0), st.booleans())
-def test_a_ratio_gives_exactly_so_many_points(size: int, ratio: float, originals: bool) -> None:
-    made = upsample(sheet(size), ratio, model=small_model(), originals=originals)
-    assert len(made) == round(ratio * size)
-    assert np.isfinite(made).all()
 
 
 def test_measured_points_come_first_and_unchanged() -> None:
@@ -34,42 +22,7 @@ def test_measured_points_come_first_and_unchanged() -> None:
     assert np.array_equal(made[:500], points)
     new = upsample(points, 2.5, model=small_model(0.1), only_new=True)
     assert np.array_equal(made[500:], new)
-    assert cKDTree(points).query(new)[0].max() < 5
-
-
-def test_ratio_one_adds_nothing() -> None:
-    points = sheet(100)
     assert np.array_equal(upsample(points, 1.0, model=small_model()), points)
-    assert upsample(points, 1.0, model=small_model(), only_new=True).shape == (0, 3)
-
-
-@pytest.mark.parametrize(
-    "relaxation", [{}, {"relaxation_residual": 0.1}, {"volume_relaxation": 1.5}]
-)
-def test_tiles_threads_and_parts_do_not_change_a_bit(
-    relaxation: dict[str, float], make_store: StoreMaker
-) -> None:
-    model, options = small_model(0.1, **relaxation), UpsampleOptions(ratio=3.3)
-    points = np.round(sheet(1000), 1)
-    if "volume_relaxation" in relaxation:
-        points[:, 2] += np.random.default_rng(0).normal(size=len(points))
-    made = upsample_in_blocks(make_store(points), model, options)
-    num_threads = torch.get_num_threads()
-    for tile, threads in ((4.0, 1), (16.0, 2), (None, 2)):
-        torch.set_num_threads(threads)
-        try:
-            again = upsample_in_blocks(make_store(points, chunk_size=1000), model, options, tile)
-        finally:
-            assert torch.get_num_threads() == threads
-            torch.set_num_threads(num_threads)
-        assert np.array_equal(again, made)
-
-
-def test_a_shifted_cloud_gives_the_shifted_result() -> None:
-    points = np.round(sheet(1000), 2)
-    made = upsample(points, model=small_model(0.1))
-    there = upsample(points + UTM, model=small_model(0.1))
-    assert np.abs(there - UTM - made).max() < 1e-8
 
 
 def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
@@ -93,34 +46,6 @@ def test_there_is_no_seam_between_blocks(make_store: StoreMaker) -> None:
     for share in (2, 10, 50):
         border, inner = np.percentile(at_borders, share), np.percentile(between, share)
         assert border == pytest.approx(inner, rel=0.15)
-
-
-@pytest.mark.parametrize("originals", [True, False])
-def test_blocks_are_relaxed_like_the_whole_cloud(
-    make_store: StoreMaker, originals: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(RANGES, "reach", (0.01, 100.0))
-    store = make_store(sheet(2000, side=16.0), block_size=300)
-    options = UpsampleOptions(originals=originals)
-    upsampling = UpsamplingPass(store, small_model(0.05, reach=100.0), options, CPU, 300, ratio=4.0)
-    for tile in upsampling.tiles(300):
-        upsampling.make_candidates(tile)
-    for blocks in upsampling.colors():
-        for block in blocks:
-            upsampling.thin(block)
-    picked = [
-        upsampling._files.load(block, "picked")["position"] for block in range(len(upsampling))
-    ]
-    for block in range(len(upsampling)):
-        upsampling.relax_block(block)
-    clouds = [upsampling.output.cloud(block) for block in range(len(upsampling))]
-    made = np.concatenate([cloud.positions for cloud in clouds]) - store.frame.origin
-    fixed = np.concatenate(
-        [store.read_block(block)["position"] for block in range(len(upsampling))]
-    )
-    whole = relax(np.concatenate(picked), fixed if originals else fixed[:0])
-    off = np.linalg.norm(made - whole, axis=1)
-    assert len(picked) > 4 and np.mean(off < 1e-9) > 0.9 and off.max() < 0.02
 
 
 def test_thinning_is_as_good_as_farthest_points() -> None:
@@ -167,6 +92,30 @@ def test_density_makes_at_most_16_points_of_one() -> None:
     assert len(upsample(points, density=100.0, model=small_model())) <= 40 * MAX_LOCAL_RATIO
 
 
+def test_the_seed_decides_between_equally_good_points() -> None:
+    points, model = grid(20), small_model()
+    made = [upsample(points, 2.0, model=model, seed=seed) for seed in (0, 0, 1)]
+    assert np.array_equal(made[0], made[1])
+    assert not np.array_equal(made[0], made[2])
+    assert len(made[2]) == 800
+
+
+def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed() -> None:
+    points = sheet(300)
+    default, none, held, steady = (
+        upsample(points, 4.0, model=small_model(0.1, **options))
+        for options in (
+            {},
+            {"relaxation_residual": 0.0},
+            {"relaxation_residual": 1e-9},
+            {"relaxation_steps": 0, "relaxation_residual": 1e-9},
+        )
+    )
+    assert np.array_equal(default, none)
+    assert np.array_equal(held, steady), "points stay where the network put them"
+    assert not np.array_equal(held, default)
+
+
 def test_no_new_point_is_beyond_the_largest_distance() -> None:
     points = np.concatenate([sheet(300, side=10.0), sheet(300, side=10.0) + np.array([30.0, 0, 0])])
     points = np.concatenate([points, [[15.0, 5.0, 20.0]]])
@@ -178,13 +127,6 @@ def test_no_new_point_is_beyond_the_largest_distance() -> None:
         assert 0 < len(near) <= len(far)
 
 
-def ground_and_leaves() -> np.ndarray:
-    rng = np.random.default_rng(0)
-    points = rng.random((500, 3)) * (16, 16, 0.1)
-    points[300:, 2] = 3 + 3 * rng.random(200)
-    return points
-
-
 @pytest.mark.parametrize("originals", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -193,11 +135,13 @@ def ground_and_leaves() -> np.ndarray:
 def test_where_the_largest_distance_leaves_too_little_room_no_point_is_repeated(
     options: dict[str, float], originals: bool
 ) -> None:
-    points, model = ground_and_leaves(), small_model(0.1)
+    # Ground, and leaves above it.
+    points, model = np.random.default_rng(0).random((250, 3)) * (11, 11, 0.1), small_model(0.1)
+    points[150:, 2] = 3 + 3 * np.random.default_rng(1).random(100)
     options = {**options, "above_ground": True, "only_new": originals, "originals": originals}
     for limit in (0.4, 0.05):
         made = upsample(points, model=model, max_distance=limit, **options)
-        distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1, initial=np.inf)
+        distance = cKDTree(points).query(made)[0]
         assert len(made) < 20 * len(points) and (distance <= limit).all()
         assert len(np.unique(made.round(6), axis=0)) == len(made)
         if originals:
@@ -222,19 +166,6 @@ def test_the_largest_distance_holds_although_positions_are_rounded_to_a_grid() -
         made = upsample(points, 8.0, model=small_model(0.1), **options)
         distance = np.linalg.norm(made[:, None] - points, axis=2).min(axis=1)
         assert 0.4 < distance.max() <= 0.5
-
-
-def test_a_largest_distance_below_the_rounding_of_positions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max distance 1e-09: positions are rounded by up to"):
-        upsample(sheet(50), model=small_model(), max_distance=1e-9)
-
-
-def test_the_seed_decides_between_equally_good_points() -> None:
-    points, model = grid(20), small_model()
-    made = [upsample(points, 2.0, model=model, seed=seed) for seed in (0, 0, 1)]
-    assert np.array_equal(made[0], made[1])
-    assert not np.array_equal(made[0], made[2])
-    assert len(made[2]) == 800
 
 
 def test_a_colour_packed_into_one_number_is_copied_and_one_in_channels_is_mixed() -> None:
@@ -276,23 +207,27 @@ def test_attributes_are_those_of_the_nearest_point_and_intensity_is_interpolated
     assert np.linalg.norm(points[parent] - made.positions[400:], axis=1).max() < 6
 
 
-def test_a_model_in_training_is_left_as_it_was() -> None:
-    model = small_model().train()
-    upsample(sheet(20), model=model)
-    assert model.training
+def test_values_that_are_not_numbers_don_t_spread() -> None:
+    rows = np.zeros(4, [("intensity", np.float32), ("rgb", np.float64, 3)])
+    rows["intensity"] = [1.0, np.nan, 4.0, np.nan]
+    rows["rgb"] = [[1, 2, 3], [np.nan, 2, 3], [3, 4, 5], [3, 4, np.nan]]
+    distance = np.array([[1.0, 1.0, 1.0], [1.0, 1.0, np.inf], [1.0, 1.0, 1.0]])
+    nearest = np.array([[0, 1, 2], [0, 1, -1], [1, 3, 3]])
+    found = attributes_between(rows, distance, nearest)
+    assert found["intensity"][:2].tolist() == [2.5, 1.0]
+    assert np.isnan(found["intensity"][2])
+    np.testing.assert_allclose(found["rgb"][0], [2, 8 / 3, 11 / 3])
+    np.testing.assert_allclose(found["rgb"][1], [1, 2, 3])
 
 
-def test_a_residual_from_which_points_stay_changes_only_where_they_are_relaxed() -> None:
-    points = sheet(300)
-    default, none, held, steady = (
-        upsample(points, 4.0, model=small_model(0.1, **options))
-        for options in (
-            {},
-            {"relaxation_residual": 0.0},
-            {"relaxation_residual": 1e-9},
-            {"relaxation_steps": 0, "relaxation_residual": 1e-9},
-        )
-    )
-    assert np.array_equal(default, none)
-    assert np.array_equal(held, steady), "points stay where the network put them"
-    assert not np.array_equal(held, default)
+@pytest.mark.parametrize("options", [{"only_new": True}, {"originals": False}])
+def test_an_empty_result_has_the_attributes_of_any_other(options: dict[str, bool]) -> None:
+    rng = np.random.default_rng(0)
+    classes = np.full(100, 5, np.uint8)
+    cloud = PointCloud(rng.random((100, 3)), {"classification": classes})
+    model = small_model()
+    none = upsample(cloud, 1.0, model=model, only_new=True)
+    some = upsample(cloud, 2.0, model=model, **options)
+    assert len(none) == 0 < len(some)
+    assert none.attributes.keys() == some.attributes.keys()
+    assert none.attributes["classification"].dtype == np.uint8

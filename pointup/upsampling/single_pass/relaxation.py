@@ -16,7 +16,8 @@ from scipy.spatial import cKDTree
 from pointup.geometry.surfaces import principal_axes, surface_height
 
 NUM_NEIGHBORS = 12
-"""Number of neighbours that repel a point and that its surface is fitted to."""
+"""Number of neighbours that repel a point and that its surface is fitted to, and whose convex hull,
+in the plane, it may not leave."""
 NUM_ON_SURFACE = 48
 """Number of second-pass candidates that the surface around a point is fitted to."""
 # Length of the step away from a coincident neighbour, as a share of the radius of repulsion.
@@ -211,7 +212,6 @@ def _limit_length(moved: np.ndarray, most: np.ndarray) -> np.ndarray:
     return moved * (most / np.maximum(length, most))[:, None]
 
 
-"""Number of points whose convex hull, in the plane, a new point may not leave."""
 # Largest share of the variance along the normal in a flat part: a tip or an edge curves beyond the
 # plane, and points outside the hull of their neighbours may lie on its surface.
 _FLAT = 1e-3
@@ -235,20 +235,14 @@ def within_borders(
         return points
     tree, now = cKDTree(measured), points.copy()
     at_border = np.zeros(len(sources), dtype=bool)
-    for rows in _blocks_of_rows(len(sources)):
+    for rows in _parts(np.ones(len(sources), dtype=bool)):
         around, _, _ = _in_plane(tree, sources[rows], itself=True)
         at_border[rows] = _widest_gap(around) > _GAP
-    near_border = np.flatnonzero(at_border[parent])
-    for part in _blocks_of_rows(len(near_border)):
-        rows = near_border[part]
+    for rows in _parts(at_border[parent]):
         around, axes, is_flat = _in_plane(tree, points[rows], itself=False)
         beyond = np.flatnonzero(is_flat & (_widest_gap(around) > np.pi))
         now[rows[beyond]] += np.einsum("qij,qj->qi", axes[beyond], _to_hull(around[beyond]))
     return now
-
-
-def _blocks_of_rows(number: int) -> list[np.ndarray]:
-    return np.split(np.arange(number), range(_ROWS, number, _ROWS)) if number else []
 
 
 def _in_plane(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from scipy.spatial import cKDTree
@@ -161,8 +161,10 @@ def _build(
     upright: bool,
 ) -> Store:
     with os_errors(directory, "written"):
-        low, extent, dtype, *numbers = spool_points(files, directory / "spool", takes_part)
-        num_points = int(numbers[1].sum())
+        low, extent, dtype, num_read, num_taken = spool_points(
+            files, directory / "spool", takes_part
+        )
+        num_points = int(num_taken.sum())
 
         def spooled() -> Iterator[np.ndarray]:
             for start in range(0, num_points, CHUNK_SIZE):
@@ -194,7 +196,7 @@ def _build(
             repeated = directory / "repeated"
             blocks = _sort_parts(stream, repeated, dtype, part_ptr, block_size, ordered)
         blocks |= {"origin": frame.origin, "axes": frame.axes, "unit": np.array(frame.unit)}
-        blocks |= {"num_read": numbers[0], "num_taken": numbers[1]}
+        blocks |= {"num_read": num_read, "num_taken": num_taken}
         np.savez(directory / "blocks.npz", resolution=resolution, **blocks)  # type: ignore[arg-type]
         np.save(directory / "dtype.npy", np.empty(0, dtype))
     return Store(directory)
@@ -301,22 +303,16 @@ def _read_rows(path: Path, dtype: np.dtype, start: int, stop: int) -> np.ndarray
     return np.fromfile(path, dtype, count=stop - start, offset=start * dtype.itemsize)
 
 
-class Spooled(NamedTuple):
-    """Lowest coordinates, extent, dtype of a row, number of points read and taken of each file."""
-
-    low: np.ndarray
-    extent: np.ndarray
-    dtype: np.dtype
-    num_read: np.ndarray
-    num_taken: np.ndarray
-
-
 def spool_points(
     files: Iterable[Iterable[PointCloud]],
     path: Path,
     takes_part: Callable[[PointCloud], np.ndarray] | None,
-) -> Spooled:
-    """Write the points of a survey's files to a file, in input order; see `build_survey_store`."""
+) -> tuple[np.ndarray, np.ndarray, np.dtype, np.ndarray, np.ndarray]:
+    """Write the points of a survey's files to a file, in input order; see `build_survey_store`.
+
+    Returns the lowest coordinates, the extent, the dtype of a row, and the numbers of points read
+    and taken of each file.
+    """
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
     dtype = np.dtype([])
     num_read: list[int] = []
@@ -353,7 +349,7 @@ def spool_points(
         raise DataError(f"has {num_points} {what}; at least 2 are needed, leave it out")
     if not (high > low).any():
         raise DataError(f"all {num_points} points are in one place; leave it out")
-    return Spooled(low, high - low, dtype, np.array(num_read), np.array(num_taken))
+    return low, high - low, dtype, np.array(num_read), np.array(num_taken)
 
 
 def _row_dtype(cloud: PointCloud) -> np.dtype:

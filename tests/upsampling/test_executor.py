@@ -6,12 +6,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
-from sheets import sheet, small_model
 
-from pointup import upsample
 from pointup.upsampling import executor as running
 from pointup.upsampling.executor import host_threads, single_threaded_operations
 
@@ -74,10 +71,3 @@ def test_threads_of_an_upsampling_stay_at_one_while_another_ends() -> None:
         for _ in running._in_threads(lambda _: numbers.append(torch.get_num_threads()), [0, 1], 2):
             pass
     assert numbers == [1, 1]
-
-
-def test_autocast_of_the_caller_changes_no_point() -> None:
-    points, model = sheet(200), small_model(noise=0.1)
-    expected = upsample(points, 3.0, model=model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert np.array_equal(upsample(points, 3.0, model=model), expected)
