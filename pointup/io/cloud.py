@@ -214,6 +214,22 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         )
 
 
+def with_coordinates(cloud: PointCloud) -> PointCloud:
+    """The points of a file whose coordinates are finite; a note counts the others.
+
+    Many programs write NaN or infinity for a pulse without a return. Raises FileError if no point
+    is left.
+    """
+    with np.errstate(invalid="ignore"):
+        valid = np.isfinite(cloud.positions).all(axis=1)
+    num_left_out = len(valid) - np.count_nonzero(valid)
+    if 0 < num_left_out < len(valid):
+        warn_once(f"{cloud.path}: {num_left_out:,} points without coordinates are left out")
+        cloud = cloud.select(valid)
+    check_positions(cloud.positions, str(cloud.path))
+    return cloud
+
+
 def flatten_attributes(attributes: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Attributes with one value per point: (N, k) becomes NAME_0 to NAME_(k - 1), each (N,)."""
     flat: dict[str, np.ndarray] = {}

@@ -17,7 +17,6 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     cast_values,
-    check_positions,
     warn_once,
 )
 from pointup.io.pts import FixedColumnWriter
@@ -56,7 +55,6 @@ def read_e57(path: Path) -> PointCloud:
                     {ATTRIBUTES[name]: scan[name] for name in ATTRIBUTES if name in scan}
                 )
     joined = np.concatenate(positions) if positions else np.empty((0, 3))
-    check_positions(joined, str(path))
     common = [name for name in ATTRIBUTES.values() if all(name in scan for scan in columns)]
     if left_out := {name for scan in columns for name in scan} - set(common):
         warn_once(f"{path}: not all scans have {', '.join(sorted(left_out))}; left out")

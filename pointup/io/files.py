@@ -16,8 +16,8 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     PointWriter,
-    check_positions,
     warn_once,
+    with_coordinates,
 )
 from pointup.io.e57 import E57Writer, check_pye57, read_e57
 from pointup.io.mesh_files import read_triangles
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 LAS_EXTENSIONS = (".las", ".laz")
-TEXT_EXTENSIONS = (".xyz", ".txt", ".csv")
+TEXT_EXTENSIONS = (".xyz", ".txt", ".csv", ".asc")
 READERS: dict[str, Callable[[Path], PointCloud]] = {
     ".ply": read_ply,
     ".pcd": read_pcd,
@@ -81,7 +81,8 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
     `attributes=False` reads only the coordinates, which saves time and memory for LAS and LAZ. The
     formats are LAS, LAZ, COPC (as LAZ), PLY and OBJ (vertices), PCD, E57 (with pye57), PTS, KITTI
     BIN, XYZ, TXT, CSV, NPY and NPZ. Raises FileError for a file that is missing, damaged, of an
-    unknown format or without points, or that has coordinates that are not finite.
+    unknown format or without points. Points of other formats than LAS whose coordinates are not
+    finite are left out, with a note.
     """
     path = check_readable(path)
     suffix = path.suffix.lower()
@@ -89,7 +90,7 @@ def read_points(path: str | Path, attributes: bool = True) -> PointCloud:
         from pointup.io.las import read_las
 
         return read_las(path, attributes)
-    cloud = READERS.get(suffix, _read_obj_vertices)(path)
+    cloud = with_coordinates(READERS.get(suffix, _read_obj_vertices)(path))
     if not attributes:
         cloud.attributes = {}
     return cloud
@@ -237,7 +238,6 @@ def _read_obj_vertices(path: Path) -> PointCloud:
         positions = np.array(rows, dtype=np.float64).reshape(len(rows), 3)
     except ValueError:
         raise FileError(f"{path}: has a vertex that isn't three numbers; export it again") from None
-    check_positions(positions, str(path))
     return PointCloud(positions, path=path)
 
 
@@ -276,6 +276,8 @@ def _existing_file(path: str | Path, extensions: Sequence[str]) -> Path:
         raise FileError(f"{path}: no such file")
     if path.suffix.lower() not in extensions:
         raise _unknown_format(path, extensions)
+    if not path.is_file():
+        raise FileError(f"{path}: is a device or a pipe; name a file")
     if not path.stat().st_size:
         raise FileError(f"{path}: is empty (0 bytes); copy or export it again")
     return path

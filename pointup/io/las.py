@@ -22,7 +22,7 @@ from laspy.vlrs.vlr import VLR
 from pointup.disk import os_errors
 from pointup.errors import FileError, NoPointsError
 from pointup.io.bounds import Bounds
-from pointup.io.cloud import PointCloud, check_positions
+from pointup.io.cloud import PointCloud, check_positions, warn_once
 
 COORDINATES = ("X", "Y", "Z")
 COPC, LASZIP, EXTRA_BYTES = "copc", "laszip encoded", (b"LASF_Spec", 4)
@@ -158,8 +158,11 @@ def read_header(path: Path) -> laspy.LasHeader:
 
     Raises FileError for a file whose header can't be read.
     """
-    with os_errors(path, "read"), _las_errors(path), laspy.open(path) as reader:
-        return reader.header
+    with os_errors(path, "read"), _las_errors(path), path.open("rb") as stream:
+        # A damaged count would keep laspy reading.
+        read_layout(path, stream, num_checked=0)
+        with laspy.open(stream, closefd=False) as reader:
+            return reader.header
 
 
 def first_of_las(path: Path, number: int) -> PointCloud:
@@ -222,6 +225,12 @@ def _check_header(path: Path, header: laspy.LasHeader) -> None:
         raise NoPointsError(f"{path}: no points in it; leave it out")
     if not (np.isfinite(header.scales).all() and np.isfinite(header.offsets).all()):
         raise damaged(path, "its header has a scale or offset that is not finite")
+    if not header.scales.all():
+        axis = "xyz"[int(np.argmin(np.abs(header.scales)))]
+        raise FileError(
+            f"{path}: its header has a scale of 0 in {axis}, so that no {axis} is known; export it "
+            "again, with a scale such as 0.001"
+        )
 
 
 @contextmanager
@@ -232,7 +241,10 @@ def _las_errors(path: Path) -> Iterator[None]:
         raise
     # For a damaged file laspy raises struct, index, key, value and memory errors, and its own.
     except Exception as error:
-        raise damaged(path, (str(error) or repr(error)).splitlines()[0]) from error
+        reason = (str(error) or repr(error)).splitlines()[0].rstrip(".")
+        raise FileError(
+            f"{path}: laspy can't read it ({reason}); export it again, as LAS 1.4"
+        ) from error
     # lazrs panics on some files. A PanicException is not an Exception, and can't be imported.
     except BaseException as error:
         if type(error).__name__ != "PanicException":
@@ -360,6 +372,8 @@ def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) ->
     if head[:4] != b"LASF" or len(head) < MIN_HEADER_SIZE:
         raise damaged(path, "it doesn't begin with a LAS header")
     minor, header_size, points_start = head[25], *unpack_from("<HI", head, 94)
+    if minor > 4:
+        raise FileError(f"{path}: is LAS 1.{minor}, newer than LAS 1.4; export it as that")
     num_vlrs, point_format, point_size, num_points = unpack_from("<IBHI", head, 100)
     start_of_evlrs, num_evlrs = 0, 0
     if minor >= 4:
@@ -377,6 +391,13 @@ def read_layout(path: Path, stream: BinaryIO, num_checked: int | None = None) ->
     elif not point_format & COMPRESSED and points_start + num_points * point_size > size:
         end = points_start + num_points * point_size
         raise damaged(path, f"has {size} of {end} bytes")
+    elif not point_format & COMPRESSED and point_size:
+        num_held = ((start_of_evlrs or size) - points_start) // point_size
+        if num_held > num_points:
+            warn_once(
+                f"{path}: its header counts {num_points:,} points, and it has room for "
+                f"{num_held:,}; those beyond the count are left out"
+            )
     stream.seek(0)
     return Layout(vlrs, evlrs, head[CREATION_DATE_OFFSET : CREATION_DATE_OFFSET + 4])
 

@@ -47,7 +47,10 @@ class LengthUnit:
 METRE = LengthUnit("m", 1.0)
 UNKNOWN = LengthUnit("unit", None)
 ANGLES = LengthUnit("degrees or grads", None)
+LIKELY_ANGLES = LengthUnit("degrees, by their range and the heights", None)
 MIXED = LengthUnit("mixed units", None)
+# A survey in degrees is a thousand times higher than wide, and a pole in metres some tens of times.
+_HIGHER_THAN_WIDE = 200
 # Their lengths are true at the equator only.
 _MERCATOR = ("Popular Visualisation Pseudo Mercator", "Mercator (variant A)")
 
@@ -65,7 +68,8 @@ def length_unit(path: str | Path) -> LengthUnit:
     """The unit of a LAS or LAZ file, from its coordinate system.
 
     `UNKNOWN` for other formats, without a coordinate system, or with one that can't be parsed.
-    `ANGLES` for longitudes and latitudes, `MIXED` if heights have another unit than x and y.
+    `ANGLES` for longitudes and latitudes, `LIKELY_ANGLES` where only the extents say so, `MIXED` if
+    heights have another unit than x and y.
     Raises FileError for a file whose header can't be read.
     """
     header = _header_of(Path(path))
@@ -78,12 +82,22 @@ def length_unit(path: str | Path) -> LengthUnit:
         return own
     system = _system_of(header)
     if system is None or not system.axis_info:
-        return UNKNOWN
+        return LIKELY_ANGLES if _look_like_degrees(header) else UNKNOWN
     if system.is_geographic:
         return ANGLES
     factors = [axis.unit_conversion_factor for axis in system.axis_info]
     units = {unit_of(factor) for factor in _with_geo_keys(factors, header)}
     return units.pop() if len(units) == 1 else MIXED
+
+
+def _look_like_degrees(header: LasHeader) -> bool:
+    """Whether coordinates without a system are longitudes, latitudes and heights in metres: within
+    their range, and the survey much higher than wide, because a metre is 1e-5 degrees."""
+    in_range = all(
+        abs(corner[0]) <= 360 and abs(corner[1]) <= 90 for corner in (header.mins, header.maxs)
+    )
+    x, y, z = header.maxs - header.mins
+    return bool(in_range and 0 < max(x, y) < z / _HIGHER_THAN_WIDE)
 
 
 def mercator_stretch(path: Path) -> float | None:
@@ -214,7 +228,7 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
     """
     common, first = UNKNOWN, Path()
     for path, unit in units.items():
-        if unit in (ANGLES, MIXED):
+        if unit in (ANGLES, LIKELY_ANGLES, MIXED):
             raise DataError(
                 f"{path}: its coordinates are in {unit.name}; distances need one unit of length, "
                 "reproject it"

@@ -19,7 +19,6 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     as_positions,
-    check_positions,
 )
 
 POSITION_KEYS = ("positions", "pos", "points", "xyz")
@@ -101,7 +100,6 @@ def _split_array(array: np.ndarray, what: str) -> tuple[np.ndarray, dict[str, np
             f"{what}: expected an array of numbers (N, 3) or wider, not {array.dtype} {array.shape}"
         )
     positions = as_positions(array[:, :3].T)
-    check_positions(positions, what)
     columns = range(3, array.shape[1])
     return positions, {f"column_{i + 1}": np.ascontiguousarray(array[:, i]) for i in columns}
 

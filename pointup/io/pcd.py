@@ -17,12 +17,10 @@ from pointup.io.cloud import (
     PointCloud,
     as_positions,
     cast_values,
-    check_positions,
     storable,
-    warn_once,
 )
 from pointup.io.pts import SweepHeader
-from pointup.io.text_tables import TextHeader, read_bytes, read_columns, write_rows
+from pointup.io.text_tables import TextHeader, axis_or_name, read_bytes, read_columns, write_rows
 
 KINDS = {"I": "i", "U": "u", "F": "f"}
 ENCODINGS = ("ascii", "binary", "binary_compressed")
@@ -58,8 +56,7 @@ class PcdHeader:
 def read_pcd(path: Path) -> PointCloud:
     """Read the points of a PCD file with all fields; a field of several values is (N, count).
 
-    Packed `rgb` and `rgba` become red, green, blue (and alpha), uint8. Points with NaN coordinates
-    mark missing returns of an organised cloud; they are dropped with a warning.
+    Packed `rgb` and `rgba` become red, green, blue (and alpha), uint8.
     """
     text = read_bytes(path)
     header, num_points, start = _read_header(path, text)
@@ -75,13 +72,7 @@ def read_pcd(path: Path) -> PointCloud:
     if any(columns[axis].ndim > 1 for axis in "xyz"):
         raise FileError(f"{path}: x, y and z must be one number each; export it again")
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
-    cloud = PointCloud(positions, columns, header, path)
-    valid = np.logical_not(np.isnan(positions).any(axis=1))
-    if valid.any() and not valid.all():
-        warn_once(f"{path}: {np.count_nonzero(~valid):,} points without coordinates are left out")
-        cloud = cloud.select(valid)
-    check_positions(cloud.positions, str(path))
-    return cloud
+    return PointCloud(positions, columns, header, path)
 
 
 def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
@@ -94,7 +85,7 @@ def _read_header(path: Path, text: bytes) -> tuple[PcdHeader, int, int]:
             entries[words[0].upper()] = words[1:]
         if words and words[0].upper() == "DATA":
             break
-    names = entries.get("FIELDS", entries.get("COLUMNS", []))
+    names = [axis_or_name(name) for name in entries.get("FIELDS", entries.get("COLUMNS", []))]
     encoding = " ".join(entries.get("DATA", [])).lower()
     if not names or encoding not in ENCODINGS:
         raise FileError(f"{path}: not a PCD file: it has no header with FIELDS and DATA")

@@ -7,7 +7,7 @@ Python.
 
 from __future__ import annotations
 
-import io
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +22,11 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     as_positions,
-    check_positions,
+    cast_values,
     storable,
     warn_once,
 )
-from pointup.io.text_tables import write_rows
+from pointup.io.text_tables import axis_or_name, is_number, write_rows
 
 TYPES = {
     "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2",
@@ -60,8 +60,10 @@ def read_ply(path: Path) -> PointCloud:
     Faces and other elements are dropped with a warning.
     """
     with os_errors(path, "read"), path.open("rb") as stream:
-        header, num_points, dtype = _read_header(stream, path)
-        if header.encoding == "ascii":
+        header, num_points, dtype, has_lists = _read_header(stream, path)
+        if has_lists:
+            columns = _read_beside_lists(path, dtype)
+        elif header.encoding == "ascii":
             columns = _read_ascii(stream, path, num_points, dtype)
         else:
             num_held = (path.stat().st_size - stream.tell()) // dtype.itemsize
@@ -73,15 +75,15 @@ def read_ply(path: Path) -> PointCloud:
                 for name in header.properties
             }
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
-    check_positions(positions, str(path))
     return PointCloud(positions, columns, header, path)
 
 
-def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype]:
+def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype, bool]:
+    """The layout, the number and the dtype of the vertices, and whether they have lists."""
     if stream.readline(8).strip() != b"ply":
         raise FileError(f"{path}: not a PLY file: it doesn't begin with 'ply'")
     encoding, comments = "", []
-    element, counts, properties = "", dict[str, int](), dict[str, str]()
+    element, counts, properties, lists = "", dict[str, int](), dict[str, str](), list[str]()
     while True:
         line = stream.readline(65536).decode("latin-1")
         words = line.split()
@@ -99,9 +101,11 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
                     )
                 element = name
                 counts[name] = int(count)
-            case ["property", "list", *_] if element == "vertex":
-                raise FileError(f"{path}: vertices with list properties can't be read; remove them")
-            case ["property", kind, name] if element == "vertex" and name not in properties:
+            case ["property", "list", *_, name] if element == "vertex":
+                lists.append(name)
+            case ["property", kind, written] if (
+                element == "vertex" and (name := axis_or_name(written)) not in properties
+            ):
                 code = (TYPES | OTHER_NAMES).get(kind)
                 if code is None:
                     raise FileError(f"{path}: unknown property type {kind!r}; export it again")
@@ -122,29 +126,57 @@ def _read_header(stream: BinaryIO, path: Path) -> tuple[PlyHeader, int, np.dtype
             f"{path}: elements other than vertices are dropped ({', '.join(left_out)}); to sample "
             "the surface of a mesh, see `pointup prepare meshes`"
         )
+    if lists:
+        warn_once(f"{path}: list properties of vertices are left out: {', '.join(lists)}")
     order = BYTE_ORDERS[encoding]
     dtype = np.dtype([(name, order + code) for name, code in properties.items()])
-    return PlyHeader(encoding, tuple(comments), tuple(properties)), counts["vertex"], dtype
+    header = PlyHeader(encoding, tuple(comments), tuple(properties))
+    return header, counts["vertex"], dtype, bool(lists)
+
+
+def _read_beside_lists(path: Path, dtype: np.dtype) -> dict[str, np.ndarray]:
+    """The properties of vertices that also have lists, whose rows differ in length."""
+    from plyfile import PlyData, PlyParseError
+
+    try:
+        with warnings.catch_warnings():
+            # NumPy warns of an empty list.
+            warnings.simplefilter("ignore", UserWarning)
+            table = PlyData.read(path)["vertex"]
+    except PlyParseError as error:
+        raise FileError(f"{path}: plyfile can't read it ({error}); export it again") from error
+    own = {axis_or_name(name): table[name] for name in table.data.dtype.names}
+    return {name: own[name].astype(dtype[name].newbyteorder("=")) for name in dtype.names or ()}
 
 
 def _read_ascii(
     stream: BinaryIO, path: Path, num_points: int, dtype: np.dtype
 ) -> dict[str, np.ndarray]:
-    if not num_points:
-        return {name: np.empty(0, dtype[name]) for name in dtype.names or ()}
+    names = dtype.names or ()
+    # Blanks separate numbers, so that a comma is a decimal mark.
+    text = stream.read().replace(b",", b".")
     # Each value takes at least a digit and a blank.
-    num_bytes = path.stat().st_size - stream.tell() + 1
-    bytes_per_point = 2 * len(dtype.names or ())
-    if num_points * bytes_per_point > num_bytes:
-        raise _truncated(path, num_bytes // bytes_per_point, num_points, "at most ")
-    text = io.TextIOWrapper(stream, "latin-1")
+    if 2 * num_points * len(names) > len(text) + 1:
+        raise _truncated(path, len(text) // (2 * len(names)), num_points, "at most ")
+    number = num_points * len(names)
     try:
-        table = np.loadtxt(text, dtype, max_rows=num_points, ndmin=1)
-    except ValueError as error:
-        raise FileError(f"{path}: {str(error).partition(';')[0]}; export it again") from None
-    if len(table) < num_points:
-        raise _truncated(path, len(table), num_points)
-    return {name: np.ascontiguousarray(table[name]) for name in dtype.names or ()}
+        with warnings.catch_warnings():
+            # NumPy before 2.3 warns of a word that is no number.
+            warnings.simplefilter("error", DeprecationWarning)
+            values = np.fromstring(text, sep=" ", count=number)
+    except (ValueError, DeprecationWarning):
+        words = text.split()[:number]
+        for word in words:
+            if not is_number(word.decode("latin-1"), " "):
+                raise FileError(
+                    f"{path}: {word[:40].decode('latin-1')!r} is not a number; correct it"
+                ) from None
+        raise _truncated(path, len(words) // len(names), num_points) from None
+    table = values.reshape(num_points, len(names))
+    return {
+        name: cast_values(table[:, i], dtype[name], f"{path}: {name}")
+        for i, name in enumerate(names)
+    }
 
 
 def _truncated(path: Path, num_held: int, num_points: int, bound: str = "") -> FileError:

@@ -20,7 +20,6 @@ from pointup.io.cloud import (
     PointCloud,
     PointWriter,
     as_positions,
-    check_positions,
     flatten_attributes,
     storable,
     warn_once,
@@ -95,7 +94,6 @@ def read_pts(path: Path) -> PointCloud:
             f"{path}: has {len(positions)} points, more than the {sum(counts)} of its counts; "
             "correct the first line"
         )
-    check_positions(positions, str(path))
     for name in set(COLOURS) & columns.keys():
         values = columns[name]
         if values.dtype == np.int64 and values.min() >= 0 and values.max() <= 255:
@@ -152,7 +150,8 @@ def read_sweep(path: Path) -> PointCloud:
     """Read little-endian float32 rows of x, y, z, intensity, and ring in `.pcd.bin`.
 
     The file has no header. It is accepted as a sweep if it consists of whole rows and all
-    coordinates are finite and at most 1e6 in magnitude. Raises FileError otherwise.
+    coordinates are at most 1e6 in magnitude. Raises FileError otherwise. Points at 0, 0, 0 are left
+    out, with a note.
     """
     names = column_names(path)
     width = 3 + len(names)
@@ -166,12 +165,17 @@ def read_sweep(path: Path) -> PointCloud:
         )
     rows = values.reshape(-1, width)
     positions = as_positions(rows[:, :3].T)
-    check_positions(positions, str(path))
-    if np.abs(positions).max() > MAX_COORDINATE:
+    farthest = np.abs(positions[np.isfinite(positions)]).max(initial=0.0)
+    if farthest > MAX_COORDINATE:
         raise FileError(
-            f"{path}: not a KITTI sweep: coordinates up to {np.abs(positions).max():g}; give it "
-            "the extension of its format"
+            f"{path}: not a KITTI sweep: coordinates up to {farthest:g}; give it the extension of "
+            "its format"
         )
+    # Scanners write a pulse without a return as a point at the sensor.
+    is_return = positions.any(axis=1)
+    if not is_return.all() and is_return.any():
+        warn_once(f"{path}: {np.count_nonzero(~is_return):,} points at 0, 0, 0 are left out")
+        positions, rows = positions[is_return], rows[is_return]
     columns = {name: rows[:, 3 + i].astype(np.float32) for i, name in enumerate(names)}
     return PointCloud(positions, columns, SweepHeader(names), path)
 

@@ -24,7 +24,6 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     as_positions,
-    check_positions,
     storable,
 )
 
@@ -44,6 +43,7 @@ class TextHeader:
 
 
 COMMENT = re.compile("#|//")
+DECIMAL_COMMA = re.compile(r"[+-]?\d*(,\d+)?([eE][+-]?\d+)?")
 COMMENT_IN_BYTES = re.compile(rb"[ \t]*(?:#|//)[^\n]*")
 
 
@@ -59,12 +59,22 @@ def read_text(path: Path) -> PointCloud:
     """
     text = read_bytes(path)
     header, start = _read_layout(path, text)
-    if header.delimiter == ";" and b"," in _without_comments(text[start:]):
+    if header.delimiter != "," and b"," in _without_comments(text[start:]):
         header = replace(header, decimal=",")
     columns = read_columns(path, text, start, header)
+    if header.names_in == "nowhere" and len(header.names) > 3 and _counts(columns["x"]):
+        raise FileError(
+            f"{path}: its first column counts 1, 2, 3, ...; name the columns in a first line, such "
+            f"as {','.join(['number', *'yxz', *header.names[4:]])}"
+        )
     positions = as_positions([columns.pop(axis) for axis in "xyz"])
-    check_positions(positions, str(path))
     return PointCloud(positions, columns, header, path)
+
+
+def _counts(values: np.ndarray) -> bool:
+    """Whether values (N,) are numbers of points."""
+    is_step = np.diff(values) == 1
+    return len(values) > 2 and values[0] in (0, 1) and bool(is_step.all())
 
 
 def read_bytes(path: Path) -> bytes:
@@ -126,7 +136,7 @@ def _read_layout(path: Path, text: bytes) -> tuple[TextHeader, int]:
         raise FileError(f"{path}: no points in it; leave it out")
     delimiter = _find_delimiter(first)
     fields = _split(first, delimiter)
-    if not any(_is_number(field, delimiter) for field in fields):
+    if not any(is_number(field, delimiter) for field in fields):
         names, start = fields, start + len(raw)
         if not names[-1] and _ends_empty(text, start, delimiter, len(names)):
             names.pop()
@@ -164,9 +174,12 @@ def without_comment(line: str) -> str:
 
 
 def _find_delimiter(line: str) -> str:
+    # Blanks between numbers with a decimal comma, which has a digit behind it.
+    if len(line.split()) > 2 and all(DECIMAL_COMMA.fullmatch(word) for word in line.split()):
+        return " "
     delimiter = next((mark for mark in ";,\t" if mark in line), " ")
     # Tabs and blanks may be mixed, but names between tabs may contain blanks.
-    if delimiter == "\t" and len({_is_number(field, "\t") for field in line.split("\t")}) > 1:
+    if delimiter == "\t" and len({is_number(field, "\t") for field in line.split("\t")}) > 1:
         return " "
     return delimiter
 
@@ -197,9 +210,9 @@ def _split(line: str, delimiter: str) -> list[str]:
     return [field.strip() for field in fields]
 
 
-def _is_number(field: str, delimiter: str) -> bool:
+def is_number(field: str, delimiter: str) -> bool:
     try:
-        float(field.replace(",", ".") if delimiter == ";" else field)
+        float(field if delimiter == "," else field.replace(",", "."))
     except ValueError:
         return False
     return True
@@ -259,7 +272,7 @@ def _row_error(path: Path, text: bytes, start: int, header: TextHeader) -> FileE
                 f"{len(header.names)}; correct or remove it"
             )
         for field in fields if line else []:
-            if not _is_number(field, header.delimiter):
+            if not is_number(field, header.delimiter):
                 return FileError(
                     f"{path}: line {number}: {field[:40]!r} is not a number; correct it"
                 )

@@ -32,6 +32,9 @@ from pointup.io.files import (
 )
 from pointup.io.las import read_header
 from pointup.io.length_unit import (
+    ANGLES,
+    LIKELY_ANGLES,
+    UNKNOWN,
     LengthUnit,
     agreed_unit,
     mercator_stretch,
@@ -249,16 +252,21 @@ def before_rounding(max_distance: float | None, jobs: Sequence[Job]) -> float | 
     return max_distance - largest
 
 
-def check_units(paths: Sequence[Path], density: float | None, has_lengths: bool) -> list[str]:
+def check_units(
+    paths: Sequence[Path], density: float | None, has_lengths: bool, allow_degrees: bool = False
+) -> list[str]:
     """Check that coordinates are lengths. Returns notes on units that the user may not expect.
 
     With a density, or with other lengths among the options (`has_lengths`), all files must have one
     unit; without, each may have its own. A damaged file is skipped: it is reported when it is read.
     Many surveys name a unit of heights that theirs are not in: mixed units are noted, not refused.
     So are Mercator and geocentric systems, because some files name the latter by mistake.
-    Raises DataError for coordinates in degrees or in several units.
+    Raises DataError for coordinates in several units or, unless `allow_degrees`, in degrees.
     """
     units = units_of_readable(paths)
+    if allow_degrees:
+        angles = ANGLES, LIKELY_ANGLES
+        units = {path: UNKNOWN if unit in angles else unit for path, unit in units.items()}
     lengths, notes = note_mixed(units)
     notes += _projection_notes(list(units))
     if density is None and not has_lengths:

@@ -121,7 +121,8 @@ class Upsample:
     view: View = None
     """Write an HTML file to look at: before and after, side by side or faded, in a browser."""
     force: bool = False
-    """Skip the check for an output that is huge or does not fit on the disk."""
+    """Skip the checks for an output that is huge or does not fit on the disk, and for coordinates
+    in degrees."""
 
     def run(self) -> int:
         try:
@@ -229,7 +230,8 @@ class Upsample:
         has_lengths = self.max_distance is not None or self.bounds is not None
         with workers.barrier():
             if workers.is_main:
-                for note in check_units([job.source for job in jobs], self.density, has_lengths):
+                sources = [job.source for job in jobs]
+                for note in check_units(sources, self.density, has_lengths, self.force):
                     print(f"note: {note}", file=sys.stderr)
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
