@@ -256,7 +256,8 @@ def cast_values(values: np.ndarray, dtype: np.dtype, what: str) -> np.ndarray:
     if values.dtype == dtype or not len(values):
         return values.astype(dtype, copy=False)
     if dtype.kind == "f":
-        cast = values.astype(dtype)
+        with np.errstate(over="ignore"):
+            cast = values.astype(dtype)
         if values.dtype.kind in "iu" and not np.array_equal(cast.astype(values.dtype), values):
             raise DataError(f"{what}: integers up to {values.max()} don't fit {dtype.name}")
         return cast
