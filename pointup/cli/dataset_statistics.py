@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.datasets.dataset_units import dataset_unit
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
 from pointup.datasets.pair_dataset import open_pairs, open_samples, read_pair
 from pointup.datasets.samples import (
@@ -23,7 +24,6 @@ from pointup.datasets.samples import (
 )
 from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
-from pointup.io.length_unit import dataset_unit
 from pointup.progress import tracked
 from pointup.terminal import in_bytes, printable
 from pointup.visualization import dataset_picture, save_picture, stacked

@@ -1,10 +1,9 @@
-"""The unit of length and the coordinate system of files and pair datasets."""
+"""The unit of length and the coordinate system of files."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,56 +240,6 @@ def agreed_unit(units: Mapping[Path, LengthUnit]) -> LengthUnit:
             )
         common, first = unit, path
     return common
-
-
-def dataset_unit(directory: str | Path) -> LengthUnit:
-    """The unit of a pair dataset; `UNKNOWN` if it was joined of datasets in different units."""
-    units = set(dataset_units(directory).values()) - {UNKNOWN}
-    return units.pop() if len(units) == 1 else UNKNOWN
-
-
-def known_unit(directories: Iterable[str | Path]) -> str:
-    """The name of the common unit of pair datasets, for tables of figures.
-
-    Empty if it is unknown, if the datasets differ, or if their descriptions can't be read.
-    """
-    try:
-        units = {dataset_unit(directory) for directory in directories}
-    except (DataError, OSError, ValueError):
-        return ""
-    found = units.pop() if len(units) == 1 else UNKNOWN
-    return found.name if found.metres is not None else ""
-
-
-def agreed_dataset_unit(directory: str | Path) -> LengthUnit:
-    """`dataset_unit`. Raises DataError for a dataset joined of datasets in different units."""
-    units = {path: unit for path, unit in dataset_units(directory).items() if unit != UNKNOWN}
-    if len(set(units.values())) > 1:
-        named = ", ".join(f"{path} in {unit.name}" for path, unit in units.items())
-        raise DataError(f"{directory}: joined of {named}; evaluate these one by one")
-    return dataset_unit(directory)
-
-
-def dataset_units(directory: str | Path) -> dict[Path, LengthUnit]:
-    """The unit of a pair dataset, or of each one that it was joined of, by directory.
-
-    It is that of the input files, if these still exist and can be read. Procedural pairs are in
-    metres. All other datasets are `UNKNOWN`.
-    """
-    path = Path(directory, "pointup.json")
-    if not path.is_file():
-        return {Path(directory): UNKNOWN}
-    info = json.loads(path.read_text(encoding="utf-8"))
-    if "recipe" in info:
-        return {Path(directory): METRE}
-    named = [Path(name) for side in ("inputs", "source", "target") for name in info.get(side, ())]
-    if str(info.get("made_by", "")).endswith("prepare join"):
-        return {leaf: unit for path in named for leaf, unit in dataset_units(path).items()}
-    files = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    units_of_files = units_of_readable([file for file in files if file.is_file()])
-    # `pointup prepare` took the heights of these to be in the unit of x and y.
-    lengths = {file: unit for file, unit in units_of_files.items() if unit != MIXED}
-    return {Path(directory): agreed_unit(lengths)}
 
 
 def different_systems(paths: Sequence[Path]) -> dict[Path, str]:

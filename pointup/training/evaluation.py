@@ -18,13 +18,13 @@ from accelerate import Accelerator
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
+from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
 from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
 from pointup.evaluation.pairs import measure_pairs
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
-from pointup.io.length_unit import known_unit
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import release_cached_memory

@@ -10,9 +10,10 @@ import pytest
 
 from pointup.cli.main import main
 from pointup.cli.prepare.scenes import ALL_KINDS
+from pointup.datasets.dataset_units import dataset_unit
 from pointup.datasets.pair_dataset import open_pairs
 from pointup.geometry.surfaces import Surface
-from pointup.io.length_unit import METRE, dataset_unit
+from pointup.io.length_unit import METRE
 from pointup.synthetic.landscapes import KINDS, SHARES
 
 SMALL = ["--tile", "5", "--target-density", "40", "--num-workers", "1"]

@@ -11,7 +11,8 @@ import pytest
 
 from pointup.cli.main import main
 from pointup.datasets import regions
-from pointup.io.length_unit import UNKNOWN, dataset_unit
+from pointup.datasets.dataset_units import dataset_unit
+from pointup.io.length_unit import UNKNOWN
 
 METRES, FEET, DEGREES = 32618, 2263, 4326
 FEET_ABOVE_METRES = "EPSG:32618+6360"

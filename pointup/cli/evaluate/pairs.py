@@ -69,13 +69,14 @@ class EvaluatedPairs:
     def run(self) -> int:
         from pointup.cli.evaluate.pair_notes import MeasuredPairs, Sizes
         from pointup.datasets.batch import collate
+        from pointup.datasets.dataset_units import agreed_dataset_unit
         from pointup.datasets.pair_dataset import BadSample, PairDataset, open_samples
         from pointup.datasets.sampler import TokenBudgetBatchSampler
         from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
         from pointup.geometry.packed import sizes_from_ptr
         from pointup.geometry.surfaces import Surface
-        from pointup.io.length_unit import agreed_dataset_unit, unit_of
+        from pointup.io.length_unit import unit_of
         from pointup.model.config import ModelConfig
         from pointup.progress import tracked
         from pointup.training.objective import training_ratio

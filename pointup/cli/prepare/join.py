@@ -46,8 +46,9 @@ class Join:
             raise ConfigError("no input: name directories made by `pointup prepare`")
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
+        from pointup.datasets.dataset_units import dataset_units
         from pointup.datasets.held_out import shapes_of, stored_surveys, surveys_of
-        from pointup.io.length_unit import UNKNOWN, dataset_units
+        from pointup.io.length_unit import UNKNOWN
 
         surfaces: dict[str, Surface] = {}
         info: dict[str, Any] = {"command": "prepare join", "inputs": self.inputs}

@@ -91,10 +91,10 @@ def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
     """
     import numpy as np
 
+    from pointup.datasets.dataset_units import dataset_unit
     from pointup.datasets.opening import open_samples
     from pointup.datasets.samples import UnreadableSample
     from pointup.evaluation.common_extent import note_on_offset
-    from pointup.io.length_unit import dataset_unit
 
     opened = [open_samples(dataset, split, draws_validation=False) for split in splits]
     offsets = []

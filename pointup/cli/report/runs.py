@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from pointup.datasets.dataset_units import known_unit
 from pointup.errors import FileError
-from pointup.io.length_unit import METRE, known_unit
+from pointup.io.length_unit import METRE
 from pointup.terminal import printable
 from pointup.training.config import (
     TrainConfig,
