@@ -78,17 +78,6 @@ def test_heights_in_another_unit_are_noted_and_the_unit_of_the_pairs_is_unknown(
     assert dataset_unit(out) == UNKNOWN
 
 
-def test_evaluating_heights_in_another_unit_names_the_option_that_takes_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mixed = write_las(tmp_path / "mixed.las", FEET_ABOVE_METRES, 300)
-    words = ["evaluate", "lidar", "--reference", str(mixed), "--prediction", str(mixed)]
-    assert main(words) == 1
-    assert "mixed units" in (error := capsys.readouterr().err)
-    assert error.endswith("or set --metres-per-unit\n")
-    assert main([*words, "--metres-per-unit", "1"]) == 0
-
-
 def test_datasets_in_feet_and_metres_are_joined_with_a_note_and_not_evaluated_as_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

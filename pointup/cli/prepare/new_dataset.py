@@ -184,11 +184,14 @@ class Making:
                 f"{self.scratch}: holds the unfinished dataset of another command; delete it, or "
                 "repeat that command"
             )
-        for name in ("parts", "sorted"):
-            (self.scratch / name).mkdir(exist_ok=True)
-            for path in (self.scratch / name).glob(".*" if is_resumable else "*"):
+        kept = {"lock", "options.json", "parts", "sorted"} if is_resumable else {"lock"}
+        for path in self.scratch.iterdir():
+            if path.name not in kept:
                 remove(path)
-        remove(self.unfinished)
+        for folder in (self.parts, self.scratch / "sorted"):
+            folder.mkdir(exist_ok=True)
+            for path in folder.glob(".*"):
+                remove(path)
 
     def write(
         self,

@@ -221,7 +221,7 @@ class SurveyDataset:
             note_left_out(parts, self.fewest_points)
             making.strip = strip_remark(strip, parts, self.copies)
             if self.shard is None and not total_rows(parts, "train"):
-                # The remedy is other options, which can't continue from these parts.
+                # Other options can't continue from these parts.
                 remove(making.parts)
                 raise making.nothing_usable(NO_TRAINING_PAIRS)
             info["points_in_tiles"] = round(self.copies * total(parts, "points_in_tiles"))
@@ -260,7 +260,7 @@ class SurveyDataset:
             )
             for place, xy, held in zip(places, tiles, held_out, strict=True)
         ]
-        folder = _part_folder(making, 0)
+        folder = making.scratch / "only_part"
         facts: dict[str, Any] = {"left_out": []}
         make_part(folder, None, ground, tiling.block, self.make, facts, making.each)
         return folder
@@ -299,18 +299,15 @@ class SurveyDataset:
     def _no_tiles(self, making: Making, places: list[Place]) -> DataError:
         if not places:
             return making.nothing_usable("no file can be used")
-        tile, extents = (
-            self.tiling.tile,
-            [places[0].describe(side) for side in range(len(self.sides))],
-        )
+        extents = [places[0].describe(side) for side in range(len(self.sides))]
+        no_tile = f"no tile of {self.tiling.tile:g} has {self.fewest_points} points"
         if len(extents) == 2:
             return making.nothing_usable(
-                f"no tile of {tile:g} has {self.fewest_points} points of both surveys: the source "
-                f"spans {extents[0]}, the target {extents[1]}; are the coordinate systems the same?"
+                f"{no_tile} of both surveys: the source spans {extents[0]}, the target "
+                f"{extents[1]}; are the coordinate systems the same?"
             )
         return making.nothing_usable(
-            f"no tile of {tile:g} has {self.fewest_points} points or more, in {extents[0]}: "
-            "try a larger --tile or a smaller --min-points"
+            f"{no_tile} or more, in {extents[0]}: try a larger --tile or a smaller --min-points"
         )
 
     def _by_regions(self, making: Making, info: dict[str, Any]) -> list[Path]:
