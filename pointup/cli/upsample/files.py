@@ -75,13 +75,13 @@ def upsample_survey(
     workers: LaunchedWorkerGroup,
     *,
     point_filter: PointFilter,
-    only_new: bool = False,
-    tile: float | None = None,
-    token_budget: int | None = None,
-    picture: Path | None = None,
-    force: bool = False,
-    copies_rest: bool = False,
-    suggests_model: bool = False,
+    only_new: bool,
+    tile: float | None,
+    token_budget: int | None,
+    picture: Path | None,
+    force: bool,
+    copies_rest: bool,
+    suggests_model: bool,
 ) -> SurveyResult:
     """Upsample the files of a survey.
 
@@ -92,9 +92,9 @@ def upsample_survey(
     that concerns the survey as a whole is raised in all processes, and then nothing is written.
     """
     began = time.monotonic()
-    hidden = not workers.is_main
+    with_originals = options.originals and not only_new
     found = SortedFiles()
-    progress = ProgressBar(_name(jobs), hidden=hidden)
+    progress = ProgressBar(_name(jobs), hidden=not workers.is_main)
     with work_directory(jobs, workers) as directory, progress:
         with workers.barrier():
             if workers.is_main:
@@ -105,7 +105,7 @@ def upsample_survey(
         if found.too_few:
             if not copies_rest:
                 raise found.too_few
-            return _copy_each(jobs, found, options.originals and not only_new, workers)
+            return _copy_each(jobs, found, with_originals, workers)
         inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
         given = jobs
         jobs = [job for number, job in enumerate(jobs) if number not in left_out]
@@ -140,11 +140,10 @@ def upsample_survey(
                     unreached = UnreachedArea(store).share()
         with workers.barrier():
             window = Window(store) if picture and workers.is_main else None
-            keep = options.originals and not only_new
             progress.begin("writing")
-            written = write_each(jobs, store, new_points, keep, window, workers, progress)
+            written = write_each(jobs, store, new_points, with_originals, window, workers, progress)
             if picture and window:
-                window.draw(jobs[0].source, keep, picture, bool(options.above_ground))
+                window.draw(jobs[0].source, with_originals, picture, bool(options.above_ground))
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
     lines, files, errors = [], [], list[Exception](left_out.values())
@@ -313,7 +312,7 @@ class _Discarded(Exception):
 
 def check_outputs(jobs: Sequence[Job], store: Store) -> None:
     """Raise the error of the first output if none can be opened: before any work, not after it."""
-    first: PointupError | None = None
+    errors = []
     for job in jobs:
         if job.is_context:
             continue
@@ -322,9 +321,8 @@ def check_outputs(jobs: Sequence[Job], store: Store) -> None:
                 raise _Discarded
             return
         except PointupError as error:
-            first = first or error
-    if first:
-        raise first
+            errors.append(error)
+    raise errors[0]
 
 
 def write_each(

@@ -124,9 +124,8 @@ class FinishedFiles:
     def _is_written(self, job: Job, identity: str) -> bool:
         try:
             known = json.loads(self._path(job).read_text())
-            if known == {"identity": identity, "bytes": None}:
-                return True  # There was nothing to write.
-            size = job.target.stat().st_size
+            # Without a size there was nothing to write.
+            size = job.target.stat().st_size if known["bytes"] is not None else None
         except (OSError, ValueError):
             return False
         return bool(known == {"identity": identity, "bytes": size})
