@@ -20,6 +20,7 @@ from runs import TrainConfig, training
 from pointup.errors import ConfigError
 from pointup.training.distributed import accelerator
 from pointup.training.distributed.accelerator import (
+    LaunchRequest,
     launch_arguments,
     launch_request,
     make_accelerator,
@@ -156,12 +157,12 @@ def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = launched(tmp_path, "--cpu", "--num_processes", "2")
-    assert ended.returncode != 0
-    assert "was to start 2 processes but started 1" in ended.stderr
-    assert "WORLD" not in ended.stdout
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(accelerator, "launch_request", lambda: LaunchRequest(2, use_cpu=True))
+    with pytest.raises(ConfigError, match="was to start 2 processes but started 1"):
+        make_accelerator(tmp_path)
 
 
 @pytest.fixture
@@ -195,7 +196,10 @@ def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
 
 
 @pytest.mark.slow
-def test_a_configuration_that_enables_compilation_is_refused(tmp_path: Path) -> None:
+def test_launches_that_training_does_not_support_end_with_an_error(tmp_path: Path) -> None:
+    ended = launched(tmp_path, "--cpu", "--num_processes", "2")
+    assert ended.returncode != 0 and "WORLD" not in ended.stdout
+    assert "was to start 2 processes but started 1" in ended.stderr
     config = (CONFIGS / "cpu.yaml").read_text()
     asking = tmp_path / "asking.yaml"
     asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")

@@ -125,9 +125,9 @@ def test_the_text_of_another_machine_is_awaited_up_to_a_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 10.0)
-    writer = threading.Timer(0.5, (tmp_path / "lock").write_text, ["text"])
+    writer = threading.Timer(0.1, (tmp_path / "lock").write_text, ["text"])
     writer.start()
     assert lock.is_seen(tmp_path / "lock", "text")
-    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 0.5)
+    monkeypatch.setattr(lock, "SECONDS_TO_BE_SEEN", 0.1)
     assert not lock.is_seen(tmp_path / "lock", "another")
     assert not lock.is_seen(tmp_path / "none", "text")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, SECONDS_TO_OUTCOME, metrics_of
-from disturbed import arguments, assert_ends_like, ends, wait_for_step
+from disturbed import arguments, assert_ends_like, wait_for_step
 from slurm import Cluster, made_cluster
 from test_hosts import on_cpus
 
@@ -94,21 +94,20 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_like_an_undisturbed_
     assert_ends_like(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("partition", ["usual", "graceful"])
 def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
-    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path, partition: str
+    data: Path, tmp_path: Path, cluster: Cluster, undisturbed: Path
 ) -> None:
     run = tmp_path / "run"
-    job = cluster.submit(
-        job_script(data, str(run)), f"--partition={partition}", STEP_SECONDS="1", **NO_FAULT
-    )
+    # With time to save before it is killed.
+    script = job_script(data, str(run))
+    job = cluster.submit(script, "--partition=graceful", STEP_SECONDS="1", **NO_FAULT)
     wait_for_step(run, 2)
     began = time.time()
     urgent = cluster.submit(
         "#!/bin/bash\nsleep 2\n", "--partition=urgent", "--nodes=2", "--exclusive"
     )
     cluster.wait(urgent, lambda shown: shown["JobState"] in ("RUNNING", "COMPLETED"), PATIENCE)
-    outcome = f"SLURM: preempted in partition {partition}, until the other job runs"
+    outcome = "SLURM: preempted, until the other job runs"
     SECONDS_TO_OUTCOME.append((outcome, time.time() - began))
     assert_completes(cluster, urgent)
     assert_trains_to_the_end(cluster, job)
@@ -116,17 +115,3 @@ def test_a_preempted_job_saves_and_continues_after_the_other_has_ended(
     assert_ends_like(run, undisturbed)
     # The job continued its run instead of starting a new one.
     assert len(metrics_of(run)) == 14
-
-
-def test_jobs_of_an_array_train_side_by_side_on_the_same_hosts(
-    data: Path, tmp_path: Path, cluster: Cluster
-) -> None:
-    run = str(tmp_path / "run_$SLURM_ARRAY_TASK_ID")
-    script = job_script(data, f"{run} --seed $SLURM_ARRAY_TASK_ID")
-    job = cluster.submit(script, "--array=0-1", **NO_FAULT)
-    for task in (0, 1):
-        cluster.wait(f"{job}_{task}", has_ended, PATIENCE)
-        shown = cluster.show(f"{job}_{task}")
-        assert shown["JobState"] == "COMPLETED", cluster.output(shown["JobId"])
-        ends(data, tmp_path / f"alone_{task}", "--seed", task)
-        assert_ends_like(tmp_path / f"run_{task}", tmp_path / f"alone_{task}")
