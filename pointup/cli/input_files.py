@@ -76,7 +76,8 @@ def _is_input(path: Path, extensions: Sequence[str]) -> bool:
 
 def _without_tables(folder: Path, files: list[Path]) -> list[Path]:
     """The files of a folder without text files, if there are LAS or LAZ files among them."""
-    from pointup.io.files import LAS_EXTENSIONS, TEXT_EXTENSIONS
+    from pointup.io.cloud import LAS_EXTENSIONS
+    from pointup.io.files import TEXT_EXTENSIONS
 
     tables = [path for path in files if path.suffix.lower() in TEXT_EXTENSIONS]
     if not tables or all(path.suffix.lower() not in LAS_EXTENSIONS for path in files):

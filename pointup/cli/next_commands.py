@@ -13,9 +13,7 @@ import yaml
 from accelerate.commands.config.config_args import default_config_file
 
 from pointup.errors import ConfigError, DataError
-from pointup.io.files import writable_extensions
 from pointup.shipped import is_checkout, shipped_file, shipped_options
-from pointup.upsampling.options import LARGEST_RATIO
 
 if TYPE_CHECKING:
     # The training modules take seconds and 200 MB to import; upsampling uses this module too.
@@ -176,6 +174,8 @@ def _ratio_of(data: Path) -> float | None:
 
 def _ratio_option(ratio: float | None, max_ratio: float) -> list[str]:
     """The option of `pointup upsample` for a ratio, up to the largest one in training."""
+    from pointup.upsampling.options import LARGEST_RATIO
+
     if ratio is None or ratio < 1:
         return []
     used = min(ratio, max_ratio, LARGEST_RATIO)
@@ -202,6 +202,8 @@ def _surveys_of(data: Path) -> list[Path]:
 
 
 def _dense_name(surveys: list[Path]) -> str:
+    from pointup.io.files import writable_extensions
+
     first = surveys[0] if surveys else Path("survey")
     if len(surveys) != 1 or first.is_dir():
         return f"{first.resolve().name if first.is_dir() else 'surveys'}_dense"

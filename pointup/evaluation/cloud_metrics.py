@@ -1,4 +1,4 @@
-"""Metrics of single clouds, for the validation in training and for `pointup evaluate`."""
+"""Metrics of clouds and of pairs, for the validation in training and for `pointup evaluate`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
+from pointup.evaluation.baselines import BASELINES
+from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.surfaces import Surface
 from pointup.metrics import cloud_metrics, point_to_surface_distance
+from pointup.model.upsampler import Upsampler
 
 Figures = dict[str, float]
+Clouds = dict[str, tuple[Tensor, Tensor]]
+"""Packed points and ptr by row."""
+
+ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
+"""The clouds that are measured against the target, in the order to print."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +129,52 @@ def measure(
     measurable = (sizes_from_ptr(ptr) > 0) & (sizes_from_ptr(target_ptr) > 0)
     return [
         figures[cloud] if has_points else {} for cloud, has_points in enumerate(measurable.tolist())
+    ]
+
+
+@torch.no_grad()
+def measure_pairs(
+    batch: Batch,
+    ratio: Tensor,
+    upsampler: Upsampler | None = None,
+    surfaces: Sequence[Surface | None] | None = None,
+) -> list[dict[str, Figures]]:
+    """For every pair of a batch, the figures of `measure` for each cloud of `clouds_of_pairs`.
+
+    `batch`: made by `collate`, on the device of the model. `ratio`: (B,) ratios of the model and
+    the midpoint baseline. Pairs with a second sampling of the surface have a row "resampled". The
+    baselines for surveys are not included, because they take longer.
+    """
+    return measure_clouds(batch, clouds_of_pairs(batch, ratio, upsampler), surfaces)
+
+
+@torch.no_grad()
+def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = None) -> Clouds:
+    """The clouds that `measure_pairs` measures: packed points and ptr by row."""
+    clouds = {
+        "midpoints": midpoint_upsample(batch.pos, batch.ptr, ratio),
+        "source": (batch.pos, batch.ptr),
+    }
+    if upsampler is not None:
+        output = upsampler(batch.pos, batch.ptr, ratio)
+        clouds["model"] = (output.pos, output.ptr)
+    if "resample" in batch:
+        clouds["resampled"] = (batch.resample, batch.resample_ptr)
+    return clouds
+
+
+def measure_clouds(
+    batch: Batch, clouds: Clouds, surfaces: Sequence[Surface | None] | None = None
+) -> list[dict[str, Figures]]:
+    """For every pair of a batch, the figures of `measure` for each of the clouds, by row."""
+    rows = {
+        row: measure(*clouds[row], batch.target, batch.target_ptr, surfaces)
+        for row in ROWS
+        if row in clouds
+    }
+    return [
+        {row: figures[pair] for row, figures in rows.items() if figures[pair]}
+        for pair in range(batch.num_graphs)
     ]
 
 

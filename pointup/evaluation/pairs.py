@@ -13,12 +13,19 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.evaluation.baselines import BASELINES, baseline_clouds
-from pointup.evaluation.cloud_metrics import Figures, Metric, measure, metrics_in
+from pointup.evaluation.cloud_metrics import (
+    ROWS,
+    Clouds,
+    Figures,
+    Metric,
+    clouds_of_pairs,
+    metrics_in,
+)
 from pointup.evaluation.common_extent import whole_extent
 from pointup.evaluation.ground import find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metrics, lidar_metrics
-from pointup.geometry.midpoints import midpoint_upsample, output_sizes
+from pointup.geometry.midpoints import output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
 from pointup.io.length_unit import UNKNOWN, LengthUnit
@@ -28,43 +35,9 @@ from pointup.upsampling import upsample
 if TYPE_CHECKING:
     from pointup.visualization.viewer import Scene
 
-ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
-"""The clouds that are measured against the target, in the order to print."""
 THRESHOLDS = (0.25, 0.5)
 # Metrics of whole surveys only, and metrics that `measure` has already.
 _LEFT_OUT = {"num_points", "density", "covered", "chamfer", "chamfer_median", "hausdorff"}
-Clouds = dict[str, tuple[Tensor, Tensor]]
-
-
-@torch.no_grad()
-def measure_pairs(
-    batch: Batch,
-    ratio: Tensor,
-    upsampler: Upsampler | None = None,
-    surfaces: Sequence[Surface | None] | None = None,
-) -> list[dict[str, Figures]]:
-    """For every pair of a batch, the figures of `measure` for each cloud of `clouds_of_pairs`.
-
-    `batch`: made by `collate`, on the device of the model. `ratio`: (B,) ratios of the model and
-    the midpoint baseline. Pairs with a second sampling of the surface have a row "resampled". The
-    baselines of `baselines_of_pairs` are not included, because they take longer.
-    """
-    return measure_clouds(batch, clouds_of_pairs(batch, ratio, upsampler), surfaces)
-
-
-@torch.no_grad()
-def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = None) -> Clouds:
-    """The clouds that `measure_pairs` measures: packed points and ptr by row."""
-    clouds = {
-        "midpoints": midpoint_upsample(batch.pos, batch.ptr, ratio),
-        "source": (batch.pos, batch.ptr),
-    }
-    if upsampler is not None:
-        output = upsampler(batch.pos, batch.ptr, ratio)
-        clouds["model"] = (output.pos, output.ptr)
-    if "resample" in batch:
-        clouds["resampled"] = (batch.resample, batch.resample_ptr)
-    return clouds
 
 
 def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
@@ -91,21 +64,6 @@ def upsampled_pairs(
         for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
     return _packed(outputs, batch.pos.device)
-
-
-def measure_clouds(
-    batch: Batch, clouds: Clouds, surfaces: Sequence[Surface | None] | None = None
-) -> list[dict[str, Figures]]:
-    """For every pair of a batch, the figures of `measure` for each of the clouds, by row."""
-    rows = {
-        row: measure(*clouds[row], batch.target, batch.target_ptr, surfaces)
-        for row in ROWS
-        if row in clouds
-    }
-    return [
-        {row: figures[pair] for row, figures in rows.items() if figures[pair]}
-        for pair in range(batch.num_graphs)
-    ]
 
 
 def measure_as_surveys(

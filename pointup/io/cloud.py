@@ -19,6 +19,8 @@ from pointup.errors import DataError, FileError, NoPointsError
 
 logger = logging.getLogger("pointup")
 
+LAS_EXTENSIONS = (".las", ".laz")
+
 
 @dataclass(eq=False)
 class PointCloud:

@@ -12,8 +12,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pointup.errors import FileError
-from pointup.io.cloud import PointCloud
-from pointup.io.files import LAS_EXTENSIONS, read_first, read_points
+from pointup.io.cloud import LAS_EXTENSIONS, PointCloud
+from pointup.io.files import read_first, read_points
 
 CRS_OWNER, WKT, GEO_KEYS = "LASF_Projection", 2112, (34735, 34736, 34737)
 

@@ -13,6 +13,7 @@ from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import (
+    LAS_EXTENSIONS,
     ExtraDimension,
     PointCloud,
     PointWriter,
@@ -44,7 +45,6 @@ __all__ = [
     "write_points",
 ]
 
-LAS_EXTENSIONS = (".las", ".laz")
 TEXT_EXTENSIONS = (".xyz", ".txt", ".csv", ".asc")
 READERS: dict[str, Callable[[Path], PointCloud]] = {
     ".ply": read_ply,

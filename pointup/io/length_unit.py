@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pointup.errors import DataError, FileError
-from pointup.io.files import LAS_EXTENSIONS
+from pointup.io.cloud import LAS_EXTENSIONS
 
 if TYPE_CHECKING:
     from laspy import LasHeader

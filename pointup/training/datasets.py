@@ -27,7 +27,6 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import Mixture, TokenBudgetBatchSampler
 from pointup.datasets.samples import JoinedSamples, Samples, usable_samples
 from pointup.errors import ConfigError, DataError, TrainingError
-from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import DataSource, TrainConfig, data_sources
 from pointup.training.faults.consistency import check_consistency
 from pointup.training.faults.token_budget import lower_budget_if_needed
@@ -158,6 +157,9 @@ def open_training_data(config: TrainConfig, accelerator: Accelerator) -> Trainin
     """
     names = list(config.data)
     if not names:
+        # Imported here: training on other data needs none of it.
+        from pointup.synthetic.default_dataset import default_dataset
+
         with accelerator.local_main_process_first():
             names = [str(default_dataset())]
     sources = tuple(data_sources(names))

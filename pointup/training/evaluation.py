@@ -21,8 +21,7 @@ from pointup.datasets.batch import make_loader
 from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import FileError, NonFiniteError
-from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure
-from pointup.evaluation.pairs import measure_pairs
+from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure, measure_pairs
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.surfaces import Surface
 from pointup.training.config import TrainConfig

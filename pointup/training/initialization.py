@@ -11,7 +11,6 @@ from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig, option
-from pointup.upsampling.in_memory import load_model
 
 EXTENSIONS = frozenset(
     {
@@ -65,7 +64,7 @@ def initial_model(config: TrainConfig) -> tuple[TrainConfig, Upsampler]:
         torch.manual_seed(config.seed)
         model = Upsampler(**asdict(config.model))
     else:
-        model = load_model(config.initial_model, torch.device("cpu")).train()
+        model = Upsampler.from_pretrained(config.initial_model).train()
         changed = _changed(model.config, config.model)
         if given := sorted(changed.keys() - EXTENSIONS):
             names = [f"model.{name}" for name in given]

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.io.cloud import PointCloud, cast_values, check_positions
-from pointup.io.files import LAS_EXTENSIONS
+from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, cast_values, check_positions
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions

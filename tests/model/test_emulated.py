@@ -26,7 +26,7 @@ from torch_geometric.data import Batch
 from pointup import upsample
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
-from pointup.evaluation.pairs import measure_pairs
+from pointup.evaluation.cloud_metrics import measure_pairs
 from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio

@@ -74,6 +74,7 @@ class EvaluatedPairs:
         from pointup.datasets.sampler import TokenBudgetBatchSampler
         from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
+        from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds
         from pointup.geometry.packed import sizes_from_ptr
         from pointup.geometry.surfaces import Surface
         from pointup.io.length_unit import unit_of
@@ -111,13 +112,13 @@ class EvaluatedPairs:
             each = zip(*(values.tolist() for values in (*numbers, ratio)), strict=True)
             sizes |= zip(indices, (Sizes(*pair) for pair in each), strict=True)
             network = None if self.as_written else upsampler
-            clouds = rows_of.clouds_of_pairs(batch, ratio, network)
+            clouds = clouds_of_pairs(batch, ratio, network)
             if upsampler is not None and self.as_written:
                 clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
             clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
             found = zip(
                 indices,
-                rows_of.measure_clouds(batch, clouds),
+                measure_clouds(batch, clouds),
                 rows_of.measure_as_surveys(batch, clouds, vertical, unit),
                 rows_of.measure_to_surfaces(batch, clouds, surfaces, vertical, unit),
                 strict=True,

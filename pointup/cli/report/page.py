@@ -27,8 +27,8 @@ from pointup.datasets.batch import collate
 from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import DataError
-from pointup.evaluation.cloud_metrics import metrics_in
-from pointup.evaluation.pairs import clouds_of_pairs, measure_pairs, worst_to_best
+from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_pairs, metrics_in
+from pointup.evaluation.pairs import worst_to_best
 from pointup.progress import tracked
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources

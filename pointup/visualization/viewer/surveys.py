@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from pointup.errors import ConfigError
-from pointup.io.cloud import PointCloud, plain_name
-from pointup.io.files import LAS_EXTENSIONS, iter_points
+from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, plain_name
+from pointup.io.files import iter_points
 from pointup.io.length_unit import UNKNOWN, common_unit
 from pointup.terminal import printable
 from pointup.visualization.viewer.document import write_viewer
