@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from pointup.training.objective import training_ratio
 logger = logging.getLogger("pointup")
 
 Record = dict[str, Any]
+"""What is gathered of a cloud: its `index` with `rows` of metrics and the `clouds` that are drawn,
+or with the `fault` by which it has none."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,10 @@ class EvaluationResult:
     it."""
     shares: list[float]
     """For each cloud, the model's Chamfer distance divided by that of the midpoint baseline."""
-    pictures: dict[str, np.ndarray]
-    """Pictures of samples by name, on the main process only."""
     is_complete: bool
     """Whether the model's output was measured on every cloud on which the references were."""
+    pictures: dict[str, np.ndarray] = field(default_factory=dict)
+    """Pictures of samples by name, on the main process only."""
     clouds: dict[str, SampleClouds] = field(default_factory=dict)
     """Clouds of the same samples as `pictures`."""
     by_dataset: dict[str, tuple[dict[str, dict[str, float]], list[float]]] = field(
@@ -116,52 +118,18 @@ class Evaluation:
         self.aborted: Record = {"index": -1}
         """The record of a process that aborts its evaluation."""
 
-    def result_of(self, gathered: list[Record]) -> EvaluationResult | None:
-        """The result of the records of all processes; None if a process has aborted."""
-        gathered.sort(key=lambda record: record["index"])
-        seen = [record["index"] for record in gathered]
-        if self.aborted in gathered:
-            return None
-        assert seen == list(range(len(self.data.validation))), "each cloud is evaluated once"
-        faults = [record for record in gathered if "fault" in record]
-        if faults:
-            names = [self.data.validation.names[record["index"]] for record in faults]
-            logger.warning(
-                "%d of %d validation samples can't be measured; the first one, %s: %s",
-                len(faults),
-                len(seen),
-                names[0],
-                faults[0]["fault"],
-            )
-            logger.debug("can't be measured: %s", ", ".join(names))
-        rows, shares = summary_of(gathered)
-        bounds = self.data.bounds["validation"]
-        drawn = self.clouds_of(gathered) if self.accelerator.is_main_process else {}
-        return EvaluationResult(
-            rows=rows,
-            shares=shares,
-            pictures=self.draw(drawn),
-            is_complete=not any(record["is_model_fault"] for record in faults),
-            clouds=drawn,
-            by_dataset={
-                label: summary_of(gathered[bounds[number] : bounds[number + 1]])
-                for number, label in enumerate(self.data.labels)
-                if bounds[number] < bounds[number + 1]
-            },
-            unit=self.unit if self.accelerator.is_main_process else "",
-        )
-
-    def records_of(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+    @torch.no_grad()
+    def records_of(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
         """One record per cloud: its metrics, or the reason why it has none."""
         unreadable = [
             {"index": index, "fault": reason, "is_model_fault": False}
             for index, _, reason in batch.get("faults", [])
         ]
-        return unreadable + self.records_of_read(batch, weights) if batch.num_graphs else unreadable
+        return unreadable + self._records(batch, model) if batch.num_graphs else unreadable
 
-    def records_of_read(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+    def _records(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
         try:
-            return self.measured(batch, weights)
+            return self._measured(batch, model)
         except Exception as error:
             logger.debug("an evaluation failed", exc_info=True)
             fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -178,104 +146,102 @@ class Evaluation:
             return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
         # One by one: this isolates a bad cloud, and takes less memory.
         singles = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
-        return [record for single in singles for record in self.records_of_read(single, weights)]
+        return [record for single in singles for record in self._records(single, model)]
 
-    @torch.no_grad()
-    def measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
-        was_training = weights.training
-        weights.eval()
-        try:
-            return self._measured(batch, weights)
-        finally:
-            weights.train(was_training)
-
-    def _measured(self, batch: Batch, weights: torch.nn.Module) -> list[Record]:
+    def _measured(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
         ratio = training_ratio(batch, self.config.ratio, self.config.max_ratio)
-        indices = batch.index.tolist()
+        indices, samples = batch.index.tolist(), self.data.validation.samples
+        surfaces = [self._surface(samples.surface(index)) for index in indices]
         if any(index not in self.references for index in indices):
-            references = measure_pairs(batch, ratio, surfaces=self.surfaces_of(batch))
+            references = measure_pairs(batch, ratio, surfaces=surfaces)
             self.references.update(zip(indices, references, strict=True))
         with self.accelerator.autocast():
-            output = weights(batch.pos, batch.ptr, ratio)
-        measured = measure(
-            output.pos.float(),
-            output.ptr,
-            batch.target,
-            batch.target_ptr,
-            self.surfaces_of(batch),
-        )
-        records = []
-        for cloud, index in enumerate(indices):
-            rows = {"model": measured[cloud], **self.references[index]}
-            record: Record = {"index": index, "rows": rows}
-            if index in self.drawn:
-                record["clouds"] = [
+            output = model(batch.pos, batch.ptr, ratio)
+        prediction = output.pos.float(), output.ptr
+        measured = measure(*prediction, batch.target, batch.target_ptr, surfaces)
+        records: list[Record] = [
+            {"index": index, "rows": {"model": figures, **self.references[index]}}
+            for index, figures in zip(indices, measured, strict=True)
+        ]
+        for cloud, record in enumerate(records):
+            if record["index"] in self.drawn:
+                source, baseline, output_of_model, target = (
                     pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
                     for pos, ptr in (
                         (batch.pos, batch.ptr),
                         midpoint_upsample(batch.pos, batch.ptr, ratio),
-                        (output.pos.float(), output.ptr),
+                        prediction,
                         (batch.target, batch.target_ptr),
                     )
-                ]
-            records.append(record)
+                )
+                vertical = samples.is_vertical(record["index"])
+                record["clouds"] = SampleClouds(source, baseline, output_of_model, target, vertical)
         return records
 
-    def surfaces_of(self, batch: Batch) -> list[Surface | None]:
-        files = [self.data.validation.samples.surface(index) for index in batch.index.tolist()]
-        return [self.surface_in(file) if file else None for file in files]
-
-    def surface_in(self, file: Path) -> Surface | None:
-        """The surface in `file`; None, with one warning per file, if it can't be read."""
+    def _surface(self, file: Path | None) -> Surface | None:
+        """The surface in `file`; None without one, and, with one warning per file, if it can't be
+        read."""
+        if file is None:
+            return None
         try:
             return Surface.load(file)
         except FileError as error:
             if file not in self.unreadable:
                 logger.warning("%s; its sample has no P2F", error)
-            self.unreadable.add(file)
+                self.unreadable.add(file)
             return None
 
-    def clouds_of(self, records: list[Record]) -> dict[str, SampleClouds]:
-        """The clouds of the samples that are drawn, by name."""
-        samples = {}
-        for record in records:
-            if "clouds" in record:
-                index = record["index"]
-                source, baseline, prediction, target = record["clouds"]
-                samples[str(self.data.validation.names[index])] = SampleClouds(
-                    source,
-                    baseline,
-                    prediction,
-                    target,
-                    self.data.validation.samples.is_vertical(index),
-                )
-        return samples
+    def result_of(self, gathered: list[Record]) -> EvaluationResult | None:
+        """The result of the records of all processes; None if a process has aborted."""
+        gathered.sort(key=lambda record: record["index"])
+        seen, names = [record["index"] for record in gathered], self.data.validation.names
+        if self.aborted in gathered:
+            return None
+        assert seen == list(range(len(names))), "each cloud is evaluated once"
+        faults = [record for record in gathered if "fault" in record]
+        if faults:
+            faulty = [names[record["index"]] for record in faults]
+            logger.warning(
+                "%d of %d validation samples can't be measured; the first one, %s: %s",
+                len(faults), len(seen), faulty[0], faults[0]["fault"],
+            )  # fmt: skip
+            logger.debug("can't be measured: %s", ", ".join(faulty))
+        rows, shares = summary_of(gathered)
+        result = EvaluationResult(
+            rows, shares, is_complete=not any(record["is_model_fault"] for record in faults)
+        )
+        bounds = self.data.bounds["validation"]
+        for label, (start, end) in zip(self.data.labels, pairwise(bounds), strict=False):
+            if start < end:
+                result.by_dataset[label] = summary_of(gathered[start:end])
+        if not self.accelerator.is_main_process:
+            return result
+        unit = known_unit(source.name for source in self.data.sources)
+        drawn = {str(names[r["index"]]): r["clouds"] for r in gathered if "clouds" in r}
+        return replace(result, unit=unit, clouds=drawn, pictures=pictures_of(drawn, unit))
 
-    @cached_property
-    def unit(self) -> str:
-        """The unit of the surveys' coordinates; empty if unknown, or if the datasets differ."""
-        return known_unit(source.name for source in self.data.sources)
 
-    def draw(self, samples: dict[str, SampleClouds]) -> dict[str, np.ndarray]:
-        pictures = {}
-        for name, sample in samples.items():
-            try:
-                # Imported here, because only the main process needs matplotlib.
-                from pointup.visualization import evaluation_picture
+def pictures_of(samples: dict[str, SampleClouds], unit: str) -> dict[str, np.ndarray]:
+    """A picture of each sample that can be drawn, by its name; `unit` is that of surveys."""
+    pictures = {}
+    for name, sample in samples.items():
+        try:
+            # Imported here, because only the main process needs matplotlib.
+            from pointup.visualization import evaluation_picture
 
-                pictures[name] = evaluation_picture(
-                    sample.source,
-                    sample.prediction,
-                    sample.target,
-                    title=name,
-                    unit=self.unit if sample.vertical else "",
-                    vertical=sample.vertical,
-                    baseline=sample.baseline,
-                )
-            except Exception as error:
-                logger.warning("no picture of %s: %s", name, error)
-                logger.debug("drawing failed", exc_info=True)
-        return pictures
+            pictures[name] = evaluation_picture(
+                sample.source,
+                sample.prediction,
+                sample.target,
+                title=name,
+                unit=unit if sample.vertical else "",
+                vertical=sample.vertical,
+                baseline=sample.baseline,
+            )
+        except Exception as error:
+            logger.warning("no picture of %s: %s", name, error)
+            logger.debug("drawing failed", exc_info=True)
+    return pictures
 
 
 def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:

@@ -25,7 +25,7 @@ ROWS = {
     "source": {"chamfer": 0.0204, "cd": 0.5},
     "resampled": {"chamfer": 0.0101, "cd": 0.2185, "p2f": 0.0},
 }
-RESULT = EvaluationResult(ROWS, shares=[0.9, 1.1], pictures={}, is_complete=True)
+RESULT = EvaluationResult(ROWS, shares=[0.9, 1.1], is_complete=True)
 METRICS = {
     "chamfer": Metric("Chamfer", "data unit", "mean distance there and back, not squared"),
     "cd": Metric(

@@ -112,7 +112,7 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
 
 def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
     def result(is_complete: bool, shares: list[float]) -> evaluation.EvaluationResult:
-        return evaluation.EvaluationResult({}, shares, {}, is_complete)
+        return evaluation.EvaluationResult({}, shares, is_complete)
 
     assert result(True, [0.5, 0.7]).score == 0.6
     assert result(False, [0.5]).score == result(True, []).score == np.inf
