@@ -6,8 +6,8 @@ import copy
 import json
 import logging
 import math
-import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -40,18 +39,6 @@ logger = logging.getLogger("pointup")
 
 FUSED = frozenset({"cuda", "xpu", "mps"})
 """Device types with a fused AdamW, one launch for all weights; on others torch decides."""
-LOAD_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    LookupError,
-    RuntimeError,
-    EOFError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
 
 
 def make_optimizer(
@@ -152,17 +139,13 @@ class RunState:
         scaler = self.accelerator.scaler
         state = load_checkpoint(path, self.weights, self.optimizer, scaler, self.average)
         settled = self.sampler.token_budget
-        try:
+        with _refusals_named(path):
             self.data.check_same(state.pop("data"))
             sampler_state = state.pop("sampler")
             self.progress = Progress(**state)
             self.sampler.change_budget(self.progress.budget(settled))
             self.sampler.load_state_dict(sampler_state)
             self.progress.finished = schedule.has_ended(self.progress)
-        except ConfigError:
-            raise
-        except LOAD_ERRORS as error:
-            raise refusal(path, error) from error
         self.saved_at = self.progress.elapsed_seconds
         return path
 
@@ -239,7 +222,7 @@ def load_checkpoint(
 
     Raises CheckpointError, naming the file, if a file is damaged or of another model.
     """
-    try:
+    with _refusals_named(path):
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         damaged = damaged_files(path, state.pop("files"))
         if damaged:
@@ -252,8 +235,6 @@ def load_checkpoint(
             scaler.load_state_dict(saved["scaler"])
         if average is not None:
             average.load_state_dict(saved["average"])
-    except LOAD_ERRORS as error:
-        raise refusal(path, error) from error
     return state
 
 
@@ -267,9 +248,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     optimizer.load_state_dict({**saved, "param_groups": groups})
 
 
-def refusal(path: Path, error: Exception) -> CheckpointError:
-    """A CheckpointError for `path` whose reason is `error`."""
-    kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
-    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
-    reason = (kind + " ".join(lines[:2]))[:200]
-    return CheckpointError(f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}")
+@contextmanager
+def _refusals_named(path: Path) -> Iterator[None]:
+    """Raise a CheckpointError that names `path` for any error but a ConfigError: libraries raise
+    errors of many types for a file that is damaged or of another model."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        reason = (kind + " ".join(lines[:2]))[:200]
+        raise CheckpointError(
+            f"{path}: can't be continued from ({reason}); {offer_instead_of(path)}"
+        ) from error

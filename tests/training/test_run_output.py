@@ -112,6 +112,8 @@ def test_progress_is_a_bar_on_a_terminal_and_messages_go_above_it(
     monkeypatch.setattr(sys, "stderr", terminal)
     with RankLog(tmp_path):
         bar = TrainingBar()
+        assert bar.bar is not None
+        bar.bar.mininterval = 0  # Else the second step comes too soon to be drawn.
         shares = iter((0.25, 1.0))
         schedule: Any = SimpleNamespace(total_steps=None, share_done=lambda _: next(shares))
         bar.move(schedule, Progress(step=1), totals(0.5), 1e-3)

@@ -317,12 +317,11 @@ class TrainingBar:
         self.bar: tqdm | None = None
         if sys.stderr.isatty():
             bar_format = "{percentage:3.0f}% |{bar:24}| {desc}"
-            self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True)
+            self.bar = tqdm(total=1.0, bar_format=bar_format, dynamic_ncols=True, mininterval=0.2)
         self.recent: deque[tuple[float, int]] = deque(maxlen=64)
         self.began: tuple[float, float] | None = None
-        self.line, self.share_done = "", 0.0
-        self.is_logged = True
-        self.drawn_at = self.logged_at = -math.inf
+        self.unlogged = ""
+        self.logged_at = -math.inf
 
     def move(
         self,
@@ -348,37 +347,28 @@ class TrainingBar:
         if share_done > self.began[1]:
             left = (now - self.began[0]) / (share_done - self.began[1]) * (1 - share_done)
             state.append(f"{tqdm.format_interval(left)} left")
-        self.line, self.share_done = ", ".join(state), share_done
-        self.is_logged = False
-        if now - self.drawn_at >= 0.2:
-            self._draw(now)
+        self.unlogged = ", ".join(state)
+        if self.bar is not None:
+            with contextlib.suppress(OSError):  # The terminal is gone; the training continues.
+                self.bar.set_description_str(self.unlogged, refresh=False)
+                self.bar.update(share_done - self.bar.n)
         if now - self.logged_at >= self.seconds_between_lines:
-            self._log(now)
+            self._log()
+            self.logged_at = now
 
     def pause(self) -> None:
         """Exclude the time since the last step from the speed."""
         self.recent.clear()
 
     def close(self) -> None:
-        now = time.monotonic()
-        if not self.is_logged:
-            self._log(now)
-        self._draw(now)
+        self._log()
         if self.bar is not None:
             with contextlib.suppress(OSError):
+                self.bar.refresh()
                 self.bar.close()
 
-    def _draw(self, now: float) -> None:
-        if self.bar is not None:
-            try:
-                self.bar.n = self.share_done
-                self.bar.set_description_str(self.line)
-            except OSError:
-                # The terminal is gone; the training continues.
-                self.bar = None
-        self.drawn_at = now
-
-    def _log(self, now: float) -> None:
-        # With a bar on the console, the line goes to the log file only.
-        logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.line)
-        self.logged_at, self.is_logged = now, True
+    def _log(self) -> None:
+        if self.unlogged:
+            # With a bar on the console, the line goes to the log file only.
+            logger.log(logging.INFO if self.bar is None else logging.DEBUG, self.unlogged)
+            self.unlogged = ""
