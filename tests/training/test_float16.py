@@ -45,7 +45,7 @@ def test_two_points_close_to_each_other_and_far_from_the_rest_have_finite_gradie
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.05 * torch.randn_like(weight)
-    for seed in range(6):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         source, target = (
             np.column_stack([10 * rng.random((n, 2)), 0.02 * rng.normal(size=n)])

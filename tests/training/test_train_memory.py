@@ -67,13 +67,13 @@ def test_out_of_memory_between_the_lines_of_the_metrics_is_counted_in_the_next_o
     changes = {"token_budget": 3000, "log_every": 2, "save_every": 1, "eval_every": 9}
     config = options(pair_directory, tmp_path / "run", steps=4, **changes)
     failures = []
-    for stop_after in (1, 2, 3, 4):
+    for stop_after in (1, 2, 4):
         training.train(config, accelerator, stop_after=stop_after)
         failures.append(device.failures)
     lines = [line for line in metrics_of(tmp_path / "run") if "loss" in line]
     assert [line["step"] for line in lines] == [2, 4] and failures[0] > 0
     counts = [line["out_of_memory"] for line in lines]
-    assert counts == [failures[1], failures[3] - failures[1]]
+    assert counts == [failures[1], failures[2] - failures[1]]
 
 
 def saved_state(run: Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_run_stopped_around_the_lowering_continues_with_the_same_batches(
         Device(monkeypatch, most=1)
     training.train(options(pair_directory, tmp_path / "whole", **changes), accelerator)
     parts = options(pair_directory, tmp_path / "parts", **changes)
-    for stop_after in (1, 2, 3, 4):
+    for stop_after in (1, 3):
         training.train(parts, accelerator, stop_after=stop_after)
     training.train(parts, accelerator)
     assert saved_state(tmp_path / "parts")["lowered_budget"] < changes["token_budget"]
@@ -138,12 +138,9 @@ def test_a_continued_run_keeps_its_automatic_budget(
 def test_gradient_checkpointing_changes_no_weight(
     pair_directory: Path, tmp_path: Path, accelerator: Accelerator
 ) -> None:
-    weights = {}
-    for choice in ("auto", "on", "off"):
-        changes = {"steps": 2, "num_pictures": 0, "gradient_checkpointing": choice}
+    weights = []
+    for choice in ("on", "off"):
+        changes = {"steps": 2, "gradient_checkpointing": choice}
         training.train(options(pair_directory, tmp_path / choice, **changes), accelerator)
-        weights[choice] = final_weights(tmp_path / choice, 2)
-    for choice in ("auto", "on"):
-        assert all(
-            torch.equal(weights["off"][name], weights[choice][name]) for name in weights["off"]
-        )
+        weights.append(final_weights(tmp_path / choice, 2))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
