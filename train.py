@@ -102,13 +102,8 @@ def train_model(
     stop, non_finite = StopRequest(), NonFiniteSteps(accelerator)
     with stop, monitor, watchdog, data.worker_faults():
         monitor.plan(schedule, reduction.num_weights, checkpoint)
-        is_stopped = False
-        while not (
-            is_stopped
-            or progress.step == stop_after
-            or (progress.finished and not progress.evaluation_due)
-        ):
-            watchdog.step = progress.step
+        watchdog.step, is_stopped = progress.step, False
+        while not (progress.is_complete or is_stopped or progress.step == stop_after):
             if not progress.evaluation_due:  # Else a stop request came before the evaluation.
                 watchdog.enter_phase("consistency check")
                 batches.begin_epoch_if_due()

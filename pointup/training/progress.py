@@ -56,6 +56,11 @@ class Progress:
     lowered_budget: int | None = None
     """The token budget after it was lowered; None if it was not."""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to do, also no evaluation that a stop request prevented."""
+        return self.finished and not self.evaluation_due
+
     def budget(self, settled: int) -> int:
         """The token budget in use: `settled`, or the lowered budget if `settled` was lowered."""
         if self.lowered_budget is not None and self.budget_at_start == settled:

@@ -119,11 +119,12 @@ class Trackers:
         }
         names = accelerator.log_with
         started: list[GeneralTracker] = []
+
+        def start(each: Any) -> None:
+            started.extend(self._start(each, config, resume_step, values))
+
         for each in names:
-            name = str(getattr(each, "value", each))
-            self._attempt(
-                name, lambda e=each: started.extend(self._start(e, config, resume_step, values))
-            )
+            self._attempt(str(getattr(each, "value", each)), start, each)
         accelerator.log_with = names
         accelerator.trackers = started
 
