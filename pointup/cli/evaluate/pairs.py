@@ -160,9 +160,9 @@ class EvaluatedPairs:
             notes_on_ratios,
             remarks_on_pairs,
         )
-        from pointup.evaluation.cloud_metrics import mean_rows
+        from pointup.evaluation.cloud_metrics import ROWS, mean_rows
         from pointup.evaluation.lidar_metrics import beside_baselines
-        from pointup.evaluation.pairs import ROWS, pair_band_metrics, pair_metrics
+        from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
         from pointup.evaluation.report import EvaluationReport, Table
 
         metrics, of_bands = pair_metrics(unit), pair_band_metrics(unit)
