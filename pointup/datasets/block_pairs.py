@@ -29,7 +29,7 @@ from pointup.datasets.survey_tiles import (
 )
 from pointup.disk import write_text, written_whole
 from pointup.errors import ConfigError, FileError, PointupError
-from pointup.geometry.morton import without_holes
+from pointup.geometry.grids import without_holes
 from pointup.io.extents import FileExtent
 
 

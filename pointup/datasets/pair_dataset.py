@@ -15,7 +15,7 @@ from pointup.datasets.packing import checked_integer, cropped_sizes
 from pointup.datasets.pair import Pair, surface_path
 from pointup.datasets.pair_writer import write_pairs
 from pointup.datasets.samples import BadSample, JoinedSamples, Samples, UnreadableSample
-from pointup.geometry.morton import morton_codes
+from pointup.geometry.grids import morton_codes
 
 __all__ = [
     "BadSample",

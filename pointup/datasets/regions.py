@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pointup.errors import DataError
-from pointup.geometry.morton import morton_codes
+from pointup.geometry.grids import morton_codes
 from pointup.io.extents import FileExtent
 
 POINTS_PER_REGION = 5_000_000

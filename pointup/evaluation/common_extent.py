@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from pointup.errors import DataError
-from pointup.geometry.morton import without_holes
+from pointup.geometry.grids import without_holes
 from pointup.io.length_unit import LengthUnit
 
 # A larger grid means stray points, or coordinates that are not in metres.

@@ -1,4 +1,4 @@
-"""Evenly spaced subsets: farthest-point and Poisson-disk sampling, thinning to quotas."""
+"""Evenly spaced subsets: farthest-point and Poisson-disk sampling, thinning to a given spacing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from pointup.cli.coordinate_systems import note_mixed
 from pointup.cli.input_files import find_inputs
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.geometry.morton import morton_codes
+from pointup.geometry.grids import morton_codes
 from pointup.io.bounds import Bounds
 from pointup.io.extents import FileExtent, find_surveys, read_extent
 from pointup.io.files import (

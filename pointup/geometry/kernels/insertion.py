@@ -118,7 +118,7 @@ def insertion_kernel(
 def settle(
     neighbor: Tensor, squared: Tensor, parent: Tensor, limit: Tensor, num_levels: int
 ) -> Tensor:
-    """As `insertion_radii.settle`, which states the shapes; `parent` is int32 here.
+    """As `thinning.settle`, which states the shapes; `parent` is int32 here.
 
     `num_levels`: levels of the hierarchy; each is settled after the next coarser one.
     """

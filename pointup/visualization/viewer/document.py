@@ -18,7 +18,7 @@ import numpy as np
 import pointup
 from pointup.disk import os_errors, written_whole
 from pointup.errors import FileError
-from pointup.geometry.morton import morton_codes
+from pointup.geometry.grids import morton_codes
 from pointup.terminal import printable
 from pointup.visualization.viewer.layers import Channel, Layer, Scene, layer_spacing
 

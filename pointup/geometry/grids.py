@@ -1,4 +1,4 @@
-"""Morton codes: numbers of cells of a grid, such that cells with near numbers are near in space.
+"""Grids: Morton codes of cells, near in number where near in space, and cells of covered ground.
 
 Morton 1966, "A computer oriented geodetic data base".
 """
