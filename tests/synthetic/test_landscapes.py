@@ -18,7 +18,6 @@ from pointup.synthetic.landscapes import (
     ground,
     plant_stand,
     random_scene,
-    random_stand,
     scan,
     scene_of,
 )
@@ -172,15 +171,6 @@ def test_forests_have_leaves_and_gardens_have_houses() -> None:
     assert np.linalg.norm(np.cross(b - a, c - a), axis=1).max() / 2 > 4
 
 
-def test_a_scan_depends_only_on_the_generator() -> None:
-    def scanned(seed: int) -> np.ndarray:
-        rng = np.random.default_rng(seed)
-        return scan(random_scene(rng, 2.0), 8.0, rng).points
-
-    np.testing.assert_array_equal(scanned(4), scanned(4))
-    assert not np.array_equal(scanned(4), scanned(5))
-
-
 def test_the_surface_of_a_scene_has_the_triangles_that_reach_into_its_square() -> None:
     inside, outside = sphere(1.0), sphere(1.0) + np.array([9, 0, 0])
     scene = ScannedScene(inside, outside, 4.0, lambda places: places[..., 0])
@@ -302,10 +292,3 @@ def test_dead_wood_lies_on_and_stands_on_the_ground() -> None:
     assert len(site.solid) > 10
     assert not site.rough
     assert all(part[..., 2].min() < 7.2 for part in site.solid)
-
-
-def test_a_stand_depends_only_on_the_generator() -> None:
-    one, two, other = (
-        random_stand(np.random.default_rng(seed), 0.5, leaf_on=True) for seed in (0, 0, 1)
-    )
-    assert one == two != other

@@ -31,32 +31,6 @@ def test_a_family_makes_different_valid_surfaces(name: str) -> None:
     assert len(areas) == 2
 
 
-def test_every_family_is_drawn_about_as_often_as_its_weight(monkeypatch) -> None:
-    from pointup.synthetic import shapes
-
-    class Drawn(Exception):
-        pass
-
-    # Stand-ins replace the families, so that only the choice of a family is tested.
-    stand_ins = {}
-    for family, weight in FAMILIES.items():
-
-        def stand_in(rng: np.random.Generator, name: str = family.__name__) -> np.ndarray:
-            raise Drawn(name)
-
-        stand_ins[stand_in] = weight
-    monkeypatch.setattr(shapes, "FAMILIES", stand_ins)
-    rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(1500):
-        with pytest.raises(Drawn) as chosen:
-            random_surface(rng)
-        drawn.append(str(chosen.value))
-    total = sum(FAMILIES.values())
-    for family, weight in FAMILIES.items():
-        assert drawn.count(family.__name__) == pytest.approx(1500 * weight / total, rel=0.5)
-
-
 def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
     rng = np.random.default_rng(5)
     for _ in range(5):
@@ -69,13 +43,6 @@ def test_random_surfaces_are_normalised_and_sampled_on_the_surface() -> None:
         )
         points, _ = surface.sample(50, rng)
         assert surface.distance(points).max() < 1e-9
-
-
-def test_a_surface_depends_only_on_the_generator() -> None:
-    first, again, other = (random_surface(np.random.default_rng(s))[0] for s in (3, 3, 4))
-    np.testing.assert_array_equal(first.vertices, again.vertices)
-    np.testing.assert_array_equal(first.faces, again.faces)
-    assert first.vertices.shape != other.vertices.shape
 
 
 def test_deforming_keeps_a_surface_closed() -> None:
