@@ -30,9 +30,10 @@ class RelativeAttention(nn.Module):
     queries and to the sums over neighbours, so that positions need no tensor of size
     neighbours x channels.
 
-    Shapes: queries (N, R, C), features of all points (N, C), index of neighbours (N, K), g either
-    (N, K, P), shared by the R queries of a point, or (N, R, K, P); result (N, R, C). With `beta`
-    a learned gate in (0, 1) per query multiplies the result.
+    Shapes: queries (N, R, C), keys and values of the neighbours (N, K, 2 heads D) from the layer
+    `key_value`, missing (N, K) bool, g either (N, K, P), shared by the R queries of a point, or
+    (N, R, K, P); result (N, R, C). With `beta` a learned gate in (0, 1) per query multiplies the
+    result.
     """
 
     def __init__(
@@ -52,14 +53,7 @@ class RelativeAttention(nn.Module):
         self.out = nn.Linear(inner if concat else dim, dim)
         self.gate = nn.Linear(2 * dim, 1) if beta else None
 
-    def forward(
-        self, x_NRC: Tensor, features_NC: Tensor, index_NK: Tensor, missing_NK: Tensor, g: Tensor
-    ) -> Tensor:
-        kv = self.key_value(features_NC).index_select(0, index_NK.flatten())
-        return self.attend(x_NRC, kv.view(*index_NK.shape, -1), missing_NK, g)
-
-    def attend(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
-        """`forward` from the keys and values of each point's neighbours, (N, K, 2 heads D)."""
+    def forward(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
         q = self.query(x_NRC) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
         # One product with a block per head is faster than many products with small matrices.
@@ -248,5 +242,5 @@ class AttentionBlock(nn.Module):
         return self.attention.key_value(self.feature_norm(features_NC))
 
     def forward(self, x_NRC: Tensor, kv_NK2C: Tensor, missing_NK: Tensor, g: Tensor) -> Tensor:
-        x_NRC = x_NRC + self.attention.attend(self.query_norm(x_NRC), kv_NK2C, missing_NK, g)
+        x_NRC = x_NRC + self.attention(self.query_norm(x_NRC), kv_NK2C, missing_NK, g)
         return x_NRC if self.feed_forward is None else x_NRC + self.feed_forward(x_NRC)

@@ -33,7 +33,8 @@ def test_attention_equals_its_equation() -> None:
                 weights = (torch.stack(keys) @ q[n, m, h] / dim**0.5).softmax(0)
                 expected[n, m, h] = weights @ torch.stack(values)
     expected = layer.out(expected.flatten(2))
-    torch.testing.assert_close(layer(x, features, index, missing, g), expected)
+    kv = layer.key_value(features)[index]
+    torch.testing.assert_close(layer(x, kv, missing, g), expected)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -68,7 +69,7 @@ def test_handwritten_derivatives_equal_finite_differences() -> None:
     for shape in ((3, 2, 3), (3, 2, 2, 3)):
         inputs = [torch.randn(3, 2, 4), torch.randn(3, 2, 8), torch.randn(shape)]
         inputs = [values.double().requires_grad_() for values in inputs]
-        assert torch.autograd.gradcheck(lambda x, kv, g: layer.attend(x, kv, missing, g), inputs)
+        assert torch.autograd.gradcheck(lambda x, kv, g: layer(x, kv, missing, g), inputs)
     directions, positions = torch.randn(3, 2, 8).double(), torch.randn(3, 2, 5, 4).double()
     inputs = [directions.requires_grad_(), positions.requires_grad_()]
     assert torch.autograd.gradcheck(offset_along, inputs)
