@@ -96,17 +96,7 @@ def test_new_points_are_within_reach_of_measured_ones_for_any_weights(
 
 
 @pytest.mark.parametrize(
-    ("model", "size"),
-    [
-        ("lidar", 1),
-        ("shapes", 5),
-        ("lidar", 12),
-        ("shapes", 13),
-        pytest.param("shapes", 1, marks=pytest.mark.slow),
-        pytest.param("lidar", 5, marks=pytest.mark.slow),
-        pytest.param("shapes", 12, marks=pytest.mark.slow),
-        pytest.param("lidar", 13, marks=pytest.mark.slow),
-    ],
+    ("model", "size"), [("lidar", 1), ("shapes", 5), ("lidar", 12), ("shapes", 13)]
 )
 def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None:
     rng = np.random.default_rng(size)

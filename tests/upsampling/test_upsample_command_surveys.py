@@ -58,12 +58,11 @@ def test_a_survey_in_tiles_gives_the_points_of_the_survey_in_one_file(
     assert np.array_equal(ordered(found), expected)
 
 
-@pytest.mark.parametrize("oversampling", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_tiles_and_processes_give_the_same_files(
-    oversampling: str, tmp_path: Path, command: Callable[..., Result], model_directory: Path
+    tmp_path: Path, command: Callable[..., Result], model_directory: Path
 ) -> None:
     """Two processes divide the blocks and the files of a survey; one file is damaged."""
-    tiles, options = tmp_path / "tiles", ["--ratio", "1.5", "--oversampling", oversampling]
+    tiles, options = tmp_path / "tiles", ["--ratio", "1.5"]
     # Points enough for several blocks.
     write_tiles(survey(9000), tiles)
     (tiles / "0" / "2.laz").write_bytes(b"no survey")
