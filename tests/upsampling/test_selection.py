@@ -61,8 +61,8 @@ def test_shares_follow_the_quotas_up_to_a_bound() -> None:
 def sparser_on_the_right(share: float) -> np.ndarray:
     """Points of a unit square, the right half of which has a `share` of the density of the left."""
     rng = np.random.default_rng(0)
-    points = np.column_stack([rng.random((2000, 2)), np.zeros(2000)])
-    return points[(points[:, 0] < 0.5) | (rng.random(2000) < share)]
+    points = np.column_stack([rng.random((3000, 2)), np.zeros(3000)])
+    return points[(points[:, 0] < 0.5) | (rng.random(3000) < share)]
 
 
 def test_new_points_are_distributed_by_the_quotas_of_the_model() -> None:
