@@ -15,8 +15,17 @@ import numpy as np
 import torch
 
 from pointup.processes import num_cores
+from pointup.upsampling.ground_points import (
+    LARGEST_SHARE,
+    GroundPoints,
+    GroundReturns,
+    ground_surface,
+    may_have_ground,
+)
+from pointup.upsampling.options import UpsampleOptions
+from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
-from pointup.upsampling.store.point_store import BLOCK_SIZE
+from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
 
 TILE_SIZE = 65_536
 """Largest number of points in a tile for which no side length is given."""
@@ -99,6 +108,42 @@ def choose_from_second_pass(
             for _ in _in_threads(upsampling.candidates_from_second_pass, blocks, num_threads):
                 pass
         _thin_and_relax(upsampling, workers, num_threads, 0.5, 0.5, report)
+
+
+def make_ground_points(
+    measured: Store, options: UpsampleOptions, workers: WorkerGroup
+) -> PassOutput | None:
+    """The new points on the ground below crowns, see `GroundPoints`; None without any.
+
+    Where they would be more than `LARGEST_SHARE` of the new points, their density is lower.
+    """
+    if not options.above_ground or options.ground_density == 0:
+        return None
+    num_out = options.num_out(len(measured))
+    num_new = num_out - len(measured) if options.originals else num_out
+    most = min(int(LARGEST_SHARE * num_new), num_out - len(measured))
+
+    def every_block(work: Callable[[int], object]) -> None:
+        with single_threaded_operations() as num_threads, workers.barrier():
+            for _ in _in_threads(work, workers.shard(range(measured.num_blocks)), num_threads):
+                pass
+
+    with workers.barrier():
+        returns = GroundReturns(measured)
+    if not (returns.by_class or may_have_ground(returns)):
+        return None
+    every_block(returns.save)
+    density = options.ground_density
+    while most and (surface := ground_surface(returns, density)):
+        ground = GroundPoints(returns, surface, options)
+        every_block(ground.make)
+        num_made = ground.output.num_new()
+        if num_made <= most:
+            return ground.output if num_made else None
+        density = 0.9 * surface.density * most / num_made
+        with workers.barrier():
+            pass  # All processes have counted.
+    return None
 
 
 def _thin_and_relax(

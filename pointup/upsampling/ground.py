@@ -66,6 +66,10 @@ class Ground:
             floor[rows] = rectangle.floor(points[rows])
         return floor
 
+    def returns(self, points: np.ndarray) -> np.ndarray:
+        """Row numbers in the store of ground returns in the rectangles of points (Q, 3)."""
+        return np.concatenate([rectangle.returns() for _, rectangle in self._rectangles(points)])
+
     def is_below_returns(self, points: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) are lower than all returns in the 3 x 3 cells around them."""
         is_below = np.empty(len(points), dtype=bool)
@@ -99,7 +103,7 @@ class _Rectangle:
         largest, self._side = _COARSE[0], side
         first = np.floor(low / (largest * side)).astype(np.int64) - _MARGIN
         shape = np.floor(high / (largest * side)).astype(np.int64) + 1 + _MARGIN - first
-        points, is_ground = _points_within(
+        points, self._numbers, is_ground = _points_within(
             measured, first * largest * side, (first + shape) * largest * side
         )
         finest = Raster(side, largest * first, largest * shape)
@@ -112,6 +116,10 @@ class _Rectangle:
             coarser = self._levels[0] if self._levels else None
             level = Level(raster, points, is_ground, low_returns, coarser)
             self._levels.insert(0, level)
+
+    def returns(self) -> np.ndarray:
+        """Row numbers (G,) in the store of the ground returns: the lowest of cells."""
+        return np.sort(self._numbers[self._levels[0].from_ground])
 
     def floor(self, points: np.ndarray) -> np.ndarray:
         floor, known = self._levels[0].floor(points)
@@ -177,21 +185,28 @@ def occupied_area(xy: np.ndarray) -> float:
 
 def _points_within(
     store: Store, low: np.ndarray, high: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positions (N, 3) of the points within a rectangle, and whether (N,) they are of class 2."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions (N, 3) of the points within a rectangle, their numbers (N,) in the store, and
+    whether (N,) they are of class 2."""
     touched = ((store.low[:, :2] < high) & (store.high[:, :2] >= low)).all(axis=1)
-    positions, is_ground = [np.empty((0, 3))], [np.empty(0, dtype=bool)]
-    name = class_attribute(store.dtype["attributes"])
+    positions, numbers = [np.empty((0, 3))], [np.empty(0, dtype=np.int64)]
+    is_ground = [np.empty(0, dtype=bool)]
     for block in np.flatnonzero(touched).tolist():
         rows = store.read_block(block)
         inside = ((rows["position"][:, :2] >= low) & (rows["position"][:, :2] < high)).all(axis=1)
-        rows = rows[inside]
-        positions.append(rows["position"])
-        if name is None:
-            is_ground.append(np.zeros(len(rows), dtype=bool))
-        else:
-            is_ground.append(rows["attributes"][name] == GROUND_CLASS)
-    return np.concatenate(positions), np.concatenate(is_ground)
+        positions.append(rows["position"][inside])
+        numbers.append(store.block_ptr[block] + np.flatnonzero(inside))
+        is_ground.append(is_of_ground(rows)[inside])
+    return np.concatenate(positions), np.concatenate(numbers), np.concatenate(is_ground)
+
+
+def is_of_ground(rows: np.ndarray) -> np.ndarray:
+    """Whether rows (N,) of a store are of class 2."""
+    name = class_attribute(rows["attributes"].dtype)
+    if name is None:
+        return np.zeros(len(rows), dtype=bool)
+    is_ground: np.ndarray = rows["attributes"][name] == GROUND_CLASS
+    return is_ground
 
 
 # The lowest return of a cell comes from the ground if it is within this many sides of the next
@@ -211,6 +226,7 @@ class Level:
         planes: (C, 3), see `Raster.planes`.
         deviation: (C,) standard deviation of the points of class 2 there, NaN with too few.
         lowest: (C,) height of the lowest return, inf without one.
+        from_ground: (G,) the low returns that came from the ground.
         below: (C,) lowest height of a return relative to the plane of its cell, -inf without plane.
         has_plane: (C,) whether enough returns came from the ground.
     """
@@ -231,6 +247,7 @@ class Level:
         if coarser is not None:
             near = coarser.is_near(points[from_ground]) | is_ground[from_ground]
             from_ground = from_ground[near]
+        self.from_ground = from_ground
         num_fits = _FITS if coarser is None else 1
         planes, enough = self._fit(points, from_ground, num_fits)
         by_class, deviation, known = raster.planes(points[is_ground])

@@ -26,13 +26,18 @@ class Summary:
     """Largest distance of a new point to its nearest measured point."""
     num_below: int = 0
     """Number of new points below all measured points around them; 0 without `above_ground`."""
+    num_ground: int = 0
+    """Number of new points on the ground below crowns."""
 
 
 class NewPoints:
     """The outputs of all passes over the store of a survey, `measured`, read block by block."""
 
-    def __init__(self, measured: Store, passes: Sequence[PassOutput]) -> None:
-        self._measured, self._passes = measured, passes
+    def __init__(
+        self, measured: Store, passes: Sequence[PassOutput], ground: PassOutput | None = None
+    ) -> None:
+        self._measured, self._ground = measured, ground
+        self._passes = passes = [*passes, *([ground] if ground else [])]
         self._is_survey = len(measured.num_read) > 1
         self._blocks: list[list[tuple[PassOutput, int, bool]]] = [[] for _ in measured.num_read]
         for output in passes:
@@ -45,7 +50,7 @@ class NewPoints:
         """Statistics of the new points that are written: to the files with the numbers `written`,
         and within `bounds`. Call it before `of_file`, which deletes block files.
         """
-        num_new, farthest, num_below = 0, 0.0, 0
+        num_new, farthest, num_below, num_ground = 0, 0.0, 0, 0
         for output in self._passes:
             for block in range(output.store.num_blocks):
                 distance, is_below = output.distances(block), output.are_below(block)
@@ -53,9 +58,12 @@ class NewPoints:
                 if bounds is not None:
                     is_written &= bounds.inside(output.positions(block))
                 num_new += int(is_written.sum())
-                farthest = max(farthest, float(distance[is_written].max(initial=0.0)))
                 num_below += int(is_below[is_written].sum())
-        return Summary(num_new, farthest, num_below)
+                if output is self._ground:
+                    num_ground += int(is_written.sum())
+                else:
+                    farthest = max(farthest, float(distance[is_written].max(initial=0.0)))
+        return Summary(num_new, farthest, num_below, num_ground)
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.

@@ -39,13 +39,16 @@ class UpsampleOptions:
     above_ground: bool = False
     """The third coordinate is a height: no new point lies below the ground, and only new points
     on the ground get class 2."""
+    ground_density: float | None = None
+    """Largest density of the new points on the ground below crowns, in points per unit of area.
+    None: that of the ground returns where the ground is seen. 0: no such points."""
     oversampling: float | None = None
     """Candidates of a second pass for each point that is kept; None takes the model's value."""
     seed: int = 0
     """Breaks ties between equally good candidates."""
 
     def __post_init__(self) -> None:
-        for name in ("ratio", "density", "max_distance", "oversampling"):
+        for name in ("ratio", "density", "max_distance", "ground_density", "oversampling"):
             value = getattr(self, name)
             if not (isinstance(value, Real) or (value is None and name != "ratio")):
                 raise ConfigError(
@@ -60,6 +63,8 @@ class UpsampleOptions:
             raise ConfigError(
                 f"oversampling {self.oversampling:g}: must be between 1 and {MAX_OVERSAMPLING:g}"
             )
+        if self.ground_density is not None and not 0 <= self.ground_density < math.inf:
+            raise ConfigError(f"ground density {self.ground_density:g}: must be 0 or more")
         for name in ("density", "max_distance"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):

@@ -11,7 +11,12 @@ import torch
 
 from pointup.io.cloud import PointCloud
 from pointup.model.upsampler import Upsampler
-from pointup.upsampling.executor import WorkerGroup, choose_from_second_pass, run_upsampling
+from pointup.upsampling.executor import (
+    WorkerGroup,
+    choose_from_second_pass,
+    make_ground_points,
+    run_upsampling,
+)
 from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
@@ -41,6 +46,11 @@ def run_passes(
     configuration, a second pass over the output of the first supplies more candidates, and the
     points are selected again.
     """
+    ground = make_ground_points(measured, options, workers)
+    if ground and options.density is None:
+        # They count for the ratio like all others.
+        num_other = options.num_out(len(measured)) - ground.num_new()
+        options = replace(options, ratio=num_other / len(measured))
     oversampling = options.oversampling_of(model.config)
     ratios = options.pass_ratios(len(measured), model.config.max_pass_ratio)
     passes: list[UpsamplingPass] = []
@@ -94,4 +104,4 @@ def run_passes(
                 break
             store = store_of(passes[-1].output.for_next_pass, f"pass_{number + 1}")
     kept = passes if options.originals else passes[-1:]
-    return NewPoints(measured, [upsampling.output for upsampling in kept])
+    return NewPoints(measured, [upsampling.output for upsampling in kept], ground)

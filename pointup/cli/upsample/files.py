@@ -207,6 +207,8 @@ def _summary_text(summary: Summary, options: UpsampleOptions, source: Path) -> s
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
     words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
+    if summary.num_ground:
+        words += f", {summary.num_ground:,} others on the ground below crowns"
     if options.above_ground:
         words += f", {summary.num_below:,} of them below all returns around them"
     return words

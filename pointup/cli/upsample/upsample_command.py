@@ -99,6 +99,11 @@ class Upsample:
     """The third coordinate is a height: no new point lies below the ground, and only new points on
     the ground get class 2. By default True for scanner formats, for the models lidar and forest,
     and for models fine-tuned from them; else False."""
+    ground_density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
+    """Largest density of the new points on the ground below crowns, where no pulse came through, in
+    points per square unit; 0 for none. By default that of the ground where it is seen."""
     oversampling: Annotated[
         float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
     ] = None
@@ -281,6 +286,7 @@ class Upsample:
             density=self.density,
             originals=originals,
             max_distance=self.max_distance,
+            ground_density=self.ground_density,
             oversampling=self.oversampling,
             seed=self.seed,
         )

@@ -29,6 +29,8 @@ class PassOutput:
     files: BlockFiles
     measured: Store | None
     originals: bool
+    saved: tuple[str, ...] = ("picked", "points")
+    """Kinds of block files that the pass leaves."""
 
     def cloud(self, block: int) -> PointCloud:
         """The new points of a block, with their attributes, `SYNTHETIC`, `PARENT` and `DISTANCE`.
@@ -46,7 +48,7 @@ class PassOutput:
 
     def delete(self, block: int) -> None:
         """Delete the files of a block that are no longer needed."""
-        for what in ("picked", "points"):
+        for what in self.saved:
             self.files.delete(block, what)
 
     def parents(self, block: int) -> np.ndarray:
