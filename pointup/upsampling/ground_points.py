@@ -53,6 +53,8 @@ _NUM_FIRST = 6
 # Least share of the points above a place that are of a pulse with several returns. It is lower on
 # nine tenths of all roofs, and higher in three quarters of crowns.
 _LEAST_SEVERAL = 0.25
+# Least distance of a made point to the nearest measured one, in spacings of the made points.
+_LEAST_GAP = 0.5
 # Building, water, bridge deck.
 _HIDE_GROUND = (6, 9, 17)
 
@@ -308,7 +310,7 @@ class GroundPoints:
         is_right = (np.abs(heights - others) <= tolerance) & (lowest > heights - tolerance)
         points = np.column_stack([places[rows], heights])[is_right]
         distance = region.neighbors(points, 1)[0][:, 0]
-        kept = (distance > spacing) & ~is_covered(region, points)
+        kept = (distance > _LEAST_GAP * spacing) & ~is_covered(region, points)
         if self._options.max_distance is not None:
             kept &= distance <= self._options.max_distance / self._store.frame.unit
         return points[kept], distance[kept]
