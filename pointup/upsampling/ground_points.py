@@ -305,9 +305,11 @@ class GroundPoints:
         nums_around = _NUM_AROUND, _NUM_NEAREST
         heights, others = interpolated(returns, places[rows], spacing, nums_around)
         tolerance = _LARGEST_ERROR * spacing
-        # A return below the surface proves it wrong.
+        # A return below the surface proves it wrong. Without classes, one close to it is of the
+        # ground itself.
+        least = -tolerance if self._returns.by_class else spacing
         lowest = region.rows["position"][:, 2][above[rows]].min(axis=1)
-        is_right = (np.abs(heights - others) <= tolerance) & (lowest > heights - tolerance)
+        is_right = (np.abs(heights - others) <= tolerance) & (lowest > heights + least)
         points = np.column_stack([places[rows], heights])[is_right]
         distance = region.neighbors(points, 1)[0][:, 0]
         kept = (distance > _LEAST_GAP * spacing) & ~is_covered(region, points)

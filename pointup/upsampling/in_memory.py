@@ -37,6 +37,7 @@ def upsample(
     only_new: bool = False,
     max_distance: float | None = None,
     above_ground: bool | None = None,
+    ground_density: float | None = None,
     oversampling: float | None = None,
     classes: Sequence[int] | None = None,
     include_noise: bool = False,
@@ -55,7 +56,8 @@ def upsample(
 
     Every new point lies within 1.5 local spacings of its nearest measured point (8 with the model
     "forest"), whatever the weights of the model. The local spacing of a point is the mean distance
-    to its nearest neighbours, without those across a gap.
+    to its nearest neighbours, without those across a gap. Farther away are only the points that
+    continue the ground of a survey below crowns (`ground_density`).
 
     Points of a `PointCloud` whose `classification` is noise (7 or 18), or that are `withheld`, are
     neither parents nor neighbours of new points. They are copied to the result; the other n points
@@ -79,6 +81,9 @@ def upsample(
             only new points on the ground get class 2. By default True for a cloud read from a
             scanner format, and for models with heights: "lidar", "forest", models fine-tuned from
             them, and others with the options `heights` or `column_layers`.
+        ground_density: largest density of the new points on the ground below crowns, where no pulse
+            came through, in points per unit of area; 0 for none. By default that of the ground
+            where it is seen. Needs heights (`above_ground`).
         oversampling: candidates of a second pass for each point that is kept, 1 to 8; by default
             the value in the model's configuration. 1 is fast; 4 takes five to six times as long and
             fills more holes.
@@ -104,6 +109,7 @@ def upsample(
         originals=originals,
         max_distance=max_distance,
         above_ground=bool(above_ground),
+        ground_density=ground_density,
         oversampling=oversampling,
         seed=seed,
     )

@@ -196,7 +196,9 @@ def test_new_points_stay_above_the_lowest_returns(ratio: float, make_store: Stor
     ground = ground_of(store)
 
     def num_below(above_ground: bool) -> int:
-        new = upsample(cloud, ratio, model=model, only_new=True, above_ground=above_ground)
+        new = upsample(
+            cloud, ratio, model=model, only_new=True, above_ground=above_ground, ground_density=0
+        )
         assert len(new) == round(3000 * (ratio - 1))
         # A store rounds to a grid.
         return int((new.positions[:, 2] < ground.floor(new.positions - store.frame.origin)
