@@ -16,7 +16,7 @@ import numpy as np
 from scipy.interpolate import RBFInterpolator
 from scipy.spatial import cKDTree
 
-from pointup.io.noise import NUMBER_OF_RETURNS
+from pointup.io.cloud import NUMBER_OF_RETURNS
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between
 from pointup.upsampling.ground import (
     NUM_ABOVE,
@@ -27,6 +27,7 @@ from pointup.upsampling.ground import (
 )
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
+from pointup.upsampling.single_pass.selection import shuffled
 from pointup.upsampling.store.bisection import BlockFiles
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -323,13 +324,9 @@ def _places(low: np.ndarray, high: np.ndarray, side: float, seed: int) -> np.nda
     first = np.floor(low / side).astype(np.int64)
     shape = np.floor(high / side).astype(np.int64) + 1 - first
     cell = np.stack(np.divmod(np.arange(shape.prod()), shape[1]), axis=1) + first
-    mixed = cell.astype(np.uint64) * np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
-    mixed = np.stack([mixed[:, 0] ^ mixed[:, 1], mixed[:, 0] + mixed[:, 1]], axis=1)
-    mixed += np.uint64(seed % 2**32)
-    # The finalizer of MurmurHash3.
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(factor)
+    number = (cell[:, 0] << 16) ^ cell[:, 1]
+    axes = [shuffled(seed, number, np.full(len(cell), axis)).view(np.uint64) for axis in (0, 1)]
     # In the middle half of the cell, so that places are apart.
-    within = (mixed ^ (mixed >> np.uint64(33))) / 2.0**64
+    within = np.stack(axes, axis=1) / 2.0**64
     places: np.ndarray = (cell + 0.25 + 0.5 * within) * side
     return places
