@@ -12,12 +12,18 @@ import torch
 from matplotlib.image import imread
 from test_evaluate_command import evaluate, figures_of
 from test_evaluate_command import model as model
-from test_evaluate_shapes import torus
+from test_pu_gcn import torus
 from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
+from pointup.cli.evaluate.pair_notes import remarks_on_pairs
 from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.cloud_metrics import METRICS, mean_rows
+from pointup.evaluation.lidar_metrics import FAR, worse_than_source
+from pointup.evaluation.pairs import measure_to_surface, surface_metrics
 from pointup.geometry.midpoints import midpoint_upsample
+from pointup.geometry.surfaces import Surface
+from pointup.io.length_unit import METRE, unit_of
 
 
 def test_pairs_have_the_figures_that_training_validates_on(
@@ -265,3 +271,74 @@ def test_pairs_whose_midpoints_equal_their_target_are_not_shown(
     assert picture.exists()
     assert not evaluate("pairs", tmp_path / "one", *words)
     assert [scene["name"] for scene in scenes_of(page)] == ["only: same"]
+
+
+def pair(p2f_of_source: float, p2f_of_model: float, cv: float = 0.2) -> dict[str, dict[str, float]]:
+    return {
+        "model": {"chamfer": 0.06, "p2f": p2f_of_model, "spacing_cv": cv},
+        "source": {"chamfer": 0.09, "p2f": p2f_of_source, "spacing_cv": 0.3},
+    }
+
+
+def test_the_distance_to_the_surface_is_not_compared_with_that_of_a_source_on_it() -> None:
+    (remark,) = remarks_on_pairs([pair(7e-6, 5.2), pair(8e-6, 5.4)], METRICS)
+    assert remark == "model: no figure is much worse than the source's"
+    (remark,) = remarks_on_pairs([pair(7e-6, 5.2, cv=0.6)], METRICS)
+    assert remark == "model, much worse than the source: Spacing CV 0.6000, not 0.3000 (+100%)"
+
+
+@pytest.mark.parametrize("noise", [0.8, 8.0, 22.0])
+def test_the_distance_to_the_surface_of_noisy_sources_is_compared(noise: float) -> None:
+    noisy = [pair(noise, 4 * noise)] * 2
+    remarks = remarks_on_pairs(noisy, METRICS)
+    assert remarks == worse_than_source(mean_rows(noisy), METRICS, ["model"])
+    assert "P2F" in remarks[0] and "(4 times)" in remarks[0]
+
+
+def test_of_mixed_pairs_only_those_with_noise_are_compared_and_counted() -> None:
+    mixed = [pair(7e-6, 40.0), pair(8.0, 10.0), pair(8.0, 10.0)]
+    (remark,) = remarks_on_pairs(mixed, METRICS)
+    assert remark == (
+        "model, much worse than the source: P2F in the 2 pairs whose source is not on the surface: "
+        "10 x1e-3, not 8 x1e-3 (+25%)"
+    )
+
+
+# Two triangles: the unit square of x and y, 100 times as wide, at z = 0.
+SQUARE = Surface.from_triangles(
+    np.array([[0, 0, 0], [100, 0, 0], [100, 100, 0], [0, 100, 0]], float),
+    np.array([[0, 1, 2], [0, 2, 3]]),
+)
+
+
+def test_shares_are_those_of_new_points_by_their_height_above_a_plane() -> None:
+    rng = np.random.default_rng(0)
+    source = rng.uniform([10, 10, -3], [90, 90, 3], (50, 3))
+    new = rng.uniform([10, 10, -2], [90, 90, 2], (400, 3))
+    figures = measure_to_surface(
+        {"source": source, "model": np.concatenate([source, new])}, SQUARE, METRE
+    )
+    for far in FAR:
+        assert figures["model"][f"off_surface_{far:g}"] == pytest.approx(
+            100 * np.mean(np.abs(new[:, 2]) > far)
+        )
+        # The source has no new points: all of it counts.
+        assert figures["source"][f"off_surface_{far:g}"] == pytest.approx(
+            100 * np.mean(np.abs(source[:, 2]) > far)
+        )
+    everything = np.concatenate([source, new])
+    assert figures["model"]["p2f"] == pytest.approx(1e3 * np.abs(everything[:, 2]).mean())
+    assert figures["model"].keys() == {"p2f", *surface_metrics(METRE)}
+
+
+def test_limits_are_in_metres_whatever_the_unit() -> None:
+    source = np.array([[50.0, 50, 0]])
+    cloud = np.array([[50.0, 50, 1], [50, 50, 2], [50, 50, 4]])
+    figures = measure_to_surface({"source": source, "model": cloud}, SQUARE, unit_of(0.3048))
+    assert figures["model"]["off_surface_0.5"] == pytest.approx(200 / 3)
+    assert figures["model"]["off_surface_1"] == pytest.approx(100 / 3)
+
+
+def test_shapes_have_no_shares_and_empty_clouds_no_figures() -> None:
+    clouds = {"source": np.array([[50.0, 50, 2]]), "model": np.empty((0, 3))}
+    assert measure_to_surface(clouds, SQUARE, None) == {"source": {"p2f": 2000.0}}

@@ -8,8 +8,17 @@ import laspy
 import numpy as np
 import pytest
 
+from pointup import Upsampler
 from pointup.errors import DataError
-from pointup.evaluation.lidar import MARGIN, Survey, near_reference, read_survey, thin_survey
+from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.lidar import (
+    MARGIN,
+    Survey,
+    near_reference,
+    read_survey,
+    thin_survey,
+    upsampled_surveys,
+)
 
 
 def square(num_points: int, side: float) -> Survey:
@@ -73,3 +82,29 @@ def test_a_source_is_cut_to_a_strip_around_the_reference_only_if_it_is_larger() 
     assert (near.positions[:, :2] > low - 0.1).all()
     assert near_reference(source, source.positions) is source
     assert near_reference(source, np.array([[40.0, 40, 0], [60, 60, 0]])) is source
+
+
+def plane(num_points: int, side: float) -> Survey:
+    """Random points of a square in the xy plane."""
+    xy = np.random.default_rng(0).random((num_points, 2)) * side
+    return Survey(Path("plane.las"), np.column_stack([xy, np.zeros(num_points)]), None)
+
+
+@pytest.mark.parametrize("largest", [8.0, 64.0])
+def test_at_a_density_the_baselines_have_as_many_points_as_the_model(largest: float) -> None:
+    source = plane(200, 10)
+    # 2 points per unit of area become 80: 40 of one, which the model makes if its limit allows it.
+    # By default the limit is 16.
+    upsampler = Upsampler(max_pass_ratio=largest, feature_dim=8, heads=2, child_heads=2, k=6)
+    surveys = upsampled_surveys(source, 1.0, 80.0, upsampler)
+    assert len(surveys["model"]) == pytest.approx(200 * min(40, max(16, largest)), rel=0.25)
+    # Midpoints have 12 neighbours and this model 6, so that their numbers differ a little.
+    assert len(surveys["midpoints"]) == pytest.approx(len(surveys["model"]), rel=0.2)
+    for name in BASELINES:
+        assert len(surveys[name]) == len(surveys["model"])
+
+
+def test_without_a_model_the_baselines_have_as_many_points_as_the_midpoints() -> None:
+    surveys = upsampled_surveys(plane(100, 10), 3.0)
+    assert list(surveys) == ["midpoints", *BASELINES]
+    assert {len(points) for points in surveys.values()} == {300}
