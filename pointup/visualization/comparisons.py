@@ -167,15 +167,12 @@ def dataset_picture(
     num_source: np.ndarray,
     num_target: np.ndarray,
     extent: np.ndarray,
-    path: str | Path | None = None,
     unit: str = "",
 ) -> np.ndarray:
     """Histograms of a dataset: points per sample, ratio of target to source, extent of the source.
 
     num_source, num_target: (B,) number of points of each sample.
     extent: (B,) longest side of the bounding box of each sample's source, in `unit`.
-
-    Written to `path` (PNG or JPEG) if given. Raises FileError where `path` can't be written.
     """
     num_source, num_target = np.asarray(num_source), np.asarray(num_target)
     ratio = num_target[num_source > 0] / num_source[num_source > 0]
@@ -185,6 +182,4 @@ def dataset_picture(
     page.histogram(72, "points per sample", {"source": num_source, "target": num_target})
     page.histogram(592, "upsampling ratio, target / source", {"": ratio})
     page.histogram(1112, labelled("longest side of the source", unit), {"": np.asarray(extent)})
-    if path is not None:
-        save_picture(page.pixels(), path)
     return page.pixels()

@@ -88,13 +88,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main(["inspect", "x"])
 
 
-def test_an_option_out_of_range_is_an_error_not_a_traceback(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["prepare", "thin", "a.las", "--ratio", "0.5", "-o", "out"]) == 1
-    assert "--ratio 0.5" in capsys.readouterr().err
-
-
 def test_an_interrupt_is_status_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def run_of(folder: Path, data: Path, **info: object) -> TrainConfig:
     data.mkdir(parents=True)
     (data / "pointup.json").write_text(json.dumps(info))
     (folder / "model").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"data": str(data)}))
+    (folder / "config.json").write_text(json.dumps({"data": [str(data)]}))
     return TrainConfig(data=(str(data),), output_dir=folder)
 
 
@@ -188,17 +189,26 @@ def test_after_training_on_a_thinned_survey_it_is_upsampled_at_the_ratio_of_the_
     assert upsampling.endswith("--model a/model --ratio 3")
 
 
-def test_a_model_that_predicts_errors_is_evaluated_as_its_output_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"ratio": 2.5, "max_ratio": 8.0}, "--ratio 2.5 --max-ratio 8"),
+        # A model that predicts errors is evaluated as its output is written.
+        (
+            {"max_ratio": 64.0, "model": ModelConfig(predict_error=True)},
+            "--as-written --max-ratio 64",
+        ),
+    ],
+)
+def test_a_model_is_evaluated_at_the_ratio_of_its_training(
+    changes: dict[str, Any], options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert EvaluatedPairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
+    assert EvaluatedPairs.ratio is TrainConfig.ratio is None
     monkeypatch.chdir(tmp_path)
-    config = replace(
-        run_of(Path("a"), Path("pairs"), made_by="x"),
-        max_ratio=64.0,
-        model=ModelConfig(predict_error=True),
-    )
+    config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), **changes)
     (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
-    command = "pointup evaluate pairs pairs --model a/model --as-written --max-ratio 64"
+    command = f"pointup evaluate pairs pairs --model a/model {options}"
     assert commands_after_training(config) == [command]
     assert command_after_upsampling("a/model") == command
 
@@ -231,19 +241,6 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
         "pointup evaluate pairs pairs --model runs/a/model",
     ]
     assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
-
-
-def test_a_model_is_evaluated_at_the_ratio_of_its_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert EvaluatedPairs.max_ratio == TrainConfig.max_ratio == commands.MAX_RATIO
-    assert EvaluatedPairs.ratio is TrainConfig.ratio is None
-    monkeypatch.chdir(tmp_path)
-    config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), ratio=2.5, max_ratio=8.0)
-    (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
-    command = "pointup evaluate pairs pairs --model a/model --ratio 2.5 --max-ratio 8"
-    assert commands_after_training(config) == [command]
-    assert command_after_upsampling("a/model") == command
 
 
 def test_only_datasets_with_held_out_pairs_are_evaluated(

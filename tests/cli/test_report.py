@@ -97,6 +97,7 @@ def test_a_report_without_its_dataset_says_what_is_missing(data: Path, tmp_path:
     assert "gone: no such directory" in html and "<iframe" not in html and "<svg" in html
 
 
+@pytest.mark.usefixtures("small_panels")
 def test_data_relative_to_the_folder_of_training_is_named_so_elsewhere(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,25 +60,24 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(
     assert not (tmp_path / "b.laz").exists()
 
 
-def test_names_must_fit_the_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = write_landscape(tmp_path / "a.laz", 50, 0)
-    words = ["view", str(source), "-o", str(tmp_path / "p.html"), "--names", "one", "two"]
-    assert main(words) == 1
-    assert "--names: give 1 different names" in capsys.readouterr().err
-
-
-def test_no_cloud_may_have_the_name_of_the_reference(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("one", "--names: give 2 different names"),
+        ("one one", "--names: give 2 different names"),
+        ("one reference", "--names: reference is the name of the --reference"),
+        ("", "--names: reference is the name of the --reference"),
+    ],
+)
+def test_names_are_different_ones_of_each_input(
+    names: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in "abc"]
+    paths = [str(write_landscape(tmp_path / f"{n}.laz", 50, 0)) for n in ("a", "reference", "c")]
     words = ["view", *paths[:2], "--reference", paths[2], "-o", str(tmp_path / "p.html")]
-    assert main([*words, "--names", "one", "reference"]) == 1
-    assert "reference is the name of the --reference" in capsys.readouterr().err
-    assert main([*words, "--names", "one", "two"]) == 0
-    (tmp_path / "b.laz").rename(tmp_path / "reference.laz")
-    words[2] = str(tmp_path / "reference.laz")
-    assert main(words) == 1
-    assert "--names: reference is the name of the --reference" in capsys.readouterr().err
+    assert main([*words, *(["--names", *names.split()] if names else [])]) == 1
+    assert message in capsys.readouterr().err
+    assert main(["view", *paths[:2], *words[-2:], "--names", "one", " "]) == 1
+    assert "--names: a name is empty" in capsys.readouterr().err
 
 
 def test_the_reference_is_named_so_with_and_without_names(tmp_path: Path) -> None:
@@ -88,14 +87,6 @@ def test_the_reference_is_named_so_with_and_without_names(tmp_path: Path) -> Non
     for options, names in (([], ["a", "reference"]), (["--names", "x"], ["x", "reference"])):
         assert main([*words, *options]) == 0
         assert [layer["name"] for layer in scenes_of(page)[0]["layers"]] == names
-
-
-def test_an_empty_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(write_landscape(tmp_path / f"{name}.laz", 50, 0)) for name in "ab"]
-    for name in ("", " "):
-        words = ["view", *paths, "-o", str(tmp_path / "p.html"), "--names", "one", name]
-        assert main(words) == 1
-        assert "--names: a name is empty" in capsys.readouterr().err
 
 
 def test_folders_keep_what_follows_a_dot(tmp_path: Path) -> None:
