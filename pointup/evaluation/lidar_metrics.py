@@ -209,7 +209,6 @@ def worse_than_source(
     rows: Mapping[str, Mapping[str, float]],
     metrics: Mapping[str, Metric],
     methods: Sequence[str],
-    source: str = "source",
 ) -> list[str]:
     """A sentence for each of `methods` in `rows`: which figures are much worse than the source's.
 
@@ -218,7 +217,7 @@ def worse_than_source(
     lower by more than one percentage point. A figure that the source does not have is much worse if
     it is more than twice the midpoint baseline's. The list is empty if `rows` has no source.
     """
-    if source not in rows:
+    if "source" not in rows:
         return []
     sentences = []
     for method in methods:
@@ -226,7 +225,7 @@ def worse_than_source(
             continue
         found = []
         for name, metric in metrics.items():
-            value, before = rows[method].get(name), rows[source].get(name)
+            value, before = rows[method].get(name), rows["source"].get(name)
             beside = rows.get("midpoints", {}).get(name)
             if value is None:
                 continue
@@ -263,14 +262,10 @@ def _described(metric: Metric, value: float, before: float, whose: str = "") -> 
     return f"{name} {now}{unit}, not {whose}{then}{unit}{change}"
 
 
-def beside_baselines(
-    rows: Mapping[str, Mapping[str, float]],
-    methods: Sequence[str],
-    baselines: Sequence[str] = BESIDE,
-) -> list[str]:
+def beside_baselines(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) -> list[str]:
     """A line for each of `methods` in `rows`: its Chamfer distance as a share of the best
     baseline's and of the midpoint baseline's, computed from the means in `rows`."""
-    known = _distances(rows, baselines)
+    known = _distances(rows)
     if not known:
         return []
     best = min(known, key=known.__getitem__)
@@ -287,15 +282,11 @@ def beside_baselines(
     return lines
 
 
-def gap_closed(
-    rows: Mapping[str, Mapping[str, float]],
-    methods: Sequence[str],
-    baselines: Sequence[str] = BESIDE,
-) -> list[str]:
+def gap_closed(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) -> list[str]:
     """A line for each of `methods` in `rows`: how much of the gap between the best baseline and the
     second survey, the row "resampled", is closed; negative if the method is worse than that
     baseline. The rows must be means over the same clouds."""
-    known = _distances(rows, baselines)
+    known = _distances(rows)
     second = rows.get("resampled", {}).get("chamfer")
     if not known or second is None or second >= min(known.values()):
         return []
@@ -308,9 +299,7 @@ def gap_closed(
     ]
 
 
-def _distances(
-    rows: Mapping[str, Mapping[str, float]], baselines: Sequence[str]
-) -> dict[str, float]:
+def _distances(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Chamfer distances of the baselines; none if one is 0, where the source is the reference."""
-    known = {name: rows[name]["chamfer"] for name in baselines if name in rows}
+    known = {name: rows[name]["chamfer"] for name in BESIDE if name in rows}
     return known if all(known.values()) else {}

@@ -133,11 +133,6 @@ def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
     return {**metrics_in(unit.name), **survey_metrics(unit), **surface_metrics(unit)}
 
 
-def pair_band_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
-    """The metrics of `measure_as_surveys` in bands of height above ground."""
-    return band_metrics(Scale(unit))
-
-
 def _split(pos: Tensor, ptr: Tensor) -> list[np.ndarray]:
     """The clouds of a packed tensor, (N_i, 3) float64 each."""
     points = pos.cpu().double().numpy()

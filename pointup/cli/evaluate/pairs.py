@@ -161,11 +161,11 @@ class EvaluatedPairs:
             remarks_on_pairs,
         )
         from pointup.evaluation.cloud_metrics import ROWS, mean_rows
-        from pointup.evaluation.lidar_metrics import beside_baselines
-        from pointup.evaluation.pairs import pair_band_metrics, pair_metrics
+        from pointup.evaluation.lidar_metrics import Scale, band_metrics, beside_baselines
+        from pointup.evaluation.pairs import pair_metrics
         from pointup.evaluation.report import EvaluationReport, Table
 
-        metrics, of_bands = pair_metrics(unit), pair_band_metrics(unit)
+        metrics, of_bands = pair_metrics(unit), band_metrics(Scale(unit))
         means = mean_rows(in_order)
         heading = [
             f"{self.split} pairs of {self.dataset}: {len(names):,}"
