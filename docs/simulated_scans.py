@@ -19,8 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy.spatial import cKDTree
 
-from pointup.evaluation.common_extent import whole_extent
-from pointup.evaluation.ground import find_ground
+from pointup.evaluation.common_extent import find_ground, whole_extent
 from pointup.synthetic.landscapes import Stand, scene_of, stand_site
 from pointup.synthetic.scanner import Scanner, airborne, drone, scan
 from pointup.synthetic.scene_pairs import moved

@@ -89,12 +89,11 @@ def coarse_pictures() -> Iterator[None]:
 @pytest.fixture
 def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of 240 pixels, for pictures that nobody looks at."""
-    from pointup.visualization import columns, comparisons, surveys
+    from pointup.visualization import before_after, columns
 
-    for module in (columns, comparisons, surveys):
+    for module in (before_after, columns):
         monkeypatch.setattr(module, "SIZE", 240)
-    monkeypatch.setattr(comparisons, "SHAPE_SIZE", 240)
-    monkeypatch.setattr(comparisons, "SHAPE_ROWS", 190)
+    monkeypatch.setattr(before_after, "SHAPE_ROWS", 190)
     monkeypatch.setattr(columns, "CLOSE_ROWS", 60)
     monkeypatch.setattr(columns, "SECTION_ROWS", 60)
 

@@ -15,8 +15,7 @@ from pointup.datasets.block_pairs import thin
 from pointup.errors import DataError
 from pointup.evaluation.baselines import baseline_clouds
 from pointup.evaluation.cloud_metrics import Figures
-from pointup.evaluation.common_extent import Extent, height_grids
-from pointup.evaluation.ground import TriangulatedGround
+from pointup.evaluation.common_extent import Extent, TriangulatedGround, height_grids
 from pointup.evaluation.lidar_metrics import (
     BELOW_GROUND,
     FAR,

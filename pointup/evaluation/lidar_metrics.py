@@ -206,9 +206,7 @@ FARTHER_BY = 2.0
 
 
 def worse_than_source(
-    rows: Mapping[str, Mapping[str, float]],
-    metrics: Mapping[str, Metric],
-    methods: Sequence[str],
+    rows: Mapping[str, Mapping[str, float]], metrics: Mapping[str, Metric], methods: Sequence[str]
 ) -> list[str]:
     """A sentence for each of `methods` in `rows`: which figures are much worse than the source's.
 
@@ -219,21 +217,20 @@ def worse_than_source(
     """
     if "source" not in rows:
         return []
+    source, midpoints = rows["source"], rows.get("midpoints", {})
     sentences = []
-    for method in methods:
-        if method not in rows:
-            continue
+    for method in (name for name in methods if name in rows):
         found = []
         for name, metric in metrics.items():
-            value, before = rows[method].get(name), rows["source"].get(name)
-            beside = rows.get("midpoints", {}).get(name)
+            value = rows[method].get(name)
             if value is None:
                 continue
-            if before is not None:
-                if _much_worse(metric, value, before):
-                    found.append(_described(metric, value, before))
-            elif beside is not None and metric.better == "lower" and value > FARTHER_BY * beside:
-                found.append(_described(metric, value, beside, "the midpoint baseline's "))
+            if name in source:
+                if _much_worse(metric, value, source[name]):
+                    found.append(_described(metric, value, source[name]))
+            elif metric.better == "lower" and value > FARTHER_BY * midpoints.get(name, np.inf):
+                whose = "the midpoint baseline's "
+                found.append(_described(metric, value, midpoints[name], whose))
         if found:
             sentences.append(f"{method}, much worse than the source: " + "; ".join(found))
         else:
@@ -265,7 +262,7 @@ def _described(metric: Metric, value: float, before: float, whose: str = "") -> 
 def beside_baselines(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) -> list[str]:
     """A line for each of `methods` in `rows`: its Chamfer distance as a share of the best
     baseline's and of the midpoint baseline's, computed from the means in `rows`."""
-    known = _distances(rows)
+    known = _distances_of_baselines(rows)
     if not known:
         return []
     best = min(known, key=known.__getitem__)
@@ -286,7 +283,7 @@ def gap_closed(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) 
     """A line for each of `methods` in `rows`: how much of the gap between the best baseline and the
     second survey, the row "resampled", is closed; negative if the method is worse than that
     baseline. The rows must be means over the same clouds."""
-    known = _distances(rows)
+    known = _distances_of_baselines(rows)
     second = rows.get("resampled", {}).get("chamfer")
     if not known or second is None or second >= min(known.values()):
         return []
@@ -299,7 +296,7 @@ def gap_closed(rows: Mapping[str, Mapping[str, float]], methods: Sequence[str]) 
     ]
 
 
-def _distances(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _distances_of_baselines(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Chamfer distances of the baselines; none if one is 0, where the source is the reference."""
     known = {name: rows[name]["chamfer"] for name in BESIDE if name in rows}
     return known if all(known.values()) else {}

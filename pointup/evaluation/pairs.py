@@ -14,21 +14,20 @@ from torch_geometric.data import Batch
 
 from pointup.evaluation.baselines import BASELINES, baseline_clouds
 from pointup.evaluation.cloud_metrics import (
-    ROWS,
     Clouds,
     Figures,
     Metric,
     clouds_of_pairs,
+    measure_clouds,
     metrics_in,
 )
-from pointup.evaluation.common_extent import whole_extent
-from pointup.evaluation.ground import find_ground
+from pointup.evaluation.common_extent import find_ground, whole_extent
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metrics, lidar_metrics
 from pointup.geometry.midpoints import output_sizes
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.geometry.surfaces import Surface
-from pointup.io.length_unit import UNKNOWN, LengthUnit
+from pointup.io.length_unit import LengthUnit
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
@@ -66,61 +65,55 @@ def upsampled_pairs(
     return _packed(outputs, batch.pos.device)
 
 
-def measure_as_surveys(
-    batch: Batch, clouds: Clouds, vertical: Sequence[bool], unit: LengthUnit
-) -> list[dict[str, Figures]]:
-    """For every pair, the figures of `survey_metrics` and `band_metrics` for each of the clouds.
-
-    A pair that is not `vertical` (its z axis does not point up) has none: {}.
-    """
-    scale = Scale(unit, thresholds=THRESHOLDS)
-    split = {row: _split(*cloud) for row, cloud in clouds.items()}
-    targets = _split(batch.target, batch.target_ptr)
-    metrics = survey_metrics(unit) | band_metrics(scale)
-    measured: list[dict[str, Figures]] = []
-    for pair, (is_survey, target) in enumerate(zip(vertical, targets, strict=True)):
-        source = split["source"][pair]
-        if not is_survey:
-            measured.append({})
-            continue
-        extent = whole_extent(np.concatenate([source, target]), unit.of_metres(scale.cell))
-        ground = find_ground(target, extent, unit=unit)
-        reference = SurveyReference(target, extent, ground, source, scale, everywhere=True)
-        figures = {
-            row: reference.measure(split[row][pair])
-            for row in ROWS
-            if row in split and len(split[row][pair])
-        }
-        measured.append(
-            {
-                row: {name: value for name, value in values.items() if name in metrics}
-                for row, values in figures.items()
-            }
-        )
-    return measured
-
-
-def measure_to_surfaces(
+def figures_of_pairs(
     batch: Batch,
     clouds: Clouds,
     surfaces: Sequence[Surface | None],
     vertical: Sequence[bool],
     unit: LengthUnit,
 ) -> list[dict[str, Figures]]:
-    """For every pair, the figures of `measure_to_surface` for each of the clouds; {} without one.
+    """For every pair of a batch, the figures of `pair_metrics` and `band_metrics` for each of the
+    clouds, by row.
 
-    The distances of a pair that is not `vertical` are not compared with lengths on the ground.
+    A pair that is not `vertical` (its z axis does not point up) has no figures of surveys, and its
+    distances to the surface are not compared with lengths on the ground.
     """
+    measured = measure_clouds(batch, clouds)
     split = {row: _split(*cloud) for row, cloud in clouds.items()}
-    measured: list[dict[str, Figures]] = [{} for _ in surfaces]
-    for pair, surface in enumerate(surfaces):
-        if surface is not None:
-            of_pair = {row: cloud[pair] for row, cloud in split.items()}
-            measured[pair] = measure_to_surface(of_pair, surface, unit if vertical[pair] else None)
+    for pair, target in enumerate(_split(batch.target, batch.target_ptr)):
+        rows, of_pair = measured[pair], {row: cloud[pair] for row, cloud in split.items()}
+        parts = []
+        if vertical[pair] and rows:
+            parts.append(measure_as_surveys(of_pair, target, unit))
+        if (surface := surfaces[pair]) is not None:
+            parts.append(measure_to_surface(of_pair, surface, unit if vertical[pair] else None))
+        for part in parts:
+            for row in rows:
+                rows[row] |= part[row]
     return measured
 
 
-def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+def measure_as_surveys(
+    clouds: Mapping[str, np.ndarray], target: np.ndarray, unit: LengthUnit
+) -> dict[str, Figures]:
+    """The figures of `survey_metrics` and `band_metrics` for each cloud (P, 3) of a pair, by row.
+
+    `clouds` has the row "source".
+    """
+    scale = Scale(unit, thresholds=THRESHOLDS)
+    metrics = survey_metrics(unit) | band_metrics(scale)
+    source = clouds["source"]
+    extent = whole_extent(np.concatenate([source, target]), unit.of_metres(scale.cell))
+    ground = find_ground(target, extent, unit=unit)
+    reference = SurveyReference(target, extent, ground, source, scale, everywhere=True)
+    figures = {row: reference.measure(points) for row, points in clouds.items() if len(points)}
+    return {
+        row: {name: value for name, value in values.items() if name in metrics}
+        for row, values in figures.items()
+    }
+
+
+def survey_metrics(unit: LengthUnit) -> dict[str, Metric]:
     """The metrics of `measure_as_surveys`, in the order to print."""
     scale = Scale(unit, thresholds=THRESHOLDS)
     ground = "the target's lowest points, triangulated"
@@ -128,7 +121,7 @@ def survey_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
     return {name: metric for name, metric in metrics.items() if name not in _LEFT_OUT}
 
 
-def pair_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+def pair_metrics(unit: LengthUnit) -> dict[str, Metric]:
     """`METRICS`, with lengths in `unit`, then `survey_metrics`, then `surface_metrics`."""
     return {**metrics_in(unit.name), **survey_metrics(unit), **surface_metrics(unit)}
 
@@ -145,7 +138,7 @@ def _packed(clouds: Sequence[np.ndarray], device: torch.device) -> tuple[Tensor,
     return points.to(device), ptr.to(device)
 
 
-def surface_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
+def surface_metrics(unit: LengthUnit) -> dict[str, Metric]:
     """The metrics of `measure_to_surface` besides "p2f", in the order to print."""
     return {
         f"off_surface_{far:g}": Metric(
@@ -161,7 +154,7 @@ def surface_metrics(unit: LengthUnit = UNKNOWN) -> dict[str, Metric]:
 
 
 def measure_to_surface(
-    clouds: Mapping[str, np.ndarray], surface: Surface, unit: LengthUnit | None = UNKNOWN
+    clouds: Mapping[str, np.ndarray], surface: Surface, unit: LengthUnit | None
 ) -> dict[str, Figures]:
     """The figures of `surface_metrics` for each cloud (P, 3) of a pair, by row.
 

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.colors import Colormap
 
-from pointup.visualization.page import FAINT, Page, labelled, number
+from pointup.visualization.before_after import CrossSection, find_section, turned
+from pointup.visualization.page import FAINT, LABEL, Page, labelled, number
 from pointup.visualization.rendering import (
     ERRORS,
     HEIGHTS,
     Camera,
     Paint,
     distances,
+    error_limit,
+    finite,
     fit_camera,
     point_spacing,
     render_points,
     view_axes,
 )
-from pointup.visualization.surveys import CrossSection, find_section, turned
 
 SIZE, GAP, FOOT, HEAD = 392, 16, 84, 64
-LABEL = 26
 SECTION_ASPECT, SECTION_ROWS, CLOSE_ROWS = 1.3, 300, 250
 CLOSE_SPACINGS = 36
 """Width of a close-up in spacings of the first cloud: wide enough to see what the points are of,
@@ -43,6 +44,7 @@ def columns_picture(
     subtitle: str = "",
     notes: Mapping[str, str] | None = None,
     errors: bool = True,
+    largest_error: float | None = None,
 ) -> np.ndarray:
     """Clouds beside a reference, one column each, in rows with the same camera.
 
@@ -56,29 +58,79 @@ def columns_picture(
     notes: one line for the head of a column, by name.
     errors: add a row of the close-up in the colours of the unsquared distance to the reference;
         in the column of the reference, of its distance to the cloud before it.
+    largest_error: end of the scale of errors; by default the 98th percentile of the errors that are
+        shown, the first cloud's left out.
 
-    The close-up lies where the reference is dense and far from the first cloud. The scale of errors
-    ends at the 98th percentile of the errors that are shown, the first cloud's left out. In
-    close-ups and cross-sections all balls have the same size, so that columns differ by their
-    points alone. Points that are not finite are left out. Returns (height, width, 3) uint8.
+    The close-up lies where the reference is dense and far from the first cloud. In close-ups and
+    cross-sections all balls have the same size, so that columns differ by their points alone.
+    Camera and size of the balls depend on the first cloud and the reference alone. Points that are
+    not finite are left out. Returns (height, width, 3) uint8.
     """
-    columns = {name: _finite(cloud) for name, cloud in (*clouds.items(), (of, reference))}
+    columns = {name: finite(cloud) for name, cloud in (*clouds.items(), (of, reference))}
     if vertical:
         columns = turned(columns)
     first = next((name for name, cloud in columns.items() if len(cloud)), of)
-    rows = _Rows(columns, first, of, vertical)
+    rows = _Rows(columns, first, of, vertical, largest_error)
     return rows.page((title, subtitle), unit, notes or {}, errors)
+
+
+def evaluation_picture(
+    source: np.ndarray,
+    prediction: np.ndarray,
+    target: np.ndarray,
+    title: str = "",
+    unit: str = "",
+    vertical: bool = False,
+    baseline: np.ndarray | None = None,
+) -> np.ndarray:
+    """`columns_picture` of a sample: source, midpoint baseline if given, prediction and target.
+
+    source, prediction, target: (N, 3), (P, 3), (M, 3); each may be empty.
+    baseline: (B, 3) output of the midpoint baseline.
+
+    The scale of errors ends at `error_limit`, so that pictures of one sample at different training
+    steps are comparable. Captions state the Chamfer distance and how many points are not finite.
+    """
+    clouds = {"source": source, "midpoint baseline": baseline, "prediction": prediction}
+    given = {name: np.asarray(cloud) for name, cloud in clouds.items() if cloud is not None}
+    known, notes = finite(target), {}
+    for name, cloud in given.items():
+        points, parts = finite(cloud), []
+        if len(points) and len(known):
+            chamfer = distances(points, known).mean() + distances(known, points).mean()
+            parts.append(f"Chamfer {number(chamfer, unit)}")
+        if len(points) < len(cloud):
+            parts.append(f"{len(cloud) - len(points):,} not finite")
+        notes[name] = ", ".join(parts)
+    return columns_picture(
+        given,
+        target,
+        of="target",
+        unit=unit,
+        vertical=vertical,
+        title=title,
+        subtitle="Chamfer: mean distance to the target + mean distance from it, unsquared",
+        notes=notes,
+        largest_error=error_limit(finite(source), known),
+    )
 
 
 class _Rows:
     """The cameras and colours that all columns of a picture share."""
 
-    def __init__(self, columns: dict[str, np.ndarray], first: str, of: str, vertical: bool) -> None:
+    def __init__(
+        self,
+        columns: dict[str, np.ndarray],
+        first: str,
+        of: str,
+        vertical: bool,
+        largest_error: float | None = None,
+    ) -> None:
         self.columns, self.of, self.vertical = columns, of, vertical
+        self.largest_error = largest_error
         known = np.concatenate([columns[first], columns[of]])
-        self.known = known
         self.paint = Paint(known, vertical)
-        spacings = [point_spacing(cloud) for cloud in columns.values() if len(cloud) > 1]
+        spacings = [point_spacing(columns[name]) for name in {first, of} if len(columns[name]) > 1]
         self.finest, self.largest = min(spacings, default=1.0), 2 * max(spacings, default=1.0)
         spacing = point_spacing(columns[first]) or 1.0
         axes = view_axes(20, 28) if vertical else view_axes(30, 20, up="y")
@@ -105,15 +157,15 @@ class _Rows:
 
     def errors(self) -> tuple[dict[str, np.ndarray], float]:
         """Distances of the points in the close-up by column, and the end of the colour scale."""
-        *_, last = (name for name in self.columns if name != self.of)
         found, shown = {}, []
         for name, cloud in self.columns.items():
-            against = self.columns[last if name == self.of else self.of]
             cut = self.cut(cloud)
-            found[name] = distances(cut, against)
+            found[name] = distances(cut, self.columns[self._against(name)])
             inside = found[name][_within(cut, self.close)]
             if name != next(iter(self.columns)) or len(self.columns) == 2:
                 shown.append(inside)
+        if self.largest_error is not None:
+            return found, self.largest_error
         values = np.concatenate(shown)
         limit = float(np.percentile(values, ERROR_PERCENTILE)) if len(values) else 0.0
         return found, limit or 1.0
@@ -133,21 +185,15 @@ class _Rows:
         for column, (name, cloud) in enumerate(self.columns.items()):
             left, bottom = GAP + column * (SIZE + GAP), FOOT
             if errors:
-                page.paste(left, bottom, self._drawn(cloud, self.close, found[name] / limit))
-                bottom += self.close.height
-                page.write(left, bottom + 6, self._error_label(name), 18, FAINT)
-                bottom += LABEL
-            page.paste(left, bottom, self._drawn(cloud, self.close))
-            bottom += self.close.height
+                picture = self._drawn(cloud, self.close, found[name] / limit)
+                bottom = page.stack(left, bottom, picture, f"distance to {self._against(name)}")
+            picture = self._drawn(cloud, self.close)
             num_shown = int(_within(self.cut(cloud), self.close).sum())
-            page.write(left, bottom + 6, f"close-up: {num_shown:,} points", 18, FAINT)
-            bottom += LABEL
+            bottom = page.stack(left, bottom, picture, f"close-up: {num_shown:,} points")
             if self.section is not None:
-                page.paste(left, bottom, self._drawn(cloud, self.wide))
                 page.outline(left, bottom, self.wide, self.close)
-                bottom += self.wide.height
-                page.write(left, bottom + 6, self._section_label(unit), 18, FAINT)
-                bottom += LABEL
+                label = f"cross-section, {number(self.section.depth, unit)} deep"
+                bottom = page.stack(left, bottom, self._drawn(cloud, self.wide), label)
             thinned = cloud[:: -(-len(cloud) // OVERVIEW_POINTS) or 1]
             page.paste(left, bottom, self.paint.render(thinned, self.overview, self.largest))
             if self.section is None:
@@ -168,13 +214,10 @@ class _Rows:
             cut, colors, camera, factor * self.finest, lit=not self.vertical, haze=haze
         )
 
-    def _section_label(self, unit: str) -> str:
-        assert self.section is not None
-        return f"cross-section, {number(self.section.depth, unit)} deep"
-
-    def _error_label(self, name: str) -> str:
+    def _against(self, name: str) -> str:
+        """The column that the distances of a column are measured to."""
         *_, last = (other for other in self.columns if other != self.of)
-        return f"distance to {last if name == self.of else self.of}"
+        return last if name == self.of else self.of
 
     def _legends(self, page: Page, unit: str, limit: float, errors: bool) -> None:
         longest = 180 if len(self.columns) > 2 else 90
@@ -191,11 +234,6 @@ class _Rows:
         if self.vertical and width >= 200:
             label = labelled("height", unit)
             page.color_bar(right - width, width, HEIGHTS, self.paint.heights, label)
-
-
-def _finite(cloud: np.ndarray) -> np.ndarray:
-    cloud = np.asarray(cloud, dtype=np.float64)
-    return cloud[np.isfinite(cloud).all(axis=1)]
 
 
 def _within(cloud: np.ndarray, camera: Camera) -> np.ndarray:
@@ -239,34 +277,6 @@ MEASURED_POINTS = 200_000
 DENSITY_PERCENTILE, ERROR_PERCENTILE_OF_MAPS = 99, 95
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Square cells over the area of all surveys."""
-
-    low: np.ndarray
-    cell: float
-    shape: tuple[int, int]
-
-    def place(self, cloud: np.ndarray) -> np.ndarray:
-        """Flat index (N,) of the cell of each point (N, 3)."""
-        place = np.floor((cloud[:, :2] - self.low) / self.cell).astype(np.int64)
-        place = np.clip(place, 0, np.array(self.shape) - 1)
-        return place[:, 0] * self.shape[1] + place[:, 1]
-
-    def density(self, cloud: np.ndarray) -> np.ndarray:
-        """Points per area (X, Y); NaN in cells without points."""
-        count = np.bincount(self.place(cloud), minlength=np.prod(self.shape)).astype(np.float64)
-        count[count == 0] = np.nan
-        return count.reshape(self.shape) / self.cell**2
-
-    def mean(self, cloud: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Mean of the values of the points in each cell (X, Y); NaN in cells without points."""
-        place, size = self.place(cloud), int(np.prod(self.shape))
-        count = np.bincount(place, minlength=size)
-        total = np.bincount(place, values, minlength=size)
-        return np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(self.shape)
-
-
 def maps_picture(
     clouds: Mapping[str, np.ndarray], reference: np.ndarray, *, of: str = "reference", unit: str
 ) -> np.ndarray:
@@ -280,37 +290,33 @@ def maps_picture(
     as many at equal intervals are measured. Returns (height, width, 3) uint8.
     """
     columns = turned({**clouds, of: reference})
-    grid = _grid_of(columns)
     (first, *_), (*_, last) = columns, clouds
-    densities = {name: grid.density(cloud) for name, cloud in columns.items()}
-    errors, means = {}, {}
+    cell, edges = _cells(columns, first)
+    densities, errors, means = {}, {}, {}
     for name, cloud in columns.items():
         some = cloud[:: -(-len(cloud) // MEASURED_POINTS) or 1]
         against = columns[last if name == of else of]
         distance = distances(some, against)
-        errors[name] = grid.mean(some, distance)
+        densities[name] = _mapped(cloud, edges) / cell**2
+        errors[name] = _mapped(some, edges, distance) / _mapped(some, edges)
         means[name] = number(float(distance.mean()), unit) if len(some) else "-"
     densest = _percentile(list(densities.values()), DENSITY_PERCENTILE)
     shown = [error for name, error in errors.items() if name != first or len(columns) == 2]
     largest = _percentile(shown, ERROR_PERCENTILE_OF_MAPS)
 
-    scale = SIZE / (max(grid.shape[0], grid.shape[1]) * grid.cell)
-    height = max(8, round(grid.shape[1] * grid.cell * scale))
+    num_across, num_along = (len(ends) - 1 for ends in edges)
+    side = SIZE / max(num_across, num_along)
+    height = max(8, round(num_along * side))
     page = Page(len(columns) * (SIZE + GAP) + GAP, FOOT + 2 * (height + LABEL))
     for column, name in enumerate(columns):
         left, bottom = GAP + column * (SIZE + GAP), FOOT
-        page.paste(left, bottom, _drawn(errors[name] / largest, ERRORS, scale * grid.cell, height))
-        other = last if name == of else of
-        text = f"distance to {other}, mean {means[name]}"
-        page.write(left, bottom + height + 6, text, 18, FAINT)
-        bottom += height + LABEL
-        page.paste(
-            left, bottom, _drawn(densities[name] / densest, HEIGHTS, scale * grid.cell, height)
-        )
+        text = f"distance to {last if name == of else of}, mean {means[name]}"
+        picture = _drawn(errors[name] / largest, ERRORS, side, height)
+        bottom = page.stack(left, bottom, picture, text)
         middle = number(float(np.nanmedian(densities[name]))) if len(columns[name]) else "0"
         text = f"density, median {middle} points/{unit or 'unit'}²"
-        page.write(left, bottom + height + 6, text, 18, FAINT)
-    page.scale_bar(GAP, scale, unit, "from above")
+        page.stack(left, bottom, _drawn(densities[name] / densest, HEIGHTS, side, height), text)
+    page.scale_bar(GAP, side / cell, unit, "from above")
     right = page.width - GAP - SIZE
     page.color_bar(right, SIZE, ERRORS, (0, largest), labelled("distance", unit))
     if len(columns) > 2:
@@ -319,14 +325,26 @@ def maps_picture(
     return page.pixels()
 
 
-def _grid_of(columns: Mapping[str, np.ndarray]) -> _Grid:
-    all_points = np.concatenate([cloud[:, :2] for cloud in columns.values()])
-    low, high = all_points.min(axis=0), all_points.max(axis=0)
-    first = next(iter(columns.values()))
-    longest = max(float((high - low).max()), 1e-9)
-    cell = max(CELL_SPACINGS * point_spacing(first), longest / MOST_CELLS)
-    across, along = (int(n) for n in np.ceil((high - low) / cell).clip(1))
-    return _Grid(low, cell, (across, along))
+def _cells(columns: Mapping[str, np.ndarray], first: str) -> tuple[float, list[np.ndarray]]:
+    """Side of the square cells that cover all surveys, and their edges along x and y."""
+    places = np.concatenate([cloud[:, :2] for cloud in columns.values()])
+    low, extent = places.min(axis=0), np.ptp(places, axis=0)
+    longest = max(float(extent.max()), 1e-9)
+    cell = max(CELL_SPACINGS * point_spacing(columns[first]), longest / MOST_CELLS)
+    numbers = np.ceil(extent / cell).clip(1).astype(int)
+    return cell, [
+        start + cell * np.arange(number + 1) for start, number in zip(low, numbers, strict=True)
+    ]
+
+
+def _mapped(
+    cloud: np.ndarray, edges: list[np.ndarray], values: np.ndarray | None = None
+) -> np.ndarray:
+    """Number of points in each cell (X, Y), or the sum of their values; NaN without points."""
+    sums = np.histogram2d(cloud[:, 0], cloud[:, 1], edges, weights=values)[0]
+    if values is None:
+        sums[sums == 0] = np.nan
+    return sums
 
 
 def _percentile(maps: list[np.ndarray], percent: float) -> float:

@@ -24,6 +24,8 @@ from pointup.visualization.rendering import Camera
 
 INK, FAINT = "#22262b", "#6b727b"
 SERIES = ("#3b6fb6", "#e08a3c")
+LABEL = 26
+"""Height of a line above a picture."""
 PICTURES = (".png", ".jpg", ".jpeg")
 
 
@@ -41,6 +43,12 @@ class Page:
 
     def paste(self, left: int, bottom: int, image: np.ndarray) -> None:
         self.figure.figimage(image, left, bottom, origin="upper")
+
+    def stack(self, left: int, bottom: int, image: np.ndarray, label: str) -> int:
+        """Paste a picture with a label above it; returns the bottom of what comes above both."""
+        self.paste(left, bottom, image)
+        self.write(left, bottom + len(image) + 6, label, 18, FAINT)
+        return bottom + len(image) + LABEL
 
     def write(
         self, left: float, bottom: float, text: str, size: int, color: str = INK, **font: Any
@@ -219,3 +227,25 @@ def _around(low: float, high: float) -> tuple[float, float]:
     """A span slightly wider than [low, high], also where both are equal."""
     room = 0.02 * (high - low) or 0.05 * abs(high) or 0.5
     return low - room, high + room
+
+
+def dataset_picture(
+    num_source: np.ndarray,
+    num_target: np.ndarray,
+    extent: np.ndarray,
+    unit: str = "",
+) -> np.ndarray:
+    """Histograms of a dataset: points per sample, ratio of target to source, extent of the source.
+
+    num_source, num_target: (B,) number of points of each sample.
+    extent: (B,) longest side of the bounding box of each sample's source, in `unit`.
+    """
+    num_source, num_target = np.asarray(num_source), np.asarray(num_target)
+    ratio = num_target[num_source > 0] / num_source[num_source > 0]
+    page = Page(1600, 400)
+    total = int(num_source.sum()) + int(num_target.sum())
+    page.heading(24, 366, f"{len(num_source):,} samples", f"{total:,} points")
+    page.histogram(72, "points per sample", {"source": num_source, "target": num_target})
+    page.histogram(592, "upsampling ratio, target / source", {"": ratio})
+    page.histogram(1112, labelled("longest side of the source", unit), {"": np.asarray(extent)})
+    return page.pixels()

@@ -16,6 +16,7 @@ from matplotlib.colors import ListedColormap
 from scipy.spatial import cKDTree
 
 BACKGROUND = np.array([1.0, 1.0, 1.0], dtype=np.float32)
+MARGIN = 0.04
 CLAY = np.array([0.93, 0.86, 0.78], dtype=np.float32)
 
 _SUPERSAMPLING = 2
@@ -57,16 +58,14 @@ def view_axes(azimuth: float, elevation: float, up: str = "z") -> np.ndarray:
     return axes if up == "z" else axes[:, [0, 2, 1]] * np.array([1.0, 1.0, -1.0])
 
 
-def fit_camera(
-    points: np.ndarray, axes: np.ndarray, width: int, height: int, margin: float = 0.04
-) -> Camera:
-    """Camera that shows all `points` (N, 3), with `margin` of the picture free on each side."""
+def fit_camera(points: np.ndarray, axes: np.ndarray, width: int, height: int) -> Camera:
+    """Camera that shows all `points` (N, 3), with `MARGIN` of the picture free on each side."""
     if len(points) == 0:
         return Camera(axes=axes, centre=np.zeros(3), scale=1.0, width=width, height=height)
     projected = points @ axes.T
     low, high = projected.min(axis=0), projected.max(axis=0)
     extent = np.maximum((high - low)[:2], 1e-12)
-    scale = float(np.min((1 - 2 * margin) * np.array([width, height]) / extent))
+    scale = float(np.min((1 - 2 * MARGIN) * np.array([width, height]) / extent))
     # Any finite scale shows a cloud without extent in the middle.
     scale = scale if np.ptp(projected[:, :2], axis=0).max() > 1e-9 else 1.0
     return Camera(
@@ -89,17 +88,18 @@ def point_spacing(points: np.ndarray, max_points: int = 200_000) -> float:
     return float(np.median(distance[:, -1]) / np.sqrt(max(step, 1)))
 
 
-def estimate_normals(
-    points: np.ndarray, queries: np.ndarray | None = None, num_neighbors: int = 16
-) -> np.ndarray:
-    """Unit normals (Q, 3) of either sign: the direction of least variance among the neighbours.
+def finite(cloud: np.ndarray) -> np.ndarray:
+    """The points of a cloud (N, 3) whose coordinates are finite, in float64."""
+    cloud = np.asarray(cloud, dtype=np.float64)
+    return cloud[np.isfinite(cloud).all(axis=1)]
 
-    queries: (Q, 3) positions of the normals; by default the points themselves.
-    """
-    queries = points if queries is None else queries
+
+def estimate_normals(points: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Unit normals (Q, 3) of either sign at the queries (Q, 3): the direction of least variance
+    among the 16 nearest points."""
     if len(points) < 3:
         return np.tile(np.array([0.0, 0.0, 1.0]), (len(queries), 1))
-    _, index = cKDTree(points).query(queries, k=min(num_neighbors, len(points)))
+    _, index = cKDTree(points).query(queries, k=min(16, len(points)))
     local = points[index]
     local -= local.mean(axis=1, keepdims=True)
     _, vectors = np.linalg.eigh(np.matmul(local.transpose(0, 2, 1), local))
@@ -254,20 +254,13 @@ class Paint:
         low, high = self.heights
         return HEIGHTS(np.clip((cloud[:, 2] - low) / (high - low), 0, 1))[:, :3]
 
-    def render(
-        self,
-        cloud: np.ndarray,
-        camera: Camera,
-        largest: float = np.inf,
-        colors: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def render(self, cloud: np.ndarray, camera: Camera, largest: float = np.inf) -> np.ndarray:
         """Picture (height, width, 3) uint8 of a cloud, with balls sized by its spacing.
 
-        largest: limit of the spacing. colors: (N, 3), in place of `self.colors`.
+        largest: limit of the spacing.
         """
-        colors = self.colors(cloud) if colors is None else colors
         radius = (0.5 if self.vertical else 0.65) * min(point_spacing(cloud), largest)
-        return render_points(cloud, colors, camera, radius, lit=not self.vertical)
+        return render_points(cloud, self.colors(cloud), camera, radius, lit=not self.vertical)
 
 
 def distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:

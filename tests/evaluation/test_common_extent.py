@@ -8,7 +8,6 @@ from test_lidar_metrics import lattice, whole
 
 from pointup.errors import DataError
 from pointup.evaluation.common_extent import (
-    Extent,
     common_extent,
     height_grids,
     notes_on_heights,
@@ -23,12 +22,6 @@ def test_grids_hold_the_lowest_and_highest_point_of_each_cell() -> None:
     low, high = height_grids(points, whole(2, 2))
     np.testing.assert_array_equal(low, [[-1, np.nan], [np.nan, 7]])
     np.testing.assert_array_equal(high, [[3, np.nan], [np.nan, 7]])
-
-
-def test_density_is_points_by_area_and_unknown_outside() -> None:
-    extent = Extent(2.0, np.zeros(2), np.array([[True, True], [True, False]]))
-    points = np.array([[0, 0, 0], [1.9, 1.9, 0], [3, 0, 0], [3, 3, 0.0]])
-    np.testing.assert_array_equal(extent.density(points), [[0.5, 0], [0.25, np.nan]])
 
 
 def test_the_common_extent_is_what_both_surveys_cover() -> None:

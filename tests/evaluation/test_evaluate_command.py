@@ -15,8 +15,7 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.cli.main import main
-from pointup.evaluation.common_extent import common_extent
-from pointup.evaluation.ground import find_ground
+from pointup.evaluation.common_extent import common_extent, find_ground
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.pu_gcn import Shape, measure_shape
 
@@ -340,7 +339,7 @@ def test_errors_are_reported_in_one_line(
 ) -> None:
     monkeypatch.chdir(shapes)
     shutil.copytree("inputs", "broken")
-    Path("broken/one.xyz").write_text("0 0 0\n1 nan 1\n")
+    Path("broken/one.xyz").write_text("0 0 0\n1 x 1\n")
     np.savetxt("point.xyz", np.loadtxt("dense.xyz")[:1])
     before = sorted(shapes.rglob("*"))
     assert evaluate(*arguments.split()) == 1

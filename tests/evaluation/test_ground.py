@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pointup.evaluation.common_extent import Extent, whole_extent
-from pointup.evaluation.ground import CLASSIFIED, LOWEST, TriangulatedGround, find_ground
+from pointup.evaluation.common_extent import (
+    CLASSIFIED,
+    LOWEST,
+    Extent,
+    TriangulatedGround,
+    find_ground,
+    whole_extent,
+)
 from pointup.io.length_unit import unit_of
 
 
@@ -130,7 +136,7 @@ def test_a_corner_of_ground_or_a_pond_alone_does_not_replace_the_ground(number: 
 def test_a_large_survey_has_its_ground_from_fewer_points(
     classified: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pointup.evaluation.ground.MOST_VERTICES", 100)
+    monkeypatch.setattr("pointup.evaluation.common_extent.MOST_VERTICES", 100)
     points, is_ground = landscape(np.random.default_rng(3), 0.3)
     classes = np.where(is_ground, 2, 5).astype(np.uint8) if classified else None
     ground = find_ground(points, whole_extent(points, 1.0), classes)

@@ -8,8 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pointup.errors import DataError
-from pointup.evaluation.common_extent import Extent, common_extent, whole_extent
-from pointup.evaluation.ground import find_ground
+from pointup.evaluation.common_extent import (
+    Extent,
+    common_extent,
+    find_ground,
+    whole_extent,
+)
 from pointup.evaluation.lidar import SurveyReference
 from pointup.evaluation.lidar_metrics import Scale, band_metrics, lidar_metrics
 from pointup.io.length_unit import METRE, LengthUnit, unit_of

@@ -11,10 +11,10 @@ from test_pictures import DEGENERATE, sphere
 from test_pictures import written as written
 
 from pointup.visualization import columns_picture, maps_picture
+from pointup.visualization.before_after import turned
 from pointup.visualization.columns import _badly_covered, _Rows, _within
 from pointup.visualization.page import beside, stacked
 from pointup.visualization.rendering import fit_camera, view_axes
-from pointup.visualization.surveys import turned
 
 
 def forest(number: int, seed: int = 0) -> np.ndarray:

@@ -9,7 +9,6 @@ import subprocess
 import zlib
 from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, map_coordinates
 from scipy.spatial import cKDTree
+from viewer_files import scenes_of
 
 from pointup.errors import ConfigError, FileError
 from pointup.io.files import PointCloud, write_points
@@ -32,17 +32,14 @@ from pointup.visualization.viewer import (
     write_viewer,
 )
 from pointup.visualization.viewer.document import BITS, build_octree
-from pointup.visualization.viewer.layers import density_channel
+from pointup.visualization.viewer.scenes import density_channel
 
 
 class Page:
-    """The description and the blocks of a written page."""
+    """The scenes and the blocks of a written page."""
 
     def __init__(self, path: Path) -> None:
-        self.text = path.read_text(encoding="utf-8")
-        found = re.search(r'id="manifest">(.*?)</script>', self.text, re.DOTALL)
-        assert found
-        self.manifest: dict[str, Any] = json.loads(found[1])
+        self.text, self.scenes = path.read_text(encoding="utf-8"), scenes_of(path)
 
     def block(self, described: dict[str, int]) -> np.ndarray:
         """Values (N, width) of a block."""
@@ -53,7 +50,7 @@ class Page:
         return (planes * 256 ** np.arange(described["bytes"])[:, None, None]).sum(axis=0).T
 
     def positions(self, scene: int = 0, layer: int = 0) -> np.ndarray:
-        described = self.manifest["scenes"][scene]
+        described = self.scenes[scene]
         nodes = np.array(described["layers"][layer]["nodes"])
         node = np.repeat(np.arange(len(nodes)), nodes[:, 0].astype(int))
         steps = self.block(described["layers"][layer]["positions"]) / 65535
@@ -81,7 +78,7 @@ def test_values_stay_with_their_points(tmp_path: Path) -> None:
     layer = Layer("a", points, {"h": height, "kind": kind, "color": color})
     write_viewer(tmp_path / "a.html", [Scene("a", [layer])])
     page = Page(tmp_path / "a.html")
-    scene = page.manifest["scenes"][0]
+    scene = page.scenes[0]
     columns, channel = scene["layers"][0]["columns"], scene["channels"]["h"]
     rows = cKDTree(points).query(page.positions())[1]
     share = page.block(columns["h"])[:, 0] / 65535
@@ -252,7 +249,7 @@ def test_the_page_names_no_address_that_a_browser_would_fetch(tmp_path: Path) ->
         r"""(src|href)\s*=\s*["']|@import|url\(|import\s*\(""", text.split("WebGL")[0]
     )
     assert "Permission is hereby granted" in text, "the licence of three.js"
-    assert Page(tmp_path / "a.html").manifest["scenes"][0]["layers"][0]["name"] == "</script>"
+    assert scenes_of(tmp_path / "a.html")[0]["layers"][0]["name"] == "</script>"
 
 
 def test_an_empty_layer_and_a_single_point_can_be_shown(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from browser import OpenPage, open_browser
 
 from pointup.visualization.viewer import Channel, Layer, Scene, error_channel, write_viewer
+
+pytestmark = pytest.mark.slow
 
 
 def landscape(num_points: int, seed: int = 0) -> np.ndarray:
@@ -48,15 +51,21 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def opened(browser: Any, path: Path) -> Iterator[OpenPage]:
-    page = OpenPage(browser, path)
+@contextmanager
+def open_page(browser: Any, path: Path, *size: Any, **more: Any) -> Iterator[OpenPage]:
+    """An opened page, whose console stays clean."""
+    page = OpenPage(browser, path, *size, **more)
     yield page
     assert page.complaints == []
     page.page.context.close()
 
 
-@pytest.mark.slow
+@pytest.fixture
+def opened(browser: Any, path: Path) -> Iterator[OpenPage]:
+    with open_page(browser, path) as page:
+        yield page
+
+
 def test_each_control_changes_the_picture(opened: OpenPage) -> None:
     changes = {
         "colour": "viewer.change({color: 'error'})",
@@ -87,7 +96,6 @@ def test_each_control_changes_the_picture(opened: OpenPage) -> None:
         before = after
 
 
-@pytest.mark.slow
 def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
     for key in ("2", "3", "4", "1", "p", "c", "m", "f", "x", "]", "[", "l", "b", "+", "ArrowLeft"):
         before = opened.pixels()
@@ -101,7 +109,6 @@ def test_each_key_changes_the_picture_or_the_page(opened: OpenPage) -> None:
     assert not opened.page.is_visible("#panel")
 
 
-@pytest.mark.slow
 def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened: OpenPage) -> None:
     pose = opened.page.evaluate("viewer.stage.pose")
     opened.page.mouse.move(150, 250)
@@ -117,7 +124,6 @@ def test_the_pointer_turns_the_view_and_the_wheel_comes_nearer(opened: OpenPage)
     assert opened.page.evaluate("viewer.stage.pose.distance") < 0.95 * turned["distance"]
 
 
-@pytest.mark.slow
 def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: OpenPage) -> None:
     opened.do("viewer.change({mode: 'together', shown: [false, false, true]})")
     opened.press("2")
@@ -140,47 +146,41 @@ def test_a_click_shows_the_values_of_the_point_and_two_clicks_measure(opened: Op
     assert length == pytest.approx(40, abs=8) and message.startswith(f"{length:.3g} m:"), message
 
 
-@pytest.mark.slow
 def test_a_click_passes_through_points_that_are_hidden(browser: Any, tmp_path: Path) -> None:
     x, y = (part.ravel() for part in np.meshgrid(np.arange(60.0), np.arange(60.0)))
     heights = np.concatenate([np.zeros(3600), np.full(3600, 5.0)])
     points = np.column_stack([np.tile(x, 2), np.tile(y, 2), heights])
     classes = Channel((heights > 0).astype(np.uint8), "category", "class", categories={1: "high"})
     write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", points, {"class": classes})])], "a")
-    page = OpenPage(browser, tmp_path / "a.html")
-    page.do("viewer.change({color: 'class'})")
-    page.press("2")
-    middle = """() => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
-      return overlay.project(new THREE.Vector3(0, 0, 0), stage.panels[0]) }"""
-    seen = []
-    for hidden in ("[]", "[1]"):
-        page.do(f"viewer.change({{hidden: {{class: {hidden}}}}})")
-        page.page.mouse.click(*page.page.evaluate(middle))
-        page.page.wait_for_selector("#card:not([hidden])")
-        text = page.page.inner_text("#card table")
-        seen.append(float(dict(line.split("\t") for line in text.splitlines())["z"]))
-    assert seen == [5, 0]
-    assert page.complaints == []
-    page.page.context.close()
+    with open_page(browser, tmp_path / "a.html") as page:
+        page.do("viewer.change({color: 'class'})")
+        page.press("2")
+        middle = """() => { const { overlay, stage } = viewer; stage.aim(stage.panels[0]);
+          return overlay.project(new THREE.Vector3(0, 0, 0), stage.panels[0]) }"""
+        seen = []
+        for hidden in ("[]", "[1]"):
+            page.do(f"viewer.change({{hidden: {{class: {hidden}}}}})")
+            page.page.mouse.click(*page.page.evaluate(middle))
+            page.page.wait_for_selector("#card:not([hidden])")
+            text = page.page.inner_text("#card table")
+            seen.append(float(dict(line.split("\t") for line in text.splitlines())["z"]))
+        assert seen == [5, 0]
 
 
-@pytest.mark.slow
 def test_a_link_restores_the_view(opened: OpenPage, browser: Any, path: Path) -> None:
     opened.do("viewer.change({color: 'error', mode: 'swipe', share: 0.3, size: 2})")
     opened.do("viewer.stage.pose = {...viewer.stage.pose, azimuth: 70, elevation: 50}")
     opened.page.click("#link")
     address = opened.page.evaluate("location.hash")
     assert "view=" in address
-    other = OpenPage(browser, path)
-    other.page.evaluate("(hash) => { location.hash = hash }", address)
-    other.page.wait_for_timeout(300)
-    other.settle()
-    assert np.abs(other.pixels() - opened.pixels()).mean() < 1
-    assert other.page.evaluate("viewer.state.mode") == "swipe"
-    other.page.context.close()
+    with open_page(browser, path) as other:
+        other.page.evaluate("(hash) => { location.hash = hash }", address)
+        other.page.wait_for_timeout(300)
+        other.settle()
+        assert np.abs(other.pixels() - opened.pixels()).mean() < 1
+        assert other.page.evaluate("viewer.state.mode") == "swipe"
 
 
-@pytest.mark.slow
 def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(
     opened: OpenPage, tmp_path: Path
 ) -> None:
@@ -196,37 +196,34 @@ def test_a_screenshot_is_a_picture_of_the_view_with_its_legend(
     assert np.abs(picture - drawn)[corner].mean() > 5, "the legend"
 
 
-@pytest.mark.slow
 def test_another_sample_opens_and_a_phone_folds_the_controls(browser: Any, path: Path) -> None:
-    page = OpenPage(browser, path, (390, 780), has_touch=True, is_mobile=True)
-    assert not page.page.is_visible("#panel")
-    page.page.tap("#toggle")
-    assert page.page.is_visible("#panel")
-    page.page.select_option("#scene", "1")
-    page.page.wait_for_function("viewer.state.scene === 1 && viewer.stage.clouds.length === 1")
-    page.settle()
-    assert page.page.inner_text("#note") == "a ball"
-    assert page.colored() > 500
-    assert page.complaints == []
-    page.page.context.close()
+    with open_page(browser, path, (390, 780), has_touch=True, is_mobile=True) as page:
+        assert not page.page.is_visible("#panel")
+        page.page.tap("#toggle")
+        assert page.page.is_visible("#panel")
+        page.page.select_option("#scene", "1")
+        page.page.wait_for_function("viewer.state.scene === 1 && viewer.stage.clouds.length === 1")
+        page.settle()
+        assert page.page.inner_text("#note") == "a ball"
+        assert page.colored() > 500
 
 
-@pytest.mark.slow
 def test_a_large_cloud_is_thinned_to_what_the_screen_needs(browser: Any, tmp_path: Path) -> None:
     write_viewer(tmp_path / "a.html", [Scene("a", [Layer("a", landscape(1_000_000))])])
-    page = OpenPage(browser, tmp_path / "a.html")
-    far = page.page.evaluate("viewer.stage.clouds[0].drawn")
-    assert far < 700_000
-    full = page.colored()
-    # Half of the points, larger ones: no holes appear.
-    page.page.evaluate(f"viewer.stage.draw({far // 2})")
-    assert page.page.evaluate("viewer.stage.clouds[0].drawn") <= far // 2 + 1000
-    page.do("viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 40}")
-    near = page.page.evaluate(
-        "viewer.stage.clouds[0].nodes.filter((node) => node.drawn)"
-        ".map((node) => [node.drawn, node.count])"
-    )
-    # From near by, the nodes in view are drawn in full.
-    assert sum(drawn == count for drawn, count in near) > len(near) / 2
-    assert full > 20_000
-    page.page.context.close()
+    with open_page(browser, tmp_path / "a.html") as page:
+        far = page.page.evaluate("viewer.stage.clouds[0].drawn")
+        assert far < 700_000
+        full = page.colored()
+        # Half of the points, larger ones: no holes appear.
+        page.page.evaluate(f"viewer.stage.draw({far // 2})")
+        assert page.page.evaluate("viewer.stage.clouds[0].drawn") <= far // 2 + 1000
+        page.do(
+            "viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 40}"
+        )
+        near = page.page.evaluate(
+            "viewer.stage.clouds[0].nodes.filter((node) => node.drawn)"
+            ".map((node) => [node.drawn, node.count])"
+        )
+        # From near by, the nodes in view are drawn in full.
+        assert sum(drawn == count for drawn, count in near) > len(near) / 2
+        assert full > 20_000

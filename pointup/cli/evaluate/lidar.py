@@ -92,10 +92,10 @@ class Lidar:
         from pointup.cli.coordinate_systems import notes_on_systems
         from pointup.evaluation.common_extent import (
             common_extent,
+            find_ground,
             notes_on_heights,
             notes_on_partial,
         )
-        from pointup.evaluation.ground import find_ground
         from pointup.evaluation.lidar import (
             SurveyReference,
             near_reference,

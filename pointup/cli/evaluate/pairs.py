@@ -74,7 +74,7 @@ class EvaluatedPairs:
         from pointup.datasets.sampler import TokenBudgetBatchSampler
         from pointup.datasets.samples import usable_samples
         from pointup.evaluation import pairs as rows_of
-        from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds
+        from pointup.evaluation.cloud_metrics import clouds_of_pairs
         from pointup.geometry.packed import sizes_from_ptr
         from pointup.geometry.surfaces import Surface
         from pointup.io.length_unit import unit_of
@@ -116,22 +116,8 @@ class EvaluatedPairs:
             if upsampler is not None and self.as_written:
                 clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
             clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
-            found = zip(
-                indices,
-                measure_clouds(batch, clouds),
-                rows_of.measure_as_surveys(batch, clouds, vertical, unit),
-                rows_of.measure_to_surfaces(batch, clouds, surfaces, vertical, unit),
-                strict=True,
-            )
-            for index, rows, *more in found:
-                measured[index] = {
-                    row: {
-                        name: value
-                        for part in (rows, *more)
-                        for name, value in part.get(row, {}).items()
-                    }
-                    for row in rows
-                }
+            found = rows_of.figures_of_pairs(batch, clouds, surfaces, vertical, unit)
+            measured |= zip(indices, found, strict=True)
         kept = sorted(measured)
         in_order = [measured[index] for index in kept]
         names = [pairs.names[index] for index in kept]

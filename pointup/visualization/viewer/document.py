@@ -6,7 +6,7 @@ import json
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -20,7 +20,13 @@ from pointup.disk import os_errors, written_whole
 from pointup.errors import FileError
 from pointup.geometry.grids import morton_codes
 from pointup.terminal import printable
-from pointup.visualization.viewer.layers import Channel, Layer, Scene, layer_spacing
+from pointup.visualization.viewer.scenes import (
+    Channel,
+    Layer,
+    Scene,
+    layer_spacing,
+    scene_of_files,
+)
 
 SCRIPTS = (
     "decode.js", "shaders.js", "cloud.js", "viewpoint.js", "stage.js", "overlay.js", "tools.js",
@@ -35,6 +41,21 @@ def write_viewer(path: str | Path, scenes: Sequence[Scene], title: str = "") -> 
     Raises FileError if the file can't be written or is not named .html or .htm.
     """
     return write_page(Path(path), viewer_html(scenes, title or scenes[0].name))
+
+
+def write_before_after(
+    before: Sequence[Path], after: Sequence[Path], path: Path, up: str | None = None
+) -> int:
+    """Write a viewer of files before and after upsampling. Returns its size in bytes.
+
+    It opens on new and measured points. `up` is that of `scene_of_files`. Raises the errors of
+    `scene_of_files` and `write_viewer`.
+    """
+    scene = scene_of_files({"before": before, "after": after}, up=up)
+    has_origin = "origin" in scene.layers[1].channels
+    name = printable(before[0].name) if len(before) == 1 else f"survey of {len(before)} files"
+    scene = replace(scene, name=name, color="origin" if has_origin else "")
+    return write_viewer(path, [scene])
 
 
 def write_page(path: Path, html: str) -> int:
