@@ -22,6 +22,10 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:
     # Imported on first use, so that `import pointup` and `pointup --help` need not load torch.
     if name in _HOME:

@@ -18,6 +18,15 @@ UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 """Matches the names of files that `written_whole` had not finished; the group is the final name."""
 
 
+LARGEST_EXPANSION = 100
+"""Of a compressed file. Deflate shrinks constants 1,000-fold and coordinates barely 2-fold."""
+ALWAYS_READ = 256 * 2**20
+"""Bytes that are read whatever the expansion."""
+
+# Longest name in bytes beside which the rest of a temporary name fits into the 255 of file systems.
+_LONGEST_NAME = 230
+
+
 @contextmanager
 def written_whole(
     path: Path, *, is_sole_writer: bool = False, flushed: bool = False
@@ -33,7 +42,9 @@ def written_whole(
     path = resolve_symlink(path)
     # Unique on all hosts: locks may not work on a network file system.
     unique = "" if is_sole_writer else f".{uuid4().hex[:8]}"
-    part = path.with_name(f".{path.name}{unique}.part")
+    name = os.fsencode(path.name)
+    kept = path.name if len(name) <= _LONGEST_NAME else f"{zlib.crc32(name):08x}"
+    part = path.with_name(f".{kept}{unique}.part")
     try:
         remove(part)
         yield part
@@ -63,6 +74,19 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def check_expansion(path: Path, num_bytes: int) -> None:
+    """Raise FileError where a compressed file would expand to far too many bytes for coordinates.
+
+    A damaged count, or a file made to do so, would take all memory of the machine.
+    """
+    size = path.stat().st_size
+    if num_bytes > max(ALWAYS_READ, LARGEST_EXPANSION * size):
+        raise FileError(
+            f"{path}: its {size:,} bytes would expand to {num_bytes:,}, too many for measured "
+            "points; it is damaged or holds one value throughout: save it without compression"
+        )
 
 
 def flush_to_disk(path: Path) -> None:

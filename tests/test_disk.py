@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pointup.disk import (
@@ -16,6 +17,8 @@ from pointup.disk import (
     written_whole,
 )
 from pointup.errors import FileError
+from pointup.geometry.surfaces import Surface
+from pointup.io.files import read_points
 
 
 def test_a_file_appears_when_it_is_complete_and_replaces_the_old_one(tmp_path: Path) -> None:
@@ -96,3 +99,22 @@ def test_the_checksum_is_that_of_the_content(tmp_path: Path) -> None:
     content = bytes(range(256)) * 5000
     (tmp_path / "a").write_bytes(content)
     assert checksum(tmp_path / "a") == zlib.crc32(content)
+
+
+@pytest.mark.parametrize("length", [5, 230, 231, 255])
+def test_names_up_to_the_limit_of_file_systems_are_written(length: int, tmp_path: Path) -> None:
+    path = tmp_path / ("n" * length)
+    write_text(path, "text")
+    assert path.read_text() == "text"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_expands_too_far_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.disk.ALWAYS_READ", 10**6)
+    np.savez_compressed(tmp_path / "a.npz", positions=np.zeros((10**6, 3)))
+    np.savez_compressed(tmp_path / "b.npz", vertices=np.zeros((10**6, 3)), faces=[[0, 1, 2]])
+    for read, name in ((read_points, "a.npz"), (Surface.load, "b.npz")):
+        with pytest.raises(FileError, match=rf"{name}: its .* bytes would expand to 24,000,"):
+            read(tmp_path / name)

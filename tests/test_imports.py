@@ -183,3 +183,9 @@ def test_the_picture_of_the_rooms_is_the_one_that_the_script_draws() -> None:
     assert (ROOT / "docs" / "rooms.svg").read_text() == drawn
     boxes = [name for name in ORDER if name != "shipped"]
     assert all(f">{name}/<" in drawn or f"{name}.py" in drawn for name in boxes)
+
+
+def test_the_names_of_the_package_are_the_public_ones() -> None:
+    assert run_python("import pointup; print(*dir(pointup))").split() == [
+        "TokenBudgetBatchSampler", "Upsampler", "__version__", "chamfer_distance", "upsample",
+    ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.survey_tiles import hold_out
+from pointup.disk import check_expansion
 from pointup.errors import ConfigError, FileError, PointupError
 
 if TYPE_CHECKING:
@@ -81,6 +83,9 @@ def open_patches(
             )
         if not len(source):
             raise FileError(f"{path}: {source_key} holds no patches")
+        for array in (source, target):
+            rows = min(len(array), PATCHES_PER_READ)
+            check_expansion(path, rows * math.prod(array.shape[1:]) * array.dtype.itemsize)
         first = np.asarray(target[:PATCHES_PER_READ])
         place, shape_names = _places(file, len(source))
         return PatchFile(

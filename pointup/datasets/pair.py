@@ -68,5 +68,21 @@ class Pair:
 
 
 def surface_path(dataset: str | Path, name: str) -> Path:
-    """The path of the surface file `name` of a dataset."""
-    return Path(dataset) / "surfaces" / name
+    """The path of the surface file `name` of a dataset, in its folder `surfaces`.
+
+    Raises DataError for a name that leads out of that folder: through "..", as an absolute path, or
+    through a symbolic link.
+    """
+    folder = Path(dataset) / "surfaces"
+    path = folder / name
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+    # ValueError for a null byte; RuntimeError in Python 3.11 and 3.12 for a loop of links.
+    except (OSError, ValueError, RuntimeError):
+        is_inside = False
+    if not is_inside:
+        raise DataError(
+            f"{dataset}: the surface {name!r} is not a file in its folder surfaces/; make the "
+            "dataset again"
+        )
+    return path

@@ -224,7 +224,10 @@ class BadSample:
 
 def bad_surface(folder: Path, file: str) -> str:
     """The reason why the surface file of a sample can't be used; "" if it can."""
-    path = surface_path(folder, file)
+    try:
+        path = surface_path(folder, file)
+    except DataError as error:
+        return str(error)
     if not path.is_file():
         return f"surface {path} is missing"
     # The directory of a zip archive is at its end, so this detects a truncated file.

@@ -215,19 +215,21 @@ def upsampled_surveys(
     density: float | None = None,
     upsampler: Upsampler | None = None,
     seed: int = 0,
+    ground_density: float | None = None,
 ) -> dict[str, np.ndarray]:
     """The surveys (M, 3) float64 that methods make of a source, by the names of the methods.
 
     They are "model", if there is one, "midpoints" and those of `baseline_clouds`. The model and the
     midpoints are what `pointup upsample` writes with the ratio or, if one is given, the target
-    density in points per square unit. The other baselines have as many points as the model, without
+    density in points per square unit; the midpoints without the points that continue the ground
+    below crowns (`ground_density`). The other baselines have as many points as the model, without
     a model as the midpoints. Raises DataError, which names the file, for a source that can't be
     upsampled.
     """
     surveys = {}
     if upsampler is not None:
-        surveys["model"] = _as_written(source, ratio, density, upsampler)
-    surveys["midpoints"] = _as_written(source, ratio, density, _midpoint_model(upsampler))
+        surveys["model"] = _as_written(source, ratio, density, upsampler, ground_density)
+    surveys["midpoints"] = _as_written(source, ratio, density, _midpoint_model(upsampler), 0.0)
     like = surveys.get("model", surveys["midpoints"])
     num_points = max(len(like), len(source.positions))
     return surveys | baseline_clouds(source.positions, num_points, seed)
@@ -246,7 +248,11 @@ def _midpoint_model(upsampler: Upsampler | None) -> Upsampler:
 
 
 def _as_written(
-    source: Survey, ratio: float, density: float | None, upsampler: Upsampler
+    source: Survey,
+    ratio: float,
+    density: float | None,
+    upsampler: Upsampler,
+    ground_density: float | None,
 ) -> np.ndarray:
     """What `pointup upsample` makes of a survey."""
     cloud = PointCloud(source.positions)
@@ -255,7 +261,14 @@ def _as_written(
     try:
         # A density replaces the ratio, by which the survey was thinned.
         by_ratio = ratio if density is None else None
-        made = upsample(cloud, by_ratio, density=density, model=upsampler, above_ground=True)
+        made = upsample(
+            cloud,
+            by_ratio,
+            density=density,
+            model=upsampler,
+            above_ground=True,
+            ground_density=ground_density,
+        )
     except DataError as error:
         raise DataError(f"{source.path}: {error}") from None
     return made.positions

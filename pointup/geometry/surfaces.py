@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from zipfile import ZipFile
 
 import numpy as np
 
+from pointup.disk import check_expansion
 from pointup.errors import DataError, FileError
 
 # Random candidates per kept point. More of them give a more even spacing and cost more time.
@@ -139,10 +141,14 @@ class Surface:
     def load(cls, path: str | Path) -> Surface:
         """Read a file of `save`. Raises FileError for a missing file and for any other content."""
         try:
+            with ZipFile(path) as archive:
+                check_expansion(Path(path), sum(each.file_size for each in archive.infolist()))
             with np.load(path) as arrays:
                 return cls.from_triangles(arrays["vertices"], arrays["faces"])
         except FileNotFoundError:
             raise FileError(f"{path}: no such file") from None
+        except FileError:
+            raise
         # zipfile, zlib and NumPy have no error class in common.
         except Exception:
             raise FileError(

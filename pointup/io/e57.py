@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from pointup.disk import os_errors
+from pointup.disk import check_expansion, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ExtraDimension,
@@ -27,6 +27,8 @@ ATTRIBUTES = {
 COLOURS = ("red", "green", "blue")
 AXES = {"x": "cartesianX", "y": "cartesianY", "z": "cartesianZ"}
 CHUNK_SIZE = 1_000_000
+# Of coordinates, intensity and colours in memory.
+BYTES_PER_POINT = 48
 
 
 def check_pye57(path: Path) -> None:
@@ -46,8 +48,10 @@ def read_e57(path: Path) -> PointCloud:
         import pye57
 
         with pye57.E57(str(path)) as file:
+            counts = [file.get_header(i).point_count for i in range(file.scan_count)]
+            check_expansion(path, BYTES_PER_POINT * sum(counts))
             for i in range(file.scan_count):
-                if not file.get_header(i).point_count:
+                if not counts[i]:
                     continue
                 scan = file.read_scan(i, intensity=True, colors=True, ignore_missing_fields=True)
                 positions.append(np.column_stack([scan[name] for name in AXES.values()]))

@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
-from pointup.disk import os_errors
+from pointup.disk import check_expansion, os_errors
 from pointup.errors import FileError
 from pointup.io.cloud import (
     ColumnWriter,
@@ -59,10 +59,16 @@ def read_npz(path: Path) -> PointCloud:
                 f"(there are: {', '.join(headers) or 'none'})"
             )
         arrays = {}
-        for name, (shape, dtype) in headers.items():
-            if name == key or (shape[:1] == headers[key][0][:1] and dtype.kind in "biuf"):
-                with archive.open(f"{name}.npy") as member:
-                    arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+        number = headers[key][0][:1]
+        selected = {
+            name: dtype.itemsize * math.prod(shape)
+            for name, (shape, dtype) in headers.items()
+            if name == key or (shape[:1] == number and dtype.kind in "biuf")
+        }
+        check_expansion(path, sum(selected.values()))
+        for name in selected:
+            with archive.open(f"{name}.npy") as member:
+                arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
     positions, attributes = _split_array(arrays.pop(key), f"{path}: {key}")
     return PointCloud(positions, attributes | arrays, NpzHeader(key), path)
 

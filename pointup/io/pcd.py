@@ -10,6 +10,7 @@ from struct import unpack_from
 
 import numpy as np
 
+from pointup.disk import check_expansion
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import (
     ColumnWriter,
@@ -186,6 +187,7 @@ def _decompress(path: Path, text: bytes, start: int, size: int) -> bytes:
     packed, unpacked = unpack_from("<II", text, start)
     if start + 8 + packed > len(text) or unpacked < size:
         raise FileError(f"{path}: shorter than its header requires; copy it again")
+    check_expansion(path, unpacked)
     try:
         body = lzf.decompress(text[start + 8 : start + 8 + packed], unpacked) if packed else b""
     except ValueError:

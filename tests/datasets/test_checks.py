@@ -15,6 +15,7 @@ from runs import options
 
 from pointup.datasets.checks import find_bad_samples
 from pointup.datasets.columns import pack_points
+from pointup.datasets.pair import surface_path
 from pointup.datasets.pair_dataset import Pair, open_pairs, write_pairs
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
@@ -141,3 +142,25 @@ def test_the_column_vertical_may_have_missing_values(tmp_path: Path) -> None:
     features.save_to_disk(tmp_path / "given")
     for split in ("train", "validation"):
         assert not find_bad_samples(open_pairs(tmp_path / "given", split), 2, tmp_path / "given")
+
+
+@pytest.mark.parametrize(
+    "name", ["../state.json", "a/../../x.npz", "/etc/passwd", "link", "links/a", "loop", "a\0b"]
+)
+def test_a_surface_path_does_not_lead_out_of_its_dataset(tmp_path: Path, name: str) -> None:
+    surfaces, outside = tmp_path / "data" / "surfaces", tmp_path / "outside"
+    surfaces.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "a").write_bytes(b"secret")
+    (surfaces / "link").symlink_to(outside / "a")
+    (surfaces / "links").symlink_to(outside)
+    (surfaces / "loop").symlink_to(surfaces / "loop")
+    with pytest.raises(DataError, match=r"data: the surface .* is not a file in its folder"):
+        surface_path(tmp_path / "data", name)
+
+
+def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "data" / "surfaces" / "deep").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "data")
+    for dataset in ("data", "linked", "linked/../data"):
+        assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"

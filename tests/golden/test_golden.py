@@ -80,8 +80,8 @@ TRAINED = (
 EVALUATED = {
     "pairs": "pairs pairs --model forest",
     "pairs as written": "pairs thin --model lidar --as-written --oversampling 2",
-    "lidar, thinned": "lidar --thin surveys/dense.las --model lidar --ratio 3",
-    "lidar, two surveys": "lidar --source surveys/sparse.las --reference "
+    "lidar, thinned": "lidar --thin surveys/dense.las --model lidar --ratio 3 --ground-density 0",
+    "lidar, two surveys": "lidar --ground-density 0 --source surveys/sparse.las --reference "
     "surveys/dense.las --model forest --metres-per-unit 1",
     "shapes": "shapes --meshes shapes/ --num-source 200 --model shapes",
     "noisy shapes": "shapes --meshes shapes/ --num-source 200 --noise 0.02 --pattern random "

@@ -61,6 +61,11 @@ class Lidar:
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
     default the model's own value."""
+    ground_density: Annotated[
+        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
+    ] = None
+    """Largest density of the model's points on the ground below crowns, as in `pointup upsample`; 0
+    for none. The midpoint baseline has none."""
     ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
         None
     )
@@ -143,7 +148,9 @@ class Lidar:
                     f"{source.path}: upsampled near the reference only, "
                     f"{len(near.positions):,} of {len(source.positions):,} points"
                 )
-            surveys |= upsampled_surveys(near, ratio, self.density, upsampler, self.seed)
+            surveys |= upsampled_surveys(
+                near, ratio, self.density, upsampler, self.seed, self.ground_density
+            )
             surveys["source"] = source.positions
         if self.second is not None:
             surveys["resampled"] = beside["second survey"]
