@@ -10,6 +10,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,10 +23,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -62,8 +59,25 @@ GradientCheckpointing = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
 ]
-Ratio = Annotated[float, Field(ge=1, le=1000)]
-Timeout = Annotated[float, Field(gt=0, le=1e7)]
+
+
+def _number(value: Any) -> Any:
+    """The number that a text stands for; YAML reads 1e-9, without a point, as text."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    return value
+
+
+# Strict: else a yes in a file would be the number 1, and the word "true" a switch.
+Float = Annotated[float, Field(strict=True), BeforeValidator(_number)]
+PositiveFloat = Annotated[Float, Field(gt=0)]
+NonNegativeFloat = Annotated[Float, Field(ge=0)]
+Ratio = Annotated[Float, Field(ge=1, le=1000)]
+Timeout = Annotated[Float, Field(gt=0, le=1e7)]
+PositiveInt = Annotated[int, Field(gt=0, strict=True)]
+NonNegativeInt = Annotated[int, Field(ge=0, strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
@@ -97,15 +111,15 @@ class TrainConfig:
     first step, how many fit into memory, and keeps that number for the whole run."""
     max_clouds: PositiveInt | None = None
     """Most clouds in a micro-batch."""
-    accumulation_steps: Annotated[int, Field(gt=0, le=10_000)] = 1
+    accumulation_steps: Annotated[int, Field(gt=0, le=10_000, strict=True)] = 1
     """Micro-batches of each process in one optimizer step."""
-    crop: bool = False
+    crop: Switch = False
     """Crop pairs larger than the token budget to a random neighbourhood; otherwise refuse them."""
     ratio: Ratio | None = None
     """Upsampling ratio in training; by default that of each pair."""
     max_ratio: Ratio = 16.0
     """Largest upsampling ratio in training; pairs with a larger one are upsampled by this ratio."""
-    augment: bool = True
+    augment: Switch = True
     """Rotate, mirror, scale and jitter the training pairs."""
     noise: NonNegativeFloat = 0.0
     """Largest standard deviation of Gaussian noise on the sources of training pairs, in spacings of
@@ -120,7 +134,7 @@ class TrainConfig:
     """Steps of linear learning rate warm-up."""
     weight_decay: NonNegativeFloat = 0.01
     """Weight decay of AdamW."""
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    ema_decay: Annotated[Float, Field(gt=0, lt=1)] | None = None
     """Decay of the exponential moving average of the weights, such as 0.999. With it, the average
     is evaluated and saved as the model, and checkpoints hold both. By default no average."""
     clip_norm: PositiveFloat = 1.0
@@ -128,9 +142,9 @@ class TrainConfig:
     gradient_checkpointing: GradientCheckpointing = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more time,
     the same gradients. "auto" does so for batches with many children."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """Seed of everything random: weights, order of samples, augmentation, dropout."""
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    num_workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 1
     """Data workers per training process, which read and augment samples."""
     worker_timeout: Timeout = 120.0
     """Seconds without a batch from a data worker after which the run ends with an error."""
@@ -150,7 +164,7 @@ class TrainConfig:
     is killed loses about as much."""
     keep_checkpoints: PositiveInt = 3
     """Number of checkpoints to keep; older ones are deleted."""
-    num_pictures: Annotated[int, Field(ge=0, le=1000)] = 3
+    num_pictures: Annotated[int, Field(ge=0, le=1000, strict=True)] = 3
     """Validation samples that each evaluation renders as pictures."""
     log_with: Names = ("tensorboard",)
     """Trackers of Accelerate to log to; metrics.jsonl is always written."""
@@ -159,17 +173,17 @@ class TrainConfig:
     target_chamfer: PositiveFloat | None = None
     """Stop once the validation score, the Chamfer distance divided by that of the midpoint
     baseline, is this low."""
-    collective_timeout: Annotated[float, Field(gt=0, le=1e5)] = 20.0
+    collective_timeout: Annotated[Float, Field(gt=0, le=1e5)] = 20.0
     """Minutes after which a collective operation of the process group fails."""
     hang_timeout: Timeout = 300.0
     """Seconds without progress of a process after which the run ends and reports what every process
     was doing; waiting for others that make progress counts as progress. 10000000 disables this."""
     on_save_error: OnSaveError = "go-on"
     """What to do if the disk is full or read-only when a checkpoint is saved."""
-    debug: bool = False
+    debug: Switch = False
     """Enable slow checks: anomaly detection in the backward pass, distributed checks, and the full
     log of every process on the console."""
-    quick: bool = False
+    quick: Switch = False
     """Check the setup: a few steps, an evaluation, a checkpoint, and continuing from it."""
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
