@@ -15,7 +15,8 @@ from uuid import uuid4
 from pointup.errors import FileError
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
-"""Matches the names of files that `written_whole` had not finished; the group is the final name."""
+"""Matches the names of files that `written_whole` had not finished; the group is the `short_name`
+of the final one."""
 
 
 LARGEST_EXPANSION = 100
@@ -42,9 +43,7 @@ def written_whole(
     path = resolve_symlink(path)
     # Unique on all hosts: locks may not work on a network file system.
     unique = "" if is_sole_writer else f".{uuid4().hex[:8]}"
-    name = os.fsencode(path.name)
-    kept = path.name if len(name) <= _LONGEST_NAME else f"{zlib.crc32(name):08x}"
-    part = path.with_name(f".{kept}{unique}.part")
+    part = path.with_name(f".{short_name(path)}{unique}.part")
     try:
         remove(part)
         yield part
@@ -58,9 +57,15 @@ def written_whole(
         remove(part)
 
 
+def short_name(path: Path) -> str:
+    """The name of a file, or a checksum of one that is too long for a file named after it."""
+    name = os.fsencode(path.name)
+    return path.name if len(name) <= _LONGEST_NAME else f"{zlib.crc32(name):08x}"
+
+
 def replace_directory(path: Path, new: Path) -> None:
     """Rename the directory `new` to `path`; what was at `path` is deleted afterwards."""
-    replaced = path.with_name(f".{path.name}.old")
+    replaced = path.with_name(f".{short_name(path)}.old")
     remove(replaced)
     if path.exists():
         path.rename(replaced)

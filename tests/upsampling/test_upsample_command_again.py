@@ -79,6 +79,18 @@ def test_a_second_call_skips_what_is_written_and_says_so(
         assert len(rewritten()) == number
 
 
+def test_names_as_long_as_file_systems_allow_are_written_and_skipped(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    name = "n" * 251 + ".las"
+    write_las(tmp_path / "in" / name, surface(300, 5))
+    for expected in ("1 file written: from 300 to 600 points", "1 skipped"):
+        assert upsample(model, tmp_path / "in", "-o", tmp_path / "out") == 0
+        assert expected in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {name, ".upsampled"}
+
+
 def test_a_second_call_skips_the_only_file_of_a_folder_and_says_so(
     tiles: Path, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

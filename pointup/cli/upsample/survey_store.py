@@ -12,7 +12,7 @@ import numpy as np
 
 from pointup.cli.upsample.plan import Job
 from pointup.cli.worker_group import LaunchedWorkerGroup
-from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove
+from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove, short_name
 from pointup.errors import DataError, FileError
 from pointup.io.cloud import is_synthetic, is_vegetation
 from pointup.io.files import PointCloud, iter_points
@@ -40,7 +40,7 @@ def work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterato
             if workers.is_main:
                 targets = [job.target for job in jobs if not job.is_context]
                 first = min(targets)
-                folder = first.with_name(f".{first.name}.work")
+                folder = first.with_name(f".{short_name(first)}.work")
                 refusal = f"{first}: another call upsamples into it; wait for its end"
                 with os_errors(first, "written"):
                     for target in targets:
@@ -59,7 +59,7 @@ def work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterato
 def _delete_unfinished(targets: Sequence[Path]) -> None:
     """Delete the output files that a killed call was writing."""
     for folder in {target.parent for target in targets}:
-        names = {target.name for target in targets if target.parent == folder}
+        names = {short_name(target) for target in targets if target.parent == folder}
         for path in folder.glob(".*.part"):
             of = UNFINISHED.fullmatch(path.name)
             if of and of[1] in names:

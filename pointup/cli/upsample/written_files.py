@@ -16,7 +16,7 @@ from pointup.cli.input_files import describe_page
 from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import SurveyResult, Written
 from pointup.cli.upsample.plan import Job
-from pointup.disk import os_errors, write_text
+from pointup.disk import os_errors, short_name, write_text
 from pointup.model.upsampler import Upsampler
 
 MAX_NAMED = 5
@@ -132,7 +132,7 @@ class FinishedFiles:
 
     def _path(self, job: Job) -> Path:
         inside = job.target.relative_to(self.output)
-        return self.output / FOLDER / inside.with_name(f"{inside.name}.json")
+        return self.output / FOLDER / inside.with_name(f"{short_name(inside)}.json")
 
 
 def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], bool]) -> None:
