@@ -107,8 +107,8 @@ def test_options_limit_the_points_on_the_ground(make_store: StoreMaker) -> None:
     assert not len(made(store, above_ground=False))
     sparse = made(store, ground_density=1.0)
     assert 0.5 < len(sparse) / (np.pi * HOLE**2) < 1.2
-    num_new = round(0.02 * len(cloud))
-    assert 0 < len(made(store, ratio=1.02)) <= LARGEST_SHARE * num_new
+    num_new = round(0.2 * len(cloud))
+    assert 0 < len(made(store, ratio=1.2)) <= LARGEST_SHARE * num_new
     near = made(store, max_distance=1.0)
     distance = np.linalg.norm(near[:, None] - cloud.positions, axis=2).min(axis=1)
     assert 0 < len(near) < 200 and distance.max() <= 1.0

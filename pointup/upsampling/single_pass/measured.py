@@ -34,8 +34,7 @@ class Measured:
         self.unit = self._store.frame.unit
         self.max_distance = None
         if options.max_distance is not None:
-            # The grid moves a measured point by up to half the diagonal of a cell.
-            rounding = 3**0.5 / 2 * self._store.resolution
+            rounding = self._store.rounding
             self.max_distance = options.max_distance / self.unit - rounding
             if self.max_distance <= 0:
                 raise ConfigError(

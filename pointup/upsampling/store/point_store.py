@@ -61,6 +61,11 @@ class Store:
         return int(self.block_ptr[-1])
 
     @property
+    def rounding(self) -> float:
+        """Largest distance by which the grid moves a point: half the diagonal of a cell."""
+        return 3**0.5 / 2 * self.resolution
+
+    @property
     def num_coincident(self) -> int:
         """How many selected points lie where another one does, the first of each place left out."""
         return int(self.num_taken.sum()) - len(self)
