@@ -24,6 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # As in train.py, because runs in this process are compared with launched runs.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+# Without bytecode each process that a test starts compiles torch and PyG anew, for 12 seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts background jobs with SIGINT ignored, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -41,7 +41,7 @@ def note_wait(kind: str) -> None:
         return
     for frame in reversed(traceback.extract_stack(limit=60)):
         path = Path(frame.filename)
-        if path.is_relative_to(ROOT) and "tests" not in path.parts:
+        if path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "tests"):
             waits.append(f"{kind} in {path.relative_to(ROOT)}: {frame.line}")
             return
     waits.append(kind)
