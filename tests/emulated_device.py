@@ -247,7 +247,7 @@ def emulated() -> Iterator[None]:
     from triton.runtime.jit import JITFunction
 
     from pointup.geometry import kernels, neighbors, packed, thinning
-    from pointup.geometry.kernels import farthest, insertion, knn, nearest
+    from pointup.geometry.kernels import insertion, knn
     from pointup.geometry.thinning import sample_by_spacing
     from pointup.model import upsampler
     from pointup.upsampling.single_pass import candidates
@@ -255,17 +255,11 @@ def emulated() -> Iterator[None]:
     def take(pos: Tensor, k: int) -> bool:
         return pos.device.type == "gpu" and pos.shape[1:] == (3,) and k <= kernels.MAX_K
 
-    def search_one(*sets: Any) -> Tensor:
-        return neighbors._search_trees(*sets, 1)[1].squeeze(1)
-
     def search_own_first(*arguments: Any) -> tuple[Tensor, Tensor]:
         squared, index = neighbors._search_trees(*arguments)
         if arguments[0] is arguments[2]:
             neighbors.put_own_first(index)
         return squared, index
-
-    def sample(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-        return thinning._sample_buckets(pos, bounds, counts)
 
     patches = [
         # Inference tensors can't be wrapped.
@@ -275,8 +269,6 @@ def emulated() -> Iterator[None]:
         (packed, "COPIED_AHEAD", ("gpu",)),
         (kernels, "take", take),
         (knn, "knn_search", _answered(knn.knn_search, search_own_first)),
-        (nearest, "nearest_index", _answered(nearest.nearest_index, search_one)),
-        (farthest, "farthest_points", _answered(farthest.farthest_points, sample)),
         (insertion, "settle", _answered(insertion.settle, lambda *a: thinning.settle(*a[:4]))),
         # Thinning on a GPU keeps other points; with the CPU's, the results can be compared.
         (upsampler, "sample_by_spacing", _answered(sample_by_spacing, sample_by_spacing)),

@@ -55,7 +55,7 @@ def knn(
     if query is not None or query_ptr is not None:
         raise ValueError("give both query and query_ptr, or neither")
     squared_distance, index = _search(pos, ptr, pos, ptr, k)
-    if k == 1 or not kernels.take(pos, k):
+    if not kernels.take(pos, k):
         put_own_first(index)
     return squared_distance, index
 
@@ -102,7 +102,8 @@ def _squared_distance(query: Tensor, pos: Tensor, index: Tensor) -> Tensor:
     squared_distance = (at_least_float32(query) - neighbor).square().sum(1)
     # inf marks a point without neighbour: an overflow must not look like one.
     squared_distance = squared_distance.masked_fill(squared_distance == torch.inf, torch.nan)
-    return squared_distance.masked_fill(index < 0, torch.inf)
+    # The kernel finds no neighbour of a point that is not finite: its distance stays NaN.
+    return squared_distance.masked_fill((index < 0) & ~squared_distance.isnan(), torch.inf)
 
 
 def _search(
@@ -188,21 +189,11 @@ def has_copies(points: np.ndarray, num_copies: int) -> bool:
 def _search_accelerator(
     query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    search = _search_kernels if kernels.take(pos, k) else _search_chunks
-    return search(query, query_ptr, pos, ptr, k)
-
-
-def _search_kernels(
-    query: Tensor, query_ptr: Tensor, pos: Tensor, ptr: Tensor, k: int
-) -> tuple[Tensor, Tensor]:
-    """CUDA: all pairs for one neighbour among few points, otherwise tiles of sorted points."""
+    if not kernels.take(pos, k):
+        return _search_chunks(query, query_ptr, pos, ptr, k)
     from pointup.geometry.kernels.knn import knn_search
-    from pointup.geometry.kernels.nearest import is_small, nearest_index
 
-    if k > 1 or not is_small(query, pos, ptr):
-        return knn_search(query, query_ptr, pos, ptr, k)
-    index = nearest_index(query, query_ptr, pos, ptr)
-    return _squared_distance(query, pos, index)[:, None], index[:, None]
+    return knn_search(query, query_ptr, pos, ptr, k)
 
 
 def _search_chunks(

@@ -18,7 +18,6 @@ from pointup.geometry.packed import (
     at_least_float32,
     batch_from_ptr,
     check_clouds,
-    copied_ahead,
     on_host,
     ptr_from_sizes,
     segment_mean,
@@ -34,10 +33,9 @@ _PICKS_FROM_BUCKETS = 200_000
 def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
     """Farthest-point sampling of each cloud: each pick is the point farthest from earlier picks.
 
-    Eldar et al. 1997, on the CPU with the buckets of QuickFPS (Han et al. 2023), on CUDA with tiles
-    in their place. The first pick is the cloud's first point; on the CPU it is another point that
-    depends on the cloud alone. Where only duplicates of picked points are left, they follow in the
-    order of their indices.
+    Eldar et al. 1997, with the buckets of QuickFPS (Han et al. 2023), on the host for points on any
+    device. The first pick depends on the cloud alone. Where only duplicates of picked points are
+    left, they follow in the order of their indices.
 
     Shapes: pos (N, 3), num_samples (B,) int64 -> index (sum(num_samples),) int64 into `pos`, cloud
     after cloud, distinct, in order of selection. Raises ValueError where a cloud has fewer points
@@ -50,33 +48,16 @@ def farthest_point_sample(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tens
         size = bounds[cloud + 1] - bounds[cloud]
         if not 0 <= count <= size:
             raise ValueError(f"cannot pick {count} distinct points of cloud {cloud}, it has {size}")
-    if pos.device.type == "cpu":
-        return _sample_buckets(pos, bounds, counts)
-    return _sample_elsewhere(pos, ptr, bounds, counts)
-
-
-def _sample_elsewhere(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """Devices other than the CPU: the kernels where they are supported."""
-    if kernels.take(pos, 1):
-        from pointup.geometry.kernels.farthest import farthest_points
-
-        return farthest_points(pos, ptr, bounds, counts)
-    return _sample_all_clouds(pos, ptr, bounds, counts)
-
-
-def _sample_buckets(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """CPU: fpsample on each cloud, in threads (it releases the GIL).
-
-    On one core, 5 k picks of 20 k points take 10 ms, 250 k picks of 1 M take 3 s, 1 M of 1 M 6 s.
-    """
-    points = at_least_float32(pos).numpy()
+    points = at_least_float32(pos).cpu().numpy()
 
     def sample(cloud: int) -> np.ndarray:
         start, stop = bounds[cloud], bounds[cloud + 1]
         return _sample_one(points[start:stop], counts[cloud]) + start
 
+    # fpsample releases the GIL. On one core, 5 k picks of 20 k points take 10 ms, 250 k picks of
+    # 1 M take 3 s, 1 M of 1 M 6 s.
     index = in_threads(sample, range(len(counts)))
-    return torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *index]))
+    return torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *index])).to(pos.device)
 
 
 def _sample_one(points: np.ndarray, count: int) -> np.ndarray:
@@ -108,33 +89,6 @@ def _completed(picks: np.ndarray, count: int, num_points: int) -> np.ndarray:
     if len(first) == count:
         return first
     return np.concatenate([first, np.flatnonzero(place < 0)[: count - len(first)]])
-
-
-def _sample_all_clouds(pos: Tensor, ptr: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-    """Any device: one pick of all clouds at a time, on clouds padded to the same size."""
-    num_clouds, num_steps = len(counts), max(counts, default=0)
-    if num_steps == 0:
-        return torch.empty(0, dtype=torch.int64, device=pos.device)
-    batch = batch_from_ptr(ptr, len(pos))
-    column = torch.arange(len(pos), device=pos.device) - ptr[batch]
-    pos = at_least_float32(pos)
-    largest = max(stop - start for start, stop in pairwise(bounds))
-    padded = pos.new_zeros((num_clouds, largest, 3))
-    padded[batch, column] = pos
-    # Squared distance to the picked points; -1 for picked points and padding.
-    distance = pos.new_full(padded.shape[:2], -1.0)
-    distance[batch, column] = torch.inf
-    picks = torch.zeros((num_clouds, num_steps), dtype=torch.int64, device=pos.device)
-    clouds = torch.arange(num_clouds, device=pos.device)
-    for step in range(num_steps):
-        pick = distance.argmax(1) if step else picks[:, 0]
-        picks[:, step] = pick
-        squared = (padded - padded[clouds, pick, None]).square().sum(2)
-        torch.minimum(distance, squared, out=distance)
-        distance[clouds, pick] = -1.0
-    taken = torch.cat([cloud * num_steps + torch.arange(n) for cloud, n in enumerate(counts)])
-    taken = taken.to(pos.device, non_blocking=copied_ahead(pos.device))
-    return (picks + ptr[:-1, None]).flatten()[taken]
 
 
 def poisson_disk_subset(

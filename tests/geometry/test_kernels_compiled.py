@@ -117,47 +117,6 @@ def test_knn_compiles(
     assert all("threadsPerWarp = [1, 32]" in layout for layout in layouts), layouts
 
 
-@pytest.mark.parametrize(
-    ("floats", "architecture"),
-    [
-        ("fp32", 90),
-        *(pytest.param("fp32", number, marks=pytest.mark.slow) for number in (80, 100)),
-        pytest.param("fp64", 90, marks=pytest.mark.slow),
-    ],
-)
-def test_nearest_compiles(floats: str, architecture: int, tmp_path: Path) -> None:
-    from pointup.geometry.kernels import nearest
-
-    compiled = compile_kernel(
-        "nearest.nearest_kernel",
-        floats,
-        {
-            "query_cloud": "*i32", "num_queries": "i32",
-            "cloud_start": "*i64", "cloud_stop": "*i64", "index": "*i64",
-        },
-        {"BLOCK_Q": nearest.BLOCK_Q, "BLOCK_K": nearest.BLOCK_K, "GROUP": nearest.GROUP},
-        architecture,
-        num_warps=nearest.NUM_WARPS,
-        maxnreg=nearest.MAX_REGISTERS if floats == "fp32" else None,
-    )  # fmt: skip
-    # Four registers outside the inner loop on an A100.
-    num_bytes = 16 if architecture == 80 else 0
-    assert floats == "fp64" or spilled_bytes(compiled, tmp_path) <= num_bytes
-
-
-FARTHEST = {"ptr": "*i64", "out_ptr": "*i64", "index": "*i64", "num_points": "i32"}
-
-
-@pytest.mark.parametrize("architecture", OTHERS_SLOW)
-def test_thinning_in_registers_compiles(architecture: int, tmp_path: Path) -> None:
-    from pointup.geometry.kernels import farthest
-
-    block = {"BLOCK": farthest.MAX_IN_REGISTERS}
-    name = "farthest.farthest_kernel"
-    compiled = compile_kernel(name, "fp32", FARTHEST, block, architecture, num_warps=16)
-    assert spilled_bytes(compiled, tmp_path) == 0
-
-
 @pytest.mark.parametrize("architecture", OTHERS_SLOW)
 def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
     from pointup.geometry.kernels import insertion
@@ -191,21 +150,3 @@ def test_insertion_radii_compile(architecture: int, tmp_path: Path) -> None:
     assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 1
     # Else warps of a program could read different states, and take different branches.
     assert insertion.NUM_WARPS == 1
-
-
-def test_thinning_in_tiles_compiles() -> None:
-    from pointup.geometry.kernels import farthest
-
-    types = {
-        "order": "*i64", "ptr": "*i64", "tile_ptr": "*i64", "out_ptr": "*i64", "index": "*i64",
-        "tile_point": "*i32", "active_tile": "*i32", "num_points": "i32",
-    }  # fmt: skip
-    tiles = {
-        "TILE": farthest.TILE,
-        "NUM_TILES": farthest.MAX_TILES,
-        "GROUP": farthest.BLOCK // farthest.TILE,
-    }
-    name, num_warps = "farthest.farthest_tiles_kernel", farthest.NUM_WARPS
-    compiled = compile_kernel(name, "fp32", types, tiles, num_warps=num_warps)
-    # Two barriers of the kernel, before threads read what others have written.
-    assert len(re.findall(r"\bbarrier\b", compiled.asm["ttir"])) == 2

@@ -18,7 +18,6 @@ from test_kernels import (
     DEVICE,
     IS_INTERPRETED,
     KERNEL_FILES,
-    expect_farthest,
     expect_knn,
     expect_nearest,
     long,
@@ -28,9 +27,9 @@ from test_kernels import (
 )
 
 from pointup.errors import ConfigError, PointupError
-from pointup.geometry import kernels, neighbors, thinning
+from pointup.geometry import kernels, neighbors
 from pointup.geometry.neighbors import knn, nearest
-from pointup.geometry.thinning import farthest_point_sample, insertion_radii
+from pointup.geometry.thinning import insertion_radii
 
 CPU = torch.device("cpu")
 HERE = torch.device(DEVICE)
@@ -52,12 +51,8 @@ def as_on_cuda() -> Iterator[None]:
     def take(pos: torch.Tensor, k: int) -> bool:
         return kernels.is_available(pos.device)
 
-    def sample(pos: torch.Tensor, bounds: list[int], counts: list[int]) -> torch.Tensor:
-        return thinning._sample_elsewhere(pos, torch.tensor(bounds), bounds, counts)
-
     with (
         mock.patch.object(neighbors, "_search_trees", neighbors._search_accelerator),
-        mock.patch.object(thinning, "_sample_buckets", sample),
         mock.patch.object(kernels, "take", take),
     ):
         yield
@@ -66,16 +61,13 @@ def as_on_cuda() -> Iterator[None]:
 @pytest.fixture
 def small_trial() -> Iterator[None]:
     """Few points, for the slow interpreter; the last cloud still has several tiles."""
-    from pointup.geometry.kernels import farthest, trial
+    from pointup.geometry.kernels import trial
 
     if not IS_INTERPRETED:
         yield
         return
     few = {"SIZES": (40, 0, 1), "TARGET_SIZES": (9, 3, 1), "NUM_NEIGHBORS": (5,)}
-    with (
-        mock.patch.multiple(trial, **few, LARGE=70, NUM_PICKS=5),
-        mock.patch.multiple(farthest, MAX_IN_REGISTERS=64, TILE=8, BLOCK=64),
-    ):
+    with mock.patch.multiple(trial, **few):
         yield
 
 
@@ -84,7 +76,6 @@ def expect_right_answers(device: str = "cpu") -> None:
     expect_nearest(sets, *nearest(*sets))
     expect_knn(sets, 4, *knn(*sets[2:], 4, *sets[:2]))
     counts = torch.tensor([7, 0, 3])
-    expect_farthest(*sets[:2], counts, farthest_point_sample(*sets[:2], counts))
     radii = insertion_radii(*sets[:2], counts)
     with mock.patch.object(kernels, "take", return_value=False):
         assert torch.equal(radii, insertion_radii(*sets[:2], counts))
@@ -115,10 +106,7 @@ def broken(kernel: Any, result: int) -> Any:
 
 # Position of the result among the tensors passed to the kernel.
 RESULTS = {
-    "nearest.nearest_kernel": -1,
     "knn.knn_kernel": -1,
-    "farthest.farthest_kernel": -1,
-    "farthest.farthest_tiles_kernel": 6,
     "insertion.insertion_kernel": 4,
 }
 
@@ -126,10 +114,7 @@ RESULTS = {
 @needs_device
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=long if name.startswith(("farthest", "insertion")) else ())
-        for name in RESULTS
-    ],
+    [pytest.param(name, marks=long if name.startswith("insertion") else ()) for name in RESULTS],
 )
 @pytest.mark.usefixtures("small_trial", "as_on_cuda")
 def test_a_kernel_with_wrong_results_is_detected_and_results_stay_right(name: str) -> None:
@@ -151,7 +136,7 @@ def failing_trial(monkeypatch: pytest.MonkeyPatch, *outcomes: object) -> None:
     """The first kernel's trial has these outcomes; the others are not tried."""
     from pointup.geometry.kernels import trial
 
-    monkeypatch.setattr(trial, "TRIALS", {"nearest": mock.Mock(side_effect=outcomes)})
+    monkeypatch.setattr(trial, "TRIALS", {"knn": mock.Mock(side_effect=outcomes)})
 
 
 @pytest.mark.parametrize(
@@ -194,7 +179,7 @@ def test_the_remedy_follows_from_the_error_of_triton(
     monkeypatch.setenv("CC", "gcc")
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     failing_trial(monkeypatch, error)
-    with pytest.warns(UserWarning, match=f"kernel nearest fails.*{remedy}"):
+    with pytest.warns(UserWarning, match=f"kernel knn fails.*{remedy}"):
         assert not kernels.is_available(CPU)
 
 

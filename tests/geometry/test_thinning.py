@@ -31,16 +31,6 @@ Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 quick = settings(deadline=None, max_examples=40)
 
 
-def sample_on_any_device(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
-    """The search of devices other than the CPU, on the CPU."""
-
-    def instead(pos: Tensor, bounds: list[int], counts: list[int]) -> Tensor:
-        return thinning._sample_all_clouds(pos, torch.tensor(bounds), bounds, counts)
-
-    with mock.patch.object(thinning, "_sample_buckets", instead):
-        return farthest_point_sample(pos, ptr, num_samples)
-
-
 def sample_by_tree(pos: Tensor, ptr: Tensor, num_samples: Tensor) -> Tensor:
     """The tree that serves many picks, for few."""
     with mock.patch.object(thinning, "_PICKS_FROM_BUCKETS", 0):
@@ -59,9 +49,7 @@ def gap_and_reach(points: np.ndarray, index: np.ndarray) -> tuple[float, float]:
     return np.min(gaps), np.max(reach)
 
 
-every_sampler = pytest.mark.parametrize(
-    "sample", [farthest_point_sample, sample_by_tree, sample_on_any_device]
-)
+every_sampler = pytest.mark.parametrize("sample", [farthest_point_sample, sample_by_tree])
 
 
 @st.composite

@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointup.geometry.kernels.nearest import squared_distance
 from pointup.geometry.packed import batch_from_ptr
 
 # One warp per program and one query per thread: all comparisons are within a thread's registers.
@@ -18,6 +17,20 @@ NUM_WARPS = 1
 # Tiles whose boxes are compared together.
 CHUNK = 256
 NONE = tl.constexpr(2**31 - 1)
+
+
+@triton.jit
+def squared_distance(
+    x: tl.tensor,
+    y: tl.tensor,
+    z: tl.tensor,
+    other_x: tl.tensor,
+    other_y: tl.tensor,
+    other_z: tl.tensor,
+) -> tl.tensor:
+    """Squared distance, rounded as the distance of a box of tiles: never below it."""
+    x, y, z = x - other_x, y - other_y, z - other_z
+    return tl.fma(z, z, tl.fma(y, y, x * x))
 
 
 @triton.jit
@@ -76,6 +89,8 @@ def knn_kernel(
     qy = tl.load(query_y + row, mask=is_query, other=0.0)
     qz = tl.load(query_z + row, mask=is_query, other=0.0)
     cloud_of_row = tl.load(query_cloud + row, mask=is_query, other=-1)
+    # A query that is not finite is of no cloud: it finds nothing.
+    cloud_of_row = tl.where((qx - qx) + (qy - qy) + (qz - qz) == 0, cloud_of_row, -1)
 
     # Neighbours in no order; places from k on hold -inf, so that they are never replaced.
     infinity = float("inf")
