@@ -38,17 +38,6 @@ or with the `fault` by which it has none."""
 
 
 @dataclass(frozen=True)
-class SampleClouds:
-    """Clouds (N, 3) of a sample that is drawn: source, midpoint baseline, prediction, target."""
-
-    source: np.ndarray
-    baseline: np.ndarray
-    prediction: np.ndarray
-    target: np.ndarray
-    vertical: bool
-
-
-@dataclass(frozen=True)
 class EvaluationResult:
     rows: dict[str, dict[str, float]]
     """Metrics by row (model, midpoints, source, resampled), each averaged over the clouds that have
@@ -59,8 +48,6 @@ class EvaluationResult:
     """Whether the model's output was measured on every cloud on which the references were."""
     pictures: dict[str, np.ndarray] = field(default_factory=dict)
     """Pictures of samples by name, on the main process only."""
-    clouds: dict[str, SampleClouds] = field(default_factory=dict)
-    """Clouds of the same samples as `pictures`."""
     by_dataset: dict[str, tuple[dict[str, dict[str, float]], list[float]]] = field(
         default_factory=dict
     )
@@ -165,17 +152,16 @@ class Evaluation:
         ]
         for cloud, record in enumerate(records):
             if record["index"] in self.drawn:
-                source, baseline, output_of_model, target = (
-                    pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
-                    for pos, ptr in (
-                        (batch.pos, batch.ptr),
-                        midpoint_upsample(batch.pos, batch.ptr, ratio),
-                        prediction,
-                        (batch.target, batch.target_ptr),
-                    )
-                )
-                vertical = samples.is_vertical(record["index"])
-                record["clouds"] = SampleClouds(source, baseline, output_of_model, target, vertical)
+                packed = {
+                    "source": (batch.pos, batch.ptr),
+                    "baseline": midpoint_upsample(batch.pos, batch.ptr, ratio),
+                    "prediction": prediction,
+                    "target": (batch.target, batch.target_ptr),
+                }
+                record["clouds"] = {
+                    name: pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
+                    for name, (pos, ptr) in packed.items()
+                }
         return records
 
     def _surface(self, file: Path | None) -> Surface | None:
@@ -217,31 +203,27 @@ class Evaluation:
         if not self.accelerator.is_main_process:
             return result
         unit = known_unit(source.name for source in self.data.sources)
-        drawn = {str(names[r["index"]]): r["clouds"] for r in gathered if "clouds" in r}
-        return replace(result, unit=unit, clouds=drawn, pictures=pictures_of(drawn, unit))
+        return replace(result, unit=unit, pictures=self._pictures(gathered, unit))
 
+    def _pictures(self, records: list[Record], unit: str) -> dict[str, np.ndarray]:
+        """A picture of each sample that can be drawn, by its name; `unit` is that of surveys."""
+        pictures, samples = {}, self.data.validation.samples
+        for record in records:
+            if "clouds" not in record:
+                continue
+            name = str(self.data.validation.names[record["index"]])
+            vertical = samples.is_vertical(record["index"])
+            try:
+                # Imported here, because only the main process needs matplotlib.
+                from pointup.visualization import evaluation_picture
 
-def pictures_of(samples: dict[str, SampleClouds], unit: str) -> dict[str, np.ndarray]:
-    """A picture of each sample that can be drawn, by its name; `unit` is that of surveys."""
-    pictures = {}
-    for name, sample in samples.items():
-        try:
-            # Imported here, because only the main process needs matplotlib.
-            from pointup.visualization import evaluation_picture
-
-            pictures[name] = evaluation_picture(
-                sample.source,
-                sample.prediction,
-                sample.target,
-                title=name,
-                unit=unit if sample.vertical else "",
-                vertical=sample.vertical,
-                baseline=sample.baseline,
-            )
-        except Exception as error:
-            logger.warning("no picture of %s: %s", name, error)
-            logger.debug("drawing failed", exc_info=True)
-    return pictures
+                pictures[name] = evaluation_picture(
+                    **record["clouds"], title=name, unit=unit if vertical else "", vertical=vertical
+                )
+            except Exception as error:
+                logger.warning("no picture of %s: %s", name, error)
+                logger.debug("drawing failed", exc_info=True)
+        return pictures
 
 
 def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:

@@ -276,11 +276,3 @@ def error_limit(source: np.ndarray, target: np.ndarray) -> float:
     distance = distances(source, target)
     limit = max(point_spacing(target), float(np.percentile(distance, 95)) if len(distance) else 0.0)
     return limit or 1.0
-
-
-def error_colors(
-    points: np.ndarray, against: np.ndarray, source: np.ndarray, target: np.ndarray
-) -> np.ndarray:
-    """Colours (N, 3) uint8 of points by their distance to `against`, scaled by `error_limit`."""
-    share = np.clip(distances(points, against) / error_limit(source, target), 0, 1)
-    return np.round(ERRORS(share)[:, :3] * 255).astype(np.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from pointup.evaluation.cloud_metrics import Metric
-from pointup.training.config import DataSource, TrainConfig
+from pointup.training.config import TrainConfig
 from pointup.training.evaluation import EvaluationResult
 from pointup.training.progress import Progress
 from pointup.training.run_directory.rank_log import RankLog
@@ -79,12 +79,11 @@ class Recording:
 
 @contextmanager
 def recording(
-    accelerator: Any, output_dir: Path, step: int = 0, data: Sequence[Path] = (), **options: Any
+    accelerator: Any, output_dir: Path, step: int = 0, **options: Any
 ) -> Iterator[Recording]:
     """Record the rest of a run from `step` on."""
     config = TrainConfig(output_dir=output_dir, log_every=1, **options)
-    sources = [DataSource(str(folder), 1.0, folder.name) for folder in data]
-    opened: Any = SimpleNamespace(labels=(), sources=sources)
+    opened: Any = SimpleNamespace(labels=())
     rank = accelerator.process_index, accelerator.num_processes
     monitor = Monitor(accelerator, config, opened, Progress(step=step))
     with RankLog(output_dir, *rank), monitor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,23 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from accelerate import Accelerator
 from monitored import RESULT, ROWS, new_accelerator, recording
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer import event_file_writer
 
-from pointup.training.evaluation import SampleClouds
-
 RANDOM = np.random.default_rng(0)
 PICTURE = RANDOM.integers(0, 256, (20, 30, 3)).astype(np.uint8)
-SOURCE, TARGET = RANDOM.random((40, 3)), RANDOM.random((90, 3))
-SAMPLE = SampleClouds(SOURCE, TARGET, TARGET + 0.01, TARGET, vertical=True)
-SHOWN = replace(
-    RESULT, pictures={"bunny": PICTURE}, clouds={"bunny": SAMPLE, "another": SAMPLE}, unit="US ft"
-)
+SHOWN = replace(RESULT, pictures={"bunny": PICTURE}, unit="US ft")
 
 
 @pytest.fixture
@@ -42,20 +33,18 @@ def accelerator(tmp_path: Path) -> Iterator[Accelerator]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a run with a plan, two steps and two evaluations."""
     folder = tmp_path_factory.mktemp("monitor")
-    (folder / "pairs").mkdir()
-    (folder / "pairs" / "pointup.json").write_text('{"tile": 10, "inputs": ["a.laz"]}')
     with pytest.MonkeyPatch.context() as patch, new_accelerator(folder, "tensorboard") as made:
-        patch.setattr("sys.argv", ["/usr/bin/pointup", "train", "--steps", "3"])
         patch.setattr(
             "pointup.training.tracking.monitor.Monitor.plan_text", lambda *_: "device  cpu"
         )
-        with recording(made, folder / "run", data=[folder / "pairs"]) as recorded:
+        with recording(made, folder / "run") as recorded:
             recorded.monitor.plan(*[None] * 3)  # type: ignore[arg-type]
             recorded.train(10)
             recorded.evaluate(10, SHOWN)
             recorded.train(20, loss=math.nan)
             recorded.evaluate(20, SHOWN)
     assert not (folder / "elsewhere").exists()
+    assert (folder / "run" / "plan.txt").read_text() == "device  cpu\n"
     return folder / "run"
 
 
@@ -118,52 +107,6 @@ def test_the_first_table_has_the_unit_of_the_surveys_and_says_what_its_figures_a
             words = " ".join(printed.split())
             assert words.count("Figures of the network alone.") == times
             assert words.count("`pointup evaluate pairs --as-written` measures") == times
-
-
-def test_a_chart_holds_what_its_title_says_and_each_once(run: Path) -> None:
-    recorded = events(run)
-    (event,) = recorded.Tensors("custom_scalars__config__")
-    layout = Layout.FromString(event.tensor_proto.string_val[0])
-    tags = recorded.Tags()["scalars"]
-    for category in layout.category:
-        for chart in category.chart:
-            found = [t for t in tags if any(re.search(p, t) for p in chart.multiline.tag)]
-            assert [tag[len("1 overview/1 ") :] for tag in found] == [chart.title]
-    assert [chart.title for chart in layout.category[0].chart] == [
-        "share of the midpoint baseline", "validation Chamfer distance", "training loss",
-        "learning rate", "tokens per second",
-    ]  # fmt: skip
-
-
-def test_clouds_of_the_first_sample_can_be_turned_about_and_the_source_is_stored_once(
-    run: Path,
-) -> None:
-    recorded = events(run)
-    steps = {
-        tag: [event.step for event in recorded.Tensors(f"bunny/{tag}_VERTEX")]
-        for tag in ("source", "prediction", "target")
-    }
-    assert steps == {"source": [10], "prediction": [10, 20], "target": [10]}
-    # A browser can't draw those of all samples and runs.
-    assert not any(tag.startswith("another") for tag in recorded.Tags()["tensors"])
-    (event,) = recorded.Tensors("bunny/target_VERTEX")
-    points = np.sort(np.array(event.tensor_proto.float_val).reshape(-1, 3), axis=0)
-    # z of a survey is y of the plugin.
-    expected = np.sort((TARGET - TARGET.mean(axis=0))[:, 2])
-    np.testing.assert_allclose(points[:, 1], expected, atol=1e-6)
-
-
-def test_texts_of_a_run_are_its_plan_command_versions_and_dataset(run: Path) -> None:
-    recorded = events(run)
-    texts = {
-        title: recorded.Tensors(f"{title}/text_summary")[0].tensor_proto.string_val[0].decode()
-        for title in ("plan", "command", "versions", "dataset")
-    }
-    assert "device  cpu" in texts["plan"]
-    assert (run / "plan.txt").read_text() == "device  cpu\n"
-    assert "\npointup train \\\n    --steps 3" in texts["command"]
-    assert f"| torch | {torch.__version__} |" in texts["versions"]
-    assert "| inputs | ['a.laz'] |" in texts["dataset"]
 
 
 def test_a_picture_arrives_in_tensorboard_as_it_was_drawn(run: Path) -> None:

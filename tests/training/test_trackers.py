@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +12,10 @@ from accelerate.tracking import GeneralTracker
 from monitored import METRICS, RESULT, new_accelerator, recording
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pointup.training.evaluation import EvaluationResult, SampleClouds
+from pointup.training.evaluation import EvaluationResult
 from pointup.training.tracking.trackers import (
     REFERENCES,
     TAGS,
-    WandbRun,
     beside,
     validation_tag,
     wandb_id,
@@ -109,35 +106,8 @@ def test_a_continued_run_keeps_its_id_at_weights_and_biases(tmp_path: Path) -> N
     assert wandb_id(tmp_path, resume_step=0) != first
 
 
-def sample(number: int = 200) -> SampleClouds:
-    source, prediction, target = np.random.default_rng(0).random((3, number, 3)) + 1000
-    return SampleClouds(source, source, prediction, target, vertical=True)
-
-
-def test_clouds_in_wandb_are_centred_and_coloured_and_the_plan_is_the_note() -> None:
-    pytest.importorskip("wandb", reason="no wandb: pip install wandb")
-    best: dict[str, str] = {}
-    logged: list[tuple[int, dict[str, Any]]] = []
-    run = SimpleNamespace(
-        define_metric=lambda name, summary: best.update({name: summary}),
-        log=lambda values, step: logged.append((step, values)),
-    )
-    writer = WandbRun(run, ["share"])
-    writer.write_plan("steps  60", "# Pairs")
-    writer.write_clouds(7, "tile 3", sample(20_000))
-    assert best == {"share": "min"} and run.notes == "```\nsteps  60\n```\n\n# Pairs"
-    ((step, found),) = logged
-    assert step == 7
-    assert found.keys() == {f"clouds/tile 3/{name}" for name in ("source", "prediction", "target")}
-    for cloud in found.values():
-        points = np.array(json.loads(Path(cloud._path).read_text()))
-        assert points.shape == (10_000, 6)
-        assert np.abs(points[:, :3]).max() < 1
-        assert len(np.unique(points[:, 3:], axis=0)) > 100 and points[:, 3:].max() > 1
-
-
 @pytest.mark.slow
-def test_an_offline_run_of_wandb_keeps_pictures_and_clouds_in_the_run_directory(
+def test_an_offline_run_of_wandb_keeps_pictures_in_the_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("wandb", reason="no wandb: pip install wandb")
@@ -145,7 +115,7 @@ def test_an_offline_run_of_wandb_keeps_pictures_and_clouds_in_the_run_directory(
     monkeypatch.setenv("WANDB_SILENT", "true")
     result = EvaluationResult(
         RESULT.rows, shares=[0.8], pictures={"tile 3": np.zeros((40, 60, 3), np.uint8)},
-        is_complete=True, clouds={"tile 3": sample()},
+        is_complete=True,
     )  # fmt: skip
     with (
         new_accelerator(tmp_path, "wandb") as made,
@@ -153,5 +123,4 @@ def test_an_offline_run_of_wandb_keeps_pictures_and_clouds_in_the_run_directory(
     ):
         recorded.evaluate(5, result)
     assert "wandb failed" not in caplog.text and "can't write" not in caplog.text
-    media = tmp_path / "run" / "wandb"
-    assert len(list(media.rglob("*.pts.json"))) == 3 and len(list(media.rglob("*.png"))) == 1
+    assert len(list((tmp_path / "run" / "wandb").rglob("*.png"))) == 1

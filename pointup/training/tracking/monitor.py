@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -170,8 +169,6 @@ class Monitor:
             self.bar.pause()
         for name, picture in result.pictures.items():
             self.trackers.log_picture(step, f"pictures/{literal(name)}", picture)
-        for name, clouds in result.clouds.items():
-            self.trackers.log_clouds(step, name, clouds)
 
     def _record_validation(self, metrics: MetricsFile, step: int, result: EvaluationResult) -> None:
         rows, shares = result.rows, result.shares
@@ -216,18 +213,16 @@ class Monitor:
             logger.info(text)
 
     def plan(self, schedule: RunSchedule, num_weights: int, checkpoint: Path | None) -> None:
-        """Print the plan of a run, and keep it with the datasets' descriptions as text."""
+        """Print the plan of a run, and keep it in plan.txt, for `pointup report`."""
         if not self.accelerator.is_main_process:
             return
         text = self.plan_text(schedule, num_weights, checkpoint)
         self.print(text)
         path = self.config.output_dir / "plan.txt"
         try:
-            path.write_text(f"{text}\n")  # For `pointup report`.
+            path.write_text(f"{text}\n")
         except OSError as error:
             logger.warning("%s: can't be written (%s)", path, error.strerror)
-        cards = (dataset_card(Path(source.name)) for source in self.data.sources)
-        self.trackers.log_plan(text, "\n\n".join(cards))
 
     def plan_text(self, schedule: RunSchedule, num_weights: int, checkpoint: Path | None) -> str:
         """The table at the start of a run: data, device, token budget, steps, learning rate;
@@ -291,17 +286,6 @@ def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, 
         text += f"; raised from {default:,} to the largest pair"
         text += f", {names[0]}" if names else ""
     return text
-
-
-def dataset_card(folder: Path) -> str:
-    """Markdown about a pair dataset: its README.md if it has one, else what it was made from."""
-    if (folder / "README.md").is_file():
-        return (folder / "README.md").read_text(encoding="utf-8")
-    info = {}
-    if (folder / "pointup.json").is_file():
-        info = json.loads((folder / "pointup.json").read_text(encoding="utf-8"))
-    rows = [f"| {key.replace('_', ' ')} | {str(value)[:400]} |" for key, value in info.items()]
-    return "\n".join([f"**{folder}**", "", "| | |", "|---|---|", *rows])
 
 
 class TrainingBar:

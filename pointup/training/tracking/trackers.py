@@ -6,25 +6,17 @@ TensorBoard is started by pointup itself, the others by Accelerate.
 from __future__ import annotations
 
 import logging
-import platform
 import re
-import shlex
-import sys
 import uuid
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, TensorBoardTracker
 
-import pointup
-from pointup.terminal import literal
 from pointup.training.config import TrainConfig, as_dict, flattened
-from pointup.training.evaluation import SampleClouds
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -61,7 +53,6 @@ REFERENCES = {
     "resampled": "resampled ground truth",
 }
 """Rows of an evaluation that do not depend on the model, and their names as runs."""
-CHARTS = ("share_of_midpoints", "chamfer", "loss", "learning_rate", "tokens_per_second")
 NOT_COMPARED = frozenset(
     {
         "output_dir", "log_with", "num_workers", "worker_timeout", "log_every", "save_every",
@@ -70,7 +61,6 @@ NOT_COMPARED = frozenset(
     }
 )  # fmt: skip
 """Options that differ between runs and say nothing about what they learn."""
-SHOWN_POINTS = 10_000
 NOT_ACCEPTED = re.compile(r"[^\w.\- /:]")
 
 
@@ -93,20 +83,15 @@ def beside(tag: str, label: str) -> str:
 class Trackers:
     """The trackers of `accelerator`, on the main process only.
 
-    A tracker that fails is reported, and ends neither the run nor the other trackers. One that
-    can't be started is left out. TensorBoard's writer ends with its first OSError, such as a full
-    disk; other trackers are used again at the next step, because their server may come back.
-
-    Attributes:
-        tensorboard, wandb: None if not among the trackers.
+    A tracker that fails is reported once until it works again, and ends neither the run nor the
+    other trackers. One that can't be started is left out.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
         self.tensorboard: TensorBoardRun | None = None
-        self.wandb: WandbRun | None = None
-        # Names of trackers whose last call raised an OSError.
         self.failing: set[str] = set()
+        self.ended: set[str] = set()
 
     def start(self, config: TrainConfig, resume_step: int) -> None:
         """Start the trackers; points of TensorBoard after `resume_step` are removed."""
@@ -119,36 +104,34 @@ class Trackers:
         }
         names = accelerator.log_with
         started: list[GeneralTracker] = []
-
-        def start(each: Any) -> None:
-            started.extend(self._start(each, config, resume_step, values))
-
         for each in names:
-            self._attempt(str(getattr(each, "value", each)), start, each)
-        accelerator.log_with = names
-        accelerator.trackers = started
+            name = str(getattr(each, "value", each))
+            self._attempt(name, self._start, each, name, config, resume_step, values, started)
+        accelerator.log_with, accelerator.trackers = names, started
 
     def _start(
-        self, each: Any, config: TrainConfig, resume_step: int, values: dict[str, Any]
-    ) -> list[GeneralTracker]:
-        if getattr(each, "value", each) == "tensorboard":
+        self,
+        each: Any,
+        name: str,
+        config: TrainConfig,
+        resume_step: int,
+        values: dict[str, Any],
+        started: list[GeneralTracker],
+    ) -> None:
+        if name == "tensorboard":
             # Without a checkpoint all steps are purged, else those after the checkpoint.
             purge_step = resume_step + 1 if resume_step else 0
             self.tensorboard = TensorBoardRun(config.output_dir, purge_step)
-            self.tensorboard.describe(values)
-            return [self.tensorboard.tracker]
+            self.tensorboard.write_hyperparameters(values)
+            started.append(self.tensorboard.tracker)
+            return
         # TensorBoard names a run by its directory, the others by project and run.
         options = {"name": config.output_dir.resolve().name, "dir": str(config.output_dir)}
-        if getattr(each, "value", each) == "wandb":
+        if name == "wandb":
             options |= {"id": wandb_id(config.output_dir, resume_step), "resume": "allow"}
         self.accelerator.log_with = [each]
-        self.accelerator.init_trackers(PROJECT, init_kwargs={"wandb": options})
-        for tracker in self.accelerator.trackers:
-            tracker.store_init_configuration(values)
-            if tracker.name == "wandb":
-                best = [TAGS["share_of_midpoints"], TAGS["chamfer"]]
-                self.wandb = WandbRun(tracker.tracker, best)
-        return self.accelerator.trackers
+        self.accelerator.init_trackers(PROJECT, values, init_kwargs={"wandb": options})
+        started += self.accelerator.trackers
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """A point of each curve, in all trackers."""
@@ -180,18 +163,6 @@ class Trackers:
                 images = {name: picture[None]}
                 self._attempt(tracker.name, tracker.log_images, images, step=step, **layout)
 
-    def log_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
-        """Clouds of a validation sample, to turn about in the trackers that draw points."""
-        for run in (self.tensorboard, self.wandb):
-            if run is not None:
-                self._attempt(run.name, run.write_clouds, step, name, clouds)
-
-    def log_plan(self, plan: str, cards: str) -> None:
-        """The plan of the run, and the descriptions of its datasets."""
-        for run in (self.tensorboard, self.wandb):
-            if run is not None:
-                self._attempt(run.name, run.write_plan, plan, cards)
-
     def finish(self) -> None:
         """Finish all trackers; a second run in this process starts its own."""
         for tracker in self.accelerator.trackers:
@@ -201,22 +172,21 @@ class Trackers:
         self.accelerator.trackers = []
 
     def _attempt(self, name: str, call: Callable[..., Any], *values: Any, **options: Any) -> None:
-        if name == "tensorboard" and name in self.failing:
+        if name in self.ended:
             return
         try:
             call(*values, **options)
-        except OSError as error:
-            if name not in self.failing:
-                after = "no more curves" if name == "tensorboard" else "it is tried again"
-                logger.warning("%s can't write (%s): %s", name, error.strerror or error, after)
-            self.failing.add(name)
+        # Trackers raise errors of any type, and the server of one may come back.
         except Exception as error:
-            # Trackers raise errors of any type; a picture may fail while curves still work.
-            what = ", ".join(
-                str(part) for value in values if isinstance(value, dict) for part in value
-            )
-            logger.warning("%s failed%s: %s", name, f" at {what}" if what else "", error)
-            logger.debug("%s failed", name, exc_info=True)
+            # After an OSError, as of a full disk, a call to TensorBoard's writer may never return.
+            if name == "tensorboard" and isinstance(error, OSError):
+                self.ended.add(name)
+            if name not in self.failing:
+                after = "no more curves" if name in self.ended else "it is tried again"
+                reason = getattr(error, "strerror", None) or error
+                logger.warning("%s can't write (%s): %s", name, reason, after)
+                logger.debug("%s failed", name, exc_info=True)
+            self.failing.add(name)
         else:
             self.failing.discard(name)
 
@@ -230,37 +200,13 @@ class TensorBoardRun:
     on, of an interrupted attempt, are removed.
     """
 
-    name = "tensorboard"
-
     def __init__(self, output_dir: Path, purge_step: int) -> None:
         self.directory, self.purge_step = output_dir, purge_step
         self.tracker = TensorBoardTracker("", str(output_dir), purge_step=purge_step)
         self.tracker.start()
-        self.writer: SummaryWriter = self.tracker.writer
         self.others: dict[str, SummaryWriter] = {}
-        self.drawn: set[str] = set()
 
-    def describe(self, options: Mapping[str, Any]) -> None:
-        """Write charts, hyperparameters, and the command with its versions."""
-        charts = {
-            TAGS[name].partition("/")[2].lstrip("0123456789 "): [
-                "Multiline",
-                [f"^{re.escape(TAGS[name])}$"],
-            ]
-            for name in CHARTS
-        }
-        self.writer.add_custom_scalars({"overview": charts})
-        self._write_hyperparameters(options)
-        packages = ("torch", "accelerate", "torch-geometric", "datasets", "numpy")
-        versions = {"pointup": pointup.__version__, "Python": platform.python_version()}
-        versions |= {name: version(name) for name in packages}
-        rows = "\n".join(f"| {name} | {number} |" for name, number in versions.items())
-        words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-        command = shlex.join(words).replace(" --", " \\\n    --")
-        self.writer.add_text("command", f"```\n{command}\n```")
-        self.writer.add_text("versions", f"| package | version |\n|---|---|\n{rows}")
-
-    def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
+    def write_hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Write hyperparameters into the events of the run itself, with their types.
 
         SummaryWriter.add_hparams would add a run, named by the time, at each start, and store
@@ -284,12 +230,8 @@ class TensorBoardRun:
         content = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
         described = metadata.create_summary_metadata(content)
         value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=described)
-        self.writer._get_file_writer().add_summary(Summary(value=[value]))
-        self.writer.flush()
-
-    def write_plan(self, plan: str, cards: str) -> None:
-        self.writer.add_text("plan", f"```\n{plan}\n```")
-        self.writer.add_text("dataset", cards)
+        self.tracker.writer._get_file_writer().add_summary(Summary(value=[value]))
+        self.tracker.writer.flush()
 
     def write_beside(self, step: int, name: str, values: Mapping[str, float]) -> None:
         """Points of curves of another run, in the subdirectory `name`."""
@@ -302,84 +244,9 @@ class TensorBoardRun:
             self.others[name].add_scalar(tag, value, step)
         self.others[name].flush()
 
-    def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
-        """Clouds of the first sample to turn about, coloured by error; source and target only once.
-
-        A browser draws at most 16 clouds in 3D on a page; with all samples of several runs the tab
-        would stay empty.
-        """
-        if self.drawn - {name}:
-            return
-        for title, (places, colors) in colored_clouds(clouds).items():
-            if title != "prediction" and name in self.drawn:
-                continue
-            if clouds.vertical:
-                # The plugin shows y upwards.
-                places = places[:, [0, 2, 1]] * np.array([1, 1, -1])
-            size = float(np.ptp(places, axis=0).max(initial=1e-6)) / 60
-            self.writer.add_mesh(
-                f"{literal(name)}/{title}",
-                torch.from_numpy(places.astype(np.float32))[None],
-                torch.from_numpy(colors)[None],
-                config_dict={"material": {"cls": "PointsMaterial", "size": size}},
-                global_step=step,
-            )
-        self.drawn.add(name)
-
     def finish(self) -> None:
         for writer in self.others.values():
             writer.close()
-
-
-class WandbRun:
-    """The run of Accelerate's tracker for Weights & Biases.
-
-    Attributes:
-        run: as `wandb.init` returned it.
-    """
-
-    name = "wandb"
-
-    def __init__(self, run: Any, lower_is_better: list[str]) -> None:
-        self.run = run
-        for name in lower_is_better:
-            # The table of runs shows the best value, not the last one.
-            run.define_metric(name, summary="min")
-
-    def write_plan(self, plan: str, cards: str) -> None:
-        """Keep the plan and the datasets' descriptions as the notes of the run (Markdown)."""
-        self.run.notes = f"```\n{plan}\n```\n\n{cards}"
-
-    def write_clouds(self, step: int, name: str, clouds: SampleClouds) -> None:
-        """Source, prediction and target to turn about, coloured by error."""
-        import wandb
-
-        found = {
-            f"clouds/{literal(name)}/{title}": wandb.Object3D(np.column_stack([places, colors]))
-            for title, (places, colors) in colored_clouds(clouds).items()
-            if len(places)
-        }
-        self.run.log(found, step=step)
-
-
-def colored_clouds(clouds: SampleClouds) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Source, prediction and target, of at most SHOWN_POINTS points each: positions (n, 3) from the
-    centre of the target, and colours (n, 3) by error."""
-    # Only here, because matplotlib is not needed for anything else in training.
-    from pointup.visualization.rendering import error_colors
-
-    shown = {
-        "source": (clouds.source, clouds.target),
-        "prediction": (clouds.prediction, clouds.target),
-        "target": (clouds.target, clouds.prediction),
-    }
-    centre = clouds.target.mean(axis=0) if len(clouds.target) else np.zeros(3)
-    found = {}
-    for title, (points, against) in shown.items():
-        keep = np.random.default_rng(0).permutation(len(points))[:SHOWN_POINTS]
-        colors = error_colors(points, against, clouds.source, clouds.target)[keep]
-        found[title] = points[keep] - centre, colors
-    return found
 
 
 def wandb_id(output_dir: Path, resume_step: int) -> str:
