@@ -1,23 +1,15 @@
 from __future__ import annotations
 
-import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
 import psutil
 import pytest
 import torch
-from accelerate import Accelerator
-from processes import Run, free_port
 
-from pointup.cli.doctor import group, machine
+from pointup.cli.doctor import machine
 from pointup.cli.doctor.finding import graded, ok, warn
 from pointup.errors import PointupError
 from pointup.geometry.kernels import trial
@@ -121,102 +113,3 @@ def test_a_disk_is_judged_by_its_room(tmp_path: Path, monkeypatch: pytest.Monkey
         assert machine.disk_finding("disk", tmp_path / "to" / "come").level == level
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert machine.disk_finding("disk", tmp_path).level == "fail"
-
-
-def test_equal_findings_are_merged_and_others_name_their_machines() -> None:
-    here = [ok("disk", "much"), ok("cores", "4")]
-    there = [warn("disk", "little", "free some"), ok("cores", "4")]
-    found = group.merged([("a", here), ("a", []), ("b", there)])
-    assert found == [
-        ok("disk", "a: much"), ok("cores", "4"), warn("disk", "b: little", "free some"),
-    ]  # fmt: skip
-
-
-def test_a_launch_that_does_not_end_is_reported_in_bounded_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(group, "MODULE", "hanging")
-    monkeypatch.setattr(group, "SECONDS", 1.0)
-    (tmp_path / "hanging.py").write_text("import time; time.sleep(600)")
-    began = time.monotonic()
-    (hung,) = group.launch(2, "cpu2.yaml")
-    assert hung.level == "fail" and "did not end within 1 s" in hung.text
-    assert time.monotonic() - began < 10
-
-
-@pytest.mark.slow
-def test_a_launch_whose_processes_fail_is_reported_with_their_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(group, "MODULE", "failing")
-    (tmp_path / "failing.py").write_text("raise ValueError('no network')")
-    (failed,) = group.launch(2, "cpu2.yaml")
-    assert failed.level == "fail" and "no network" in failed.text
-
-
-@pytest.mark.slow
-def test_a_single_process_launches_two_processes_itself() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pointup", "doctor"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 processes over gloo" in done.stdout and "ok    all-reduce" in done.stdout
-
-
-DOCTOR = """
-import os, sys
-from pointup.cli.main import main
-from pointup.cli.doctor import group
-{}
-sys.exit(main(["doctor"]))
-"""
-
-
-@pytest.mark.slow
-def test_a_launched_group_is_checked_as_a_whole(tmp_path: Path, launch: Callable[..., Run]) -> None:
-    script = tmp_path / "whole.py"
-    script.write_text(DOCTOR.format(""))
-    done = launch(script=script, num_processes=2, timeout=600)
-    assert done.returncode == 0
-    assert done.stdout.count("environment") == 1 and done.stdout.count("No check failed") == 1
-    assert "2 processes over gloo" in done.stdout and "ok    all-reduce" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_is_reported_by_the_others(
-    tmp_path: Path, launch: Callable[..., Run]
-) -> None:
-    script = tmp_path / "going.py"
-    ending = 'if os.environ["RANK"] == "1": group.merged = lambda gathered: os._exit(0)'
-    script.write_text(DOCTOR.format(ending))
-    done = launch(script=script, num_processes=2, timeout=600)
-    assert done.returncode == 1
-    assert "fail  group              a process has ended" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_missing_process_is_reported_in_bounded_time() -> None:
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = subprocess.run(
-        [sys.executable, "-c", DOCTOR.format("group.MINUTES = 0.05")],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, **place, **address},
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stdout.startswith(f"fail  group              process 0 on {platform.node()} found")
-
-
-def test_a_launched_process_leaves_its_group_before_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator
-) -> None:
-    left = []
-    monkeypatch.setattr(group, "join", lambda: accelerator)
-    monkeypatch.setattr(group, "joint_findings", lambda *_: [warn("disk", "a", "b")])
-    monkeypatch.setattr(accelerator, "end_training", lambda: left.append(True))
-    group.main(tmp_path / "answer")
-    assert left and json.loads((tmp_path / "answer").read_text())[0]["subject"] == "disk"

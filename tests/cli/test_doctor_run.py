@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.cli.doctor import group
 from pointup.cli.doctor.finding import Finding, ok
 from pointup.cli.doctor.machine import shared_memory_needed
 from pointup.cli.doctor.run_directory import data_findings, run_findings
@@ -186,9 +185,7 @@ def test_the_command_prints_each_finding_and_fails_when_one_does(
     run: Path,
     pair_directory: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(group, "launch", lambda *_, **__: [ok("launch", "left out")])
     assert main(["doctor", "--data", str(pair_directory), "--run", str(run)]) == 0
     text = capsys.readouterr().out
     needed = in_bytes(shared_memory_needed(2, 4096, 1))

@@ -70,7 +70,7 @@ def join_group(collective_timeout_minutes: float) -> None:
         raise TrainingError(
             f"process {os.environ['RANK']} on {platform.node()} can't connect to the others "
             f"({str(error).splitlines()[0]}); start the command on every machine, and check the "
-            "network between them with `-m pointup doctor` under the same launcher"
+            "network between them with `accelerate test` under the same launcher"
         ) from error
 
 
