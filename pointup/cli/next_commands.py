@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     # The training modules take seconds and 200 MB to import; upsampling uses this module too.
     from pointup.training.config import TrainConfig
 
-PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs"}
+PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs", "prepare passes": "inputs"}
 """The entry of pointup.json that lists the sparse files, for each `pointup prepare` command."""
 
 MAX_RATIO = 16.0

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from pointup.datasets.flight_passes import FlightPass, covered_area, find_passes, time_and_id
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_part
 from pointup.datasets.regions import SurveyRegion, is_held_out
@@ -38,14 +39,16 @@ class BlockPairs:
     """The pairs of a block of tiles, and how many points of their tiles are in none of them.
 
     Attributes:
-        pairs: one for each tile with enough points.
+        pairs: one for each tile with enough points, or several for pairs of flight passes.
         num_repeated: points at the position of another point of the same survey.
         num_outside: points on ground that the other survey does not cover.
+        passes: the flight passes over the block, and the area of its ground, by its name.
     """
 
     pairs: list[Pair]
     num_repeated: int = 0
     num_outside: int = 0
+    passes: tuple[str, list[FlightPass], float] | None = None
 
 
 def two_survey_pairs(
@@ -135,6 +138,100 @@ def fewest_dense_points(min_points: int, ratio: float, disjoint: bool) -> int:
     return math.ceil(max(min_points, 1) * thinning_ratio(ratio, disjoint))
 
 
+LEAST_COVERED = 0.5
+"""A pass covers a tile if this share of the points of the other passes is on ground it covers."""
+LEAST_RATIO = 2.0
+"""The source of a pair of passes has at most one point for so many of its target."""
+MOST_RETURNS = 15
+"""A LAS record counts no more returns of a pulse: more points of one time are not of one pulse."""
+
+
+def pass_pairs(
+    folders: Sequence[Sequence[Path]],
+    stem: str,
+    block_xy: tuple[int, int],
+    names: frozenset[str],
+    held_out: HeldOutTiles | None,
+    *,
+    tile: float,
+    source_density: tuple[float, float] | None,
+    target_density: float | None,
+    pairs_per_tile: int,
+    seed: int,
+    min_points: int,
+) -> BlockPairs:
+    """Make pairs of flight passes for each tile of a block whose name STEM_X_Y is in `names`.
+
+    The source of a pair is a pass that covers the tile, drawn at random, and the target all other
+    passes, on ground that both cover. Both are thinned to at most a density, in points for each
+    square unit, and the source to at most half of the target's points. The density of the source is
+    drawn between the two of `source_density`, uniformly in its logarithm. Thinning drops whole
+    pulses. The files are sorted with the columns of `time_and_id`.
+
+    Left out are points at the position of another one, and points in the tiles of `held_out` and
+    their strip. A tile has fewer than `pairs_per_tile` pairs where fewer passes cover it, and where
+    a side has fewer than `min_points`.
+    """
+    read = read_block(folders[0], block_xy, num_columns=5)
+    positions, time, ids = read[:, :3], read[:, 3], read[:, 4].astype(np.int64)
+    found = find_passes(time, ids, positions)
+    points = np.column_stack([positions, found.label, _pulses(time, ids)])[found.label >= 0]
+    if held_out is not None:
+        points = held_out.without_strip(points)
+    tiles = split_tiles(points[:, :2], tile)
+
+    def pairs_of(row: int, name: str) -> Iterator[Pair]:
+        here = points[tiles.points(row)]
+        rng = np.random.default_rng([seed, crc32(name.encode())])
+        for number in rng.permutation(np.unique(here[:, 3])):
+            source, target = here[here[:, 3] == number], here[here[:, 3] != number]
+            on_source, on_target = on_common_ground([source[:, :3], target[:, :3]], tile)
+            if not len(target) or on_target.mean() < LEAST_COVERED:
+                continue
+            source, target = source[on_source], target[on_target]
+            area = covered_area(target[:, :2], tile)
+            if target_density is not None:
+                target = target[_whole_pulses(target[:, 4], target_density * area, rng)]
+            most = len(target) / LEAST_RATIO
+            if source_density is not None:
+                most = min(most, np.exp(rng.uniform(*np.log(source_density))) * area)
+            source = source[_whole_pulses(source[:, 4], most, rng)]
+            if min(len(source), len(target)) >= max(min_points, 1):
+                yield Pair.centred(name, source[:, :3], target[:, :3])
+
+    pairs: list[Pair] = []
+    for row, (x, y) in enumerate(tiles.xy.tolist()):
+        if (name := f"{stem}_{x}_{y}") in names:
+            pairs += islice(pairs_of(row, name), pairs_per_tile)
+    block = f"{stem}_{block_xy[0]}_{block_xy[1]}"
+    return BlockPairs(pairs, passes=(block, found.passes, found.area))
+
+
+def _pulses(time: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The number of the pulse (N,) int64 of each point: returns of one have one time and id.
+
+    Where times are rounded, so that no pulse has so many returns, each point counts as a pulse.
+    """
+    order = np.lexsort((ids, time))
+    is_first = (np.diff(time[order], prepend=np.nan) != 0) | (np.diff(ids[order], prepend=-1) != 0)
+    pulse = np.empty(len(time), dtype=np.int64)
+    pulse[order] = np.cumsum(is_first)
+    alone = np.bincount(pulse, minlength=1)[pulse] > MOST_RETURNS
+    pulse[alone] = len(time) + 1 + np.arange(int(alone.sum()))
+    return pulse
+
+
+def _whole_pulses(pulse: np.ndarray, most: float, rng: np.random.Generator) -> np.ndarray:
+    """Mask (N,) of at most `most` points: all points of pulses (N,) that are drawn at random."""
+    if len(pulse) <= most:
+        return np.ones(len(pulse), dtype=bool)
+    _, of_point, sizes = np.unique(pulse, return_inverse=True, return_counts=True)
+    order = rng.permutation(len(sizes))
+    kept = np.zeros(len(sizes), dtype=bool)
+    kept[order[np.cumsum(sizes[order]) <= most]] = True
+    return kept[of_point.reshape(-1)]
+
+
 def _num_in_tiles(points: np.ndarray, tile: float, stem: str, names: frozenset[str]) -> int:
     """Number of the points (N, 3) in the tiles whose names STEM_X_Y are in `names`."""
     tiles = split_tiles(points[:, :2], tile)
@@ -143,7 +240,8 @@ def _num_in_tiles(points: np.ndarray, tile: float, stem: str, names: frozenset[s
 
 
 MakePairs = Callable[..., BlockPairs]
-"""`two_survey_pairs` or `thinned_pairs` with its options: makes the pairs of a block of tiles."""
+"""`two_survey_pairs`, `thinned_pairs` or `pass_pairs` with its options; makes the pairs of a
+block of tiles."""
 BlockCalls = Sequence[partial[BlockPairs]]
 Results = Callable[[BlockCalls, int, str], Iterable[BlockPairs]]
 """Yields the results of calls in their order, from the calls, their number and a title."""
@@ -193,6 +291,7 @@ def make_part(
         "points_in_pairs": 0,
         "num_repeated": 0,
         "num_outside": 0,
+        "passes": {},
         "noise": {
             file.folder.name: file.num_noise
             for tiles in ground
@@ -205,6 +304,10 @@ def make_part(
         for found in results(calls, len(calls), title):
             facts["num_repeated"] += found.num_repeated
             facts["num_outside"] += found.num_outside
+            if found.passes is not None:
+                # Once for a block with training and validation tiles.
+                name, passes, area = found.passes
+                facts["passes"][name] = [area, *map(asdict, passes)]
             for pair in found.pairs:
                 facts["points_in_pairs"] += len(pair.source) + len(pair.target)
                 yield pair
@@ -251,6 +354,7 @@ class RegionTiling:
         threshold, seed: for `is_held_out`, which says which blocks are for validation.
         fewest_points: a tile with fewer points on a side is left out.
         include_noise: whether noise and withheld points are kept.
+        with_passes: whether points are stored with the columns of `time_and_id`.
     """
 
     tile: float
@@ -261,6 +365,7 @@ class RegionTiling:
     seed: int
     fewest_points: int
     include_noise: bool = False
+    with_passes: bool = False
 
 
 def sort_into(
@@ -273,10 +378,11 @@ def sort_into(
     if folder.exists():
         return
     regions = tiling.size, wanted
+    columns = time_and_id if tiling.with_passes else None
     try:
         with written_whole(folder) as staging:
             found = sort_file(
-                path, staging, tiling.tile, tiling.block, regions, tiling.include_noise
+                path, staging, tiling.tile, tiling.block, regions, tiling.include_noise, columns
             )
             low, high = found.low.copy(), found.high.copy()
             if np.isfinite(low).all() and not extent.holds(np.array([low, high])):

@@ -130,8 +130,7 @@ def merged(passes: Iterable[FlightPass]) -> list[FlightPass]:
     for each in sorted(passes, key=lambda each: (each.start, each.ids)):
         for row in range(len(found) - 1, -1, -1):
             before = found[row]
-            is_same = set(before.ids) & set(each.ids) and before.left_out == each.left_out
-            if is_same and each.start - before.end <= LARGEST_GAP:
+            if set(before.ids) & set(each.ids) and each.start - before.end <= LARGEST_GAP:
                 found[row] = FlightPass(
                     tuple(sorted({*before.ids, *each.ids})),
                     before.start,
@@ -139,7 +138,7 @@ def merged(passes: Iterable[FlightPass]) -> list[FlightPass]:
                     before.num_points + each.num_points,
                     before.area + each.area,
                     (before.course[0] + each.course[0], before.course[1] + each.course[1]),
-                    before.left_out,
+                    before.left_out and each.left_out,
                 )
                 break
         else:
@@ -154,7 +153,7 @@ def table_of(passes: Sequence[FlightPass], area: float) -> list[str]:
     for number, each in enumerate(passes, 1):
         ids = f"{each.ids[0]}-{each.ids[-1]}" if len(each.ids) > 1 else f"{each.ids[0]}"
         seconds = f"{each.start - first:.0f}-{each.end - first:.0f}"
-        flown = "" if each.azimuth is None else f"{each.azimuth:.0f}°"
+        flown = "" if each.azimuth is None else f"{round(each.azimuth) % 360}°"
         left_out = f"  left out: {each.left_out}" if each.left_out else ""
         lines.append(
             f"{number:>4}  {ids:<9}{seconds:>12}{each.num_points:>11,}{each.density:>9.3g}"
@@ -171,17 +170,24 @@ def _numbered(time: np.ndarray, ids: np.ndarray) -> tuple[int, np.ndarray]:
     order = np.argsort(time, kind="stable")
     stretch = np.empty(len(time), dtype=np.int64)
     stretch[order] = np.cumsum(np.diff(time[order], prepend=time[order[:1]]) > LARGEST_GAP)
-    groups, of_point = np.unique(np.column_stack([stretch, ids]), axis=0, return_inverse=True)
+    known, of_id = np.unique(ids, return_inverse=True)
+    groups, of_point = np.unique(stretch * len(known) + of_id.reshape(-1), return_inverse=True)
     of_point = of_point.reshape(-1)
     start, end = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)
     np.minimum.at(start, of_point, time)
     np.maximum.at(end, of_point, time)
     # Within a stretch of time, groups that overlap with those before are channels of one scanner.
-    in_order = np.lexsort((start, groups[:, 0]))
+    in_order = np.lexsort((start, groups // max(len(known), 1)))
     before = np.concatenate([[-np.inf], np.maximum.accumulate(end[in_order])[:-1]])
     label = np.empty(len(groups), dtype=np.int64)
     label[in_order] = np.cumsum(start[in_order] >= before) - 1
     return int(label.max(initial=-1)) + 1, label[of_point]
+
+
+def covered_area(xy: np.ndarray, tile: float) -> float:
+    """The ground that points (N, 2) of a tile cover, holes between them included."""
+    # Cells that fit into the tile, so that none reaches beyond it.
+    return _area(xy, tile / max(1, int(tile / _cell_side(xy))))
 
 
 def _cell_side(xy: np.ndarray) -> float:

@@ -89,7 +89,9 @@ def measure_held_out(train: Samples, validation: Samples, info: dict[str, Any]) 
         share_of_points=num_points / max(num_points + int(trained.num_points.sum()), 1),
         share_of_area=area / max(area + trained.area, 1e-300),
         gap=_smallest_gap(train, validation, trained, held_out, bool(info.get("separate")))
-        if str(info.get("made_by", "")).endswith(("prepare pairs", "prepare thin"))
+        if str(info.get("made_by", "")).endswith(
+            ("prepare pairs", "prepare thin", "prepare passes")
+        )
         else None,
     )
 

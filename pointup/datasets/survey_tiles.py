@@ -9,7 +9,7 @@ tiles. Pairs are then made block by block (`pointup.datasets.block_pairs`). The 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +22,10 @@ from pointup.io.files import PointCloud, iter_points
 
 # Odd numbers without a pattern, from the digits of pi.
 MIXING = np.array([0x243F6A8885A308D3, 0x13198A2E03707345, 0xA4093822299F31D1], dtype=np.uint64)
+
+
+Columns = Callable[[PointCloud], Iterable[np.ndarray]]
+"""Columns (N,) of the points of a cloud, as float64."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +98,35 @@ def sort_file(
     block: int,
     regions: tuple[int, frozenset[tuple[int, int]]] | None = None,
     include_noise: bool = False,
+    columns: Columns | None = None,
 ) -> SortedFile:
     """Sort the points of a file into blocks of `block` x `block` tiles, in the new folder `folder`.
 
     With `regions`, their side length in blocks and the indices of some, only the points in these
     are kept; the numbers of points are those of all. Noise, withheld and synthetic points are left
-    out unless `include_noise`. Raises the errors of `iter_points`, and DataError for a file of
-    noise alone; the folder is then incomplete.
+    out unless `include_noise`. `columns` gives columns (N,) to store beside the coordinates. Raises
+    the errors of `iter_points` and of `columns`, and DataError for a file of noise alone; the
+    folder is then incomplete.
     """
     folder.mkdir(parents=True)
     tile_xy, num_points = [np.empty((0, 2), np.int64)], [np.empty(0, np.int64)]
     low, high = np.full(3, np.inf), np.full(3, -np.inf)
     num_noise = 0
-    for cloud in iter_points(path, attributes=not include_noise):
+    for cloud in iter_points(path, attributes=columns is not None or not include_noise):
+        points = cloud.positions
+        if columns is not None:
+            points = np.column_stack([points, *columns(cloud)])
         if not include_noise:
             noise = is_noise(cloud) | is_synthetic(cloud)
             num_noise += int(noise.sum())
-            cloud = PointCloud(cloud.positions[~noise])
-        if not len(cloud):
+            points = points[~noise]
+        if not len(points):
             continue
-        tiles = split_tiles(cloud.positions[:, :2], tile)
+        tiles = split_tiles(points[:, :2], tile)
         tile_xy.append(tiles.xy)
         num_points.append(np.diff(tiles.ptr))
-        low = np.minimum(low, cloud.positions.min(axis=0))
-        high = np.maximum(high, cloud.positions.max(axis=0))
+        low = np.minimum(low, points[:, :3].min(axis=0))
+        high = np.maximum(high, points[:, :3].max(axis=0))
         blocks, block_of = np.unique(tiles.xy // block, axis=0, return_inverse=True)
         for number, (x, y) in enumerate(blocks.tolist()):
             if regions is not None and (x // regions[0], y // regions[0]) not in regions[1]:
@@ -126,7 +135,7 @@ def sort_file(
                 tiles.points(int(row)) for row in np.flatnonzero(block_of.reshape(-1) == number)
             ]
             with _block_file(folder, (x, y)).open("ab") as file:
-                cloud.positions[np.concatenate(index)].tofile(file)
+                points[np.concatenate(index)].tofile(file)
     if num_noise and len(tile_xy) == 1:
         raise DataError(f"{path}: all {num_noise:,} points are noise, withheld or synthetic")
     counts = np.concatenate(num_points)
@@ -155,7 +164,7 @@ class HeldOutTiles:
         return replace(self, xy=self.xy[near])
 
     def without_strip(self, positions: np.ndarray) -> np.ndarray:
-        """The points (N, 3) that lie neither in the tiles nor in the strip around them."""
+        """The points (N, 3 or more) that lie neither in the tiles nor in the strip around them."""
         return positions[away_from(positions[:, :2], self.tile, self.xy, self.strip)]
 
 
@@ -192,11 +201,13 @@ def hold_out(
     return np.split(held_out, np.cumsum([len(xy) for xy in tile_xy])[:-1])
 
 
-def read_block(folders: Sequence[Path], block_xy: tuple[int, int]) -> np.ndarray:
-    """The points (N, 3) float64 of a block, in the order of the files."""
+def read_block(
+    folders: Sequence[Path], block_xy: tuple[int, int], num_columns: int = 3
+) -> np.ndarray:
+    """The points (N, num_columns) float64 of a block, in the order of the files."""
     paths = [_block_file(folder, block_xy) for folder in folders]
-    of_files = [np.fromfile(path).reshape(-1, 3) for path in paths if path.exists()]
-    return np.concatenate([np.empty((0, 3)), *of_files])
+    of_files = [np.fromfile(path).reshape(-1, num_columns) for path in paths if path.exists()]
+    return np.concatenate([np.empty((0, num_columns)), *of_files])
 
 
 def first_occurrences(points: np.ndarray) -> np.ndarray:

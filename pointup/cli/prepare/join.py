@@ -182,14 +182,14 @@ def join_shards(
         making.left_out += dict.fromkeys(left_out)
         making.validation = first["validation"]
         info = {key: value for key, value in first.items() if key not in ("shard", "contents")}
-        for name in ("points_in_tiles", "regions"):
+        for name in {"points_in_tiles", "regions"} & first.keys():
             info[name] = sum(each[name] for each in infos)
         making.unfinished.mkdir()
         parts = [source.part for source in sources]
         if not total_rows(parts, "train"):
             raise making.nothing_usable(NO_TRAINING_PAIRS)
         in_tiles = sum(part.facts["points_in_tiles"] for part in parts)
-        copies = info["points_in_tiles"] / max(in_tiles, 1)
+        copies = info.get("points_in_tiles", 0) / max(in_tiles, 1)
         making.strip = strip_remark(first["strip"], parts, copies)
         if assemble(sources, making.unfinished, {**info, "left_out": making.left_out}):
             note("the inputs are on another file system, or one without links: copied")

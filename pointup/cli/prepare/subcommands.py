@@ -10,11 +10,12 @@ import tyro
 from pointup.cli.prepare.join import Join
 from pointup.cli.prepare.scenes import Scenes
 from pointup.cli.prepare.shape_pairs import H5, Default, Meshes
-from pointup.cli.prepare.survey_pairs import Pairs, Thin
+from pointup.cli.prepare.survey_pairs import Pairs, Passes, Thin
 
 Source = (
     Annotated[Pairs, tyro.conf.subcommand("pairs")]
     | Annotated[Thin, tyro.conf.subcommand("thin")]
+    | Annotated[Passes, tyro.conf.subcommand("passes")]
     | Annotated[Meshes, tyro.conf.subcommand("meshes")]
     | Annotated[H5, tyro.conf.subcommand("h5")]
     | Annotated[Scenes, tyro.conf.subcommand("scenes")]

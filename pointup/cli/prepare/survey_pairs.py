@@ -1,4 +1,4 @@
-"""`pointup prepare pairs` and `thin`: pairs from surveys of any size.
+"""`pointup prepare pairs`, `thin` and `passes`: pairs from surveys of any size.
 
 A large survey is made region by region, in shards or resumed where it stopped; a small one is a
 survey of one region.
@@ -6,6 +6,7 @@ survey of one region.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,7 @@ import tyro
 
 from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
 from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
-from pointup.cli.prepare.new_dataset import Making, NewDataset
+from pointup.cli.prepare.new_dataset import Making, NewDataset, parse_range
 from pointup.cli.prepare.summary import note
 from pointup.disk import remove
 from pointup.errors import ConfigError, DataError
@@ -167,6 +168,74 @@ class Thin:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Make pairs from one survey of overlapping flight passes: one pass beside the others.
+
+    Passes are found by pauses in gps_time and by point source ids. No point is in both sides of a
+    pair.
+    """
+
+    inputs: Inputs
+    """Survey with gps_time or point source ids: files, or folders of files."""
+    source_density: Annotated[
+        str | None, tyro.conf.arg(metavar="DENSITY", help_behavior_hint="(optional)")
+    ] = None
+    """Thin the sources to this density, in points for each square unit of the files: a number, or
+    LOW:HIGH to draw from for each pair, as in 6:60. Returns of a pulse stay together. Whatever it
+    is, a source has at most half of the target's points."""
+    target_density: Annotated[
+        float | None, tyro.conf.arg(metavar="DENSITY", help_behavior_hint="(optional)")
+    ] = None
+    """Thin the targets to this density."""
+    pairs_per_tile: int = 2
+    """Pairs of a tile, each with another pass as source, where so many passes cover it."""
+    shard: ShardOption = None
+    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
+    parts. For surveys of more than 200 MB."""
+    tiling: Tiling = field(default_factory=Tiling)
+    dataset: NewDataset
+
+    def __post_init__(self) -> None:
+        if self.target_density is not None and not 0 < self.target_density < float("inf"):
+            raise ConfigError(f"--target-density {self.target_density}: must be greater than 0")
+        if self.pairs_per_tile < 1:
+            raise ConfigError(f"--pairs-per-tile {self.pairs_per_tile}: must be at least 1")
+
+    def run(self) -> int:
+        from pointup.datasets.block_pairs import LEAST_RATIO, pass_pairs
+
+        density = self.source_density
+        return SurveyDataset(
+            sides=[_survey_files(self.inputs)],
+            make=partial(
+                pass_pairs,
+                tile=self.tiling.tile,
+                source_density=None
+                if density is None
+                else parse_range("--source-density", density, 1e-6, 1e9, "6:60"),
+                target_density=self.target_density,
+                pairs_per_tile=self.pairs_per_tile,
+                seed=self.dataset.seed,
+                min_points=self.tiling.min_points,
+            ),
+            fewest_points=math.ceil(self.tiling.min_points * (1 + LEAST_RATIO)),
+            copies=0.0,
+            tiling=self.tiling,
+            dataset=self.dataset,
+            shard=parse_shard(self.shard),
+            with_passes=True,
+        ).run(
+            {
+                "command": "prepare passes",
+                "inputs": self.inputs,
+                "source_density": density or "as flown",
+                "target_density": self.target_density or "as flown",
+                "pairs_per_tile": self.pairs_per_tile,
+            }
+        )
+
+
 def _survey_files(paths: Sequence[Path]) -> list[Path]:
     from pointup.io.files import point_extensions
 
@@ -181,8 +250,9 @@ class SurveyDataset:
         sides: the files of the survey, or of both.
         make: makes the pairs of a block of tiles.
         fewest_points: a tile with fewer points on a side is left out.
-        copies: the number of pairs that a point of the survey is in on average.
+        copies: the number of pairs that a point of the survey is in on average; 0 if not known.
         shard: (k, n) to make a part of the dataset.
+        with_passes: whether `make` needs the columns of the flight passes.
     """
 
     sides: list[list[Path]]
@@ -192,6 +262,7 @@ class SurveyDataset:
     tiling: Tiling
     dataset: NewDataset
     shard: tuple[int, int] | None
+    with_passes: bool = False
 
     def run(self, info: dict[str, Any]) -> int:
         """Make the dataset, which `info` describes. Returns the exit status.
@@ -219,12 +290,15 @@ class SurveyDataset:
                 text for part in parts for text in part.facts["left_out"]
             )
             note_left_out(parts, self.fewest_points)
+            if self.with_passes:
+                print_passes(parts, " ".join(map(str, self.sides[0][:2])))
             making.strip = strip_remark(strip, parts, self.copies)
             if self.shard is None and not total_rows(parts, "train"):
                 # Other options can't continue from these parts.
                 remove(making.parts)
                 raise making.nothing_usable(NO_TRAINING_PAIRS)
-            info["points_in_tiles"] = round(self.copies * total(parts, "points_in_tiles"))
+            if self.copies:
+                info["points_in_tiles"] = round(self.copies * total(parts, "points_in_tiles"))
             info |= {"regions": len(parts)} if by_regions else {}
             info = {**making.description(info), "left_out": making.left_out}
             making.unfinished.mkdir()
@@ -267,6 +341,7 @@ class SurveyDataset:
 
     def _sort_places(self, making: Making) -> list[Place]:
         """Read the files, and group them into places that have points on every side."""
+        from pointup.datasets.flight_passes import time_and_id
         from pointup.datasets.survey_tiles import Place, sort_file
 
         tiling = self.tiling
@@ -278,6 +353,7 @@ class SurveyDataset:
                 tiling.tile,
                 tiling.block,
                 include_noise=tiling.include_noise,
+                columns=time_and_id if self.with_passes else None,
             )
             for side, paths in enumerate(self.sides)
             for number, path in enumerate(paths)
@@ -336,6 +412,7 @@ class SurveyDataset:
             self.dataset.seed,
             self.fewest_points,
             self.tiling.include_noise,
+            self.with_passes,
         )
         making.check_same_options(
             {**info, **asdict(tiling), "shard": self.shard, "files": self._identity()}
@@ -452,6 +529,16 @@ def _sorted_folder(making: Making, side: int, number: int) -> Path:
     return making.scratch / "sorted" / f"{side}-{number}"
 
 
+def print_passes(parts: Sequence[DatasetPart], survey: str) -> None:
+    """Print the flight passes of a survey. Raises DataError if there are not two of them."""
+    from pointup.datasets.flight_passes import FlightPass, check_passes, merged, table_of
+
+    blocks = [block for part in parts for block in part.facts["passes"].values()]
+    passes = merged(FlightPass(**each) for _, *found in blocks for each in found)
+    print("\n".join(table_of(passes, sum(area for area, *_ in blocks))))
+    check_passes(passes, survey)
+
+
 def note_left_out(parts: Sequence[DatasetPart], fewest_points: int) -> None:
     """Print how many points and tiles of a survey were left out, if any, and why."""
     from pointup.datasets.pair_writer import total
@@ -480,6 +567,8 @@ def strip_remark(strip: float, parts: Sequence[DatasetPart], copies: float) -> s
     """The remark for the summary on the strip around validation tiles, from the facts of parts."""
     from pointup.datasets.pair_writer import total
 
+    if not copies:
+        return f"a strip of {strip:g} around them left out"
     in_tiles, repeated, outside = (
         total(parts, fact) for fact in ("points_in_tiles", "num_repeated", "num_outside")
     )
