@@ -45,7 +45,7 @@ def test_upsample_writes_a_page_of_before_and_after_with_new_points_marked(tmp_p
     assert main([*words, "--ratio", "2", "--oversampling", "1"]) == 0
     (scene,) = scenes_of(page)
     assert [layer["count"] for layer in scene["layers"]] == [500, 1000]
-    assert scene["color"] == "origin"
+    assert scene["color"] == "height"
     assert scene["channels"]["origin"]["categories"] == [[0, "measured"], [1, "new"]]
     assert scene["channels"]["distance"]["high"] > 0
 

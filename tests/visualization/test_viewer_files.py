@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.ndimage import gaussian_filter, map_coordinates
 from scipy.spatial import cKDTree
 from viewer_files import scenes_of
 
@@ -207,16 +206,6 @@ def test_density_is_the_number_of_points_per_area() -> None:
         assert np.median(density[side]) == pytest.approx(expected, rel=0.1)
 
 
-def test_density_is_that_of_a_smoothed_grid() -> None:
-    # 100 x 50 cells of one metre, with four points each on average.
-    points = np.random.default_rng(0).random((20_000, 3)) * [100, 50, 9]
-    points[:2] = [[0, 0, 0], [100, 50, 0]]
-    counts = np.histogram2d(points[:, 0], points[:, 1], [np.arange(102), np.arange(52)])[0]
-    smooth = gaussian_filter(counts, 1.0)
-    expected = map_coordinates(smooth, points[:, :2].T - 0.5, order=1, mode="nearest")
-    np.testing.assert_allclose(density_channel(points).values, expected, rtol=1e-4)
-
-
 @pytest.mark.parametrize("num_points", [300, 40_000])
 @pytest.mark.parametrize("away", [[500, 0], [500, 300], [20_000, 9000], [1e7, -1e7]])
 def test_a_point_far_away_leaves_the_density_of_the_others(
@@ -281,6 +270,26 @@ def test_numbers_in_the_page_are_told_apart_within_their_span() -> None:
     expected = ["1650.1", "1650.9", "165.12", "12,010.4", "-431.25", "3.14", "0", "1650", "150,000"]
     assert of_a_span == [f"{number} m" for number in expected]
     assert alone == ["1650", "1651", "165", "12,010", "-431", "3.14", "0", "1650", "150,000"]
+
+
+@pytest.mark.parametrize(
+    ("up", "synthetic", "color"),
+    [("z", [0, 1], "height"), ("y", [0, 1], "origin"), ("y", [1, 1], "error")],
+)
+def test_a_page_of_before_and_after_opens_on_what_it_is_about(
+    up: str, synthetic: list[int], color: str, tmp_path: Path
+) -> None:
+    before, after = tmp_path / "before.ply", tmp_path / "after.ply"
+    points = np.array([[0.0, 0, 0], [1, 1, 1]])
+    write_points(before, PointCloud(points))
+    made = {"synthetic": np.array(synthetic, dtype=np.uint8)}
+    write_points(after, PointCloud(points + [0, 0, 0.25], made))
+    write_before_after([before], [after], tmp_path / "page.html", up)
+    (scene,) = Page(tmp_path / "page.html").scenes
+    assert scene["color"] == color
+    if color == "error":
+        assert scene["channels"]["error"]["label"] == "distance to before"
+        assert scene["channels"]["error"]["high"] == pytest.approx(0.25)
 
 
 def test_a_file_whose_name_is_not_utf8_can_be_shown(tmp_path: Path) -> None:

@@ -183,6 +183,27 @@ def test_a_click_in_a_fade_picks_the_cloud_that_is_better_seen(
     assert in_page([Scene("a", layers)], script) == picked
 
 
+@pytest.mark.parametrize("projection", ["perspective", "parallel"])
+@pytest.mark.parametrize(
+    ("num_clouds", "size"), [(1, (90, 9, 5)), (2, (8, 70, 40)), (3, (5, 5, 5))]
+)
+def test_the_opened_page_shows_all_points_as_large_as_its_panels_allow(
+    projection: str, num_clouds: int, size: tuple[float, ...]
+) -> None:
+    points = np.random.default_rng(0).random((500, 3)) * size
+    scene = Scene("a", [Layer(str(i), points) for i in range(num_clouds)])
+    script = f"await change({{ projection: {projection!r} }}); stage.look(); {FRAME}"
+    script += """const panel = stage.panels[0]; stage.aim(panel);
+      return [panel.width, panel.height,
+              stage.clouds[0].sample(500).map((point) => overlay.project(point, panel))]"""
+    width, height, places = in_page([scene], script)
+    low, high = np.min(places, axis=0), np.max(places, axis=0)
+    # Captions are in the upper 54 pixels.
+    assert (low >= [17, min(53, 0.2 * height)]).all() and (high <= [width - 17, height - 13]).all()
+    room = np.array([width - 36, max(height - 68, 0.4 * height)])
+    assert max((high - low) / room) > 0.97
+
+
 def heights(low: float, high: float) -> Scene:
     x, y, z = np.linspace(0, 1, 1001) * np.array([[50], [50], [high - low]])
     return Scene("a", [Layer("a", np.column_stack([x, y, z + low]))], unit="m")

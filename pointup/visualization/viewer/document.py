@@ -48,14 +48,19 @@ def write_before_after(
 ) -> int:
     """Write a viewer of files before and after upsampling. Returns its size in bytes.
 
-    It opens on new and measured points. `up` is that of `scene_of_files`. Raises the errors of
-    `scene_of_files` and `write_viewer`.
+    Surveys open on height, shapes on new and measured points, and on the distance between both
+    clouds where no measured point is left, as after denoising. `up` is that of `scene_of_files`.
+    Raises the errors of `scene_of_files` and `write_viewer`.
     """
-    scene = scene_of_files({"before": before, "after": after}, up=up)
-    has_origin = "origin" in scene.layers[1].channels
+    files, color = {"before": before, "after": after}, "height"
+    scene = scene_of_files(files, up=up)
+    origin = scene.layers[1].channels.get("origin")
+    if scene.up == "y" and origin is not None:
+        color = "origin"
+        if origin.values.all():
+            scene, color = scene_of_files(files, "before", up="y"), "error"
     name = printable(before[0].name) if len(before) == 1 else f"survey of {len(before)} files"
-    scene = replace(scene, name=name, color="origin" if has_origin else "")
-    return write_viewer(path, [scene])
+    return write_viewer(path, [replace(scene, name=name, color=color)])
 
 
 def write_page(path: Path, html: str) -> int:

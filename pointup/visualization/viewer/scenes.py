@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from scipy.ndimage import gaussian_filter1d
-from scipy.sparse import csr_array
 from scipy.spatial import cKDTree
 
 from pointup.errors import ConfigError
@@ -38,7 +36,7 @@ class Channel:
     Attributes:
         values: (N,) numbers or categories, or (N, 3) uint8 colours.
         kind: "scalar", "category" (integers 0 to 255) or "rgb".
-        label: as shown, "distance to the reference".
+        label: as shown, "distance to reference".
         unit: of the values, appended to numbers.
         colormap: name of a matplotlib colour map, for scalars.
         categories: name of each category.
@@ -96,7 +94,7 @@ def error_channel(
     points: np.ndarray,
     reference: np.ndarray,
     unit: str = "",
-    label: str = "distance to the reference",
+    label: str = "distance to reference",
     note: str = "",
 ) -> Channel:
     """Unsquared distance of each point (N, 3) to the nearest reference point (M, 3), M > 0."""
@@ -105,8 +103,21 @@ def error_channel(
 
 
 def density_channel(points: np.ndarray, unit: str = "") -> Channel:
-    """Points per area on the ground, see `ground_density`; points (N, 3) with N > 1 and z up."""
-    density = ground_density(points[:, :2]).astype(np.float32)
+    """Points per area on the ground around each point (N, 3), N > 1, with z up.
+
+    Other points in 3 x 3 cells, of about four points each where the density is typical. Too low near
+    the border of a survey, where some of the cells are empty.
+    """
+    side = 2 * point_spacing(points * (1, 1, 0)) or 1.0
+    row, column = (np.floor((points - points.min(axis=0)) / side).astype(np.int64) + 1)[:, :2].T
+    width = int(column.max()) + 2
+    cells, cell, counts = np.unique(row * width + column, return_inverse=True, return_counts=True)
+    total = np.zeros(len(cells))
+    for step in (-width, 0, width):
+        for near in (cells + step - 1, cells + step, cells + step + 1):
+            place = np.searchsorted(cells, near).clip(max=len(cells) - 1)
+            total += np.where(cells[place] == near, counts[place], 0)
+    density = ((total[cell] - 1) / (9 * side**2)).astype(np.float32)
     return Channel(density, label="point density", unit=f"points/{unit or 'unit'}²")
 
 
@@ -182,7 +193,7 @@ def scene_of_files(
         return layer.positions
 
     if reference is not None:
-        layers = _with_errors(layers, reference, measured_to, unit, "distance to the reference")
+        layers = _with_errors(layers, reference, measured_to, unit)
     return Scene(", ".join(layers), list(layers.values()), "z" if axis == "z" else "y", unit)
 
 
@@ -282,7 +293,6 @@ def _with_errors(
     of: str,
     measured_to: Callable[[str], np.ndarray],
     unit: str,
-    label: str,
 ) -> dict[str, Layer]:
     """The layers with a channel `error`: the distance of each point to the layer `of`, and for that
     layer to the last of the others. `measured_to` gives the points (N, 3) of these two by name."""
@@ -299,7 +309,7 @@ def _with_errors(
     found = {}
     for name, layer in layers.items():
         to = last if name == of else of
-        channel = error_channel(layer.positions, points[to], unit, label, notes[to])
+        channel = error_channel(layer.positions, points[to], unit, f"distance to {of}", notes[to])
         found[name] = layer.with_channel("error", channel)
     return found
 
@@ -329,90 +339,10 @@ def compare_with_reference(
         key: Layer(key, np.asarray(cloud, dtype=np.float64)[rows[key]], num_points=len(cloud))
         for key, cloud in shown.items()
     }
-    layers = _with_errors(layers, of, shown.__getitem__, unit, f"distance to the {of}")
+    layers = _with_errors(layers, of, shown.__getitem__, unit)
     for key, cloud in shown.items():
         if up == "z" and len(cloud) > 1:
             whole = density_channel(np.asarray(cloud, dtype=np.float64), unit)
             density = replace(whole, values=whole.values[rows[key]])
             layers[key] = layers[key].with_channel("density", density)
     return Scene(name or ", ".join(layers), list(layers.values()), up, unit, note=note)
-
-
-POINTS_PER_CELL = 4
-_REACH = 4
-"""Cells that the Gaussian reaches; it has a standard deviation of one cell."""
-
-
-def ground_density(places: np.ndarray) -> np.ndarray:
-    """Points per area around each point (N,), for places (N, 2) on the ground.
-
-    Points are counted in cells that hold four on average over the occupied area. The counts are
-    smoothed with a Gaussian of one cell and interpolated at the points. Memory grows with the
-    occupied cells, not with the extent: points far from all others change the result nowhere else.
-    Near the border of the survey the density is too low, because cells beyond it are empty.
-    """
-    places = places - places.min(axis=0)
-    cell = _cell_size(places)
-    cells = np.floor(places / cell).astype(np.int64)
-    # From the middle of the cell, -0.5 to 0.5.
-    offsets = places / cell - cells - 0.5
-    row, column = (_without_gaps(numbers) for numbers in cells.T)
-    shape = (int(row.max()) + 1, int(column.max()) + 1)
-    counts = csr_array((np.ones(len(places)), (row, column)), shape=shape)
-    smooth = _gaussian(shape[0]) @ counts @ _gaussian(shape[1]).T
-    smooth.sort_indices()
-    # A grid without large gaps is read faster as an array.
-    values = smooth.toarray() if shape[0] * shape[1] <= len(places) else smooth
-    density = np.zeros(len(places))
-    # Bilinear, with the next cell on the side of the point; the grid ends with its outer cells.
-    share = np.abs(offsets)
-    next_row, next_column = (
-        np.clip(numbers + np.where(offset < 0, -1, 1), 0, size - 1)
-        for numbers, offset, size in zip((row, column), offsets.T, shape, strict=True)
-    )
-    for rows, row_share in ((row, 1 - share[:, 0]), (next_row, share[:, 0])):
-        for columns, column_share in ((column, 1 - share[:, 1]), (next_column, share[:, 1])):
-            density += row_share * column_share * values[rows, columns]
-    return density / cell**2
-
-
-def _cell_size(places: np.ndarray) -> float:
-    """Side of a cell that holds `POINTS_PER_CELL` points, on average over the occupied area.
-
-    The occupied area is that of the blocks that hold a point. Blocks begin as large as if points
-    filled their bounding box, and shrink as long as much of it is empty.
-    """
-    extent = places.max(axis=0)
-    smallest = max(float(extent.max()) / 1e9, 1e-9)
-    cell = max(float(np.sqrt(POINTS_PER_CELL * extent.prod() / len(places))), smallest)
-    # Points of a block: scan lines that are some cells apart, and small gaps, belong to the area.
-    # Few points make smaller blocks, of which one point far away is not half.
-    in_block = float(np.clip(len(places) / 16, POINTS_PER_CELL, 16 * POINTS_PER_CELL))
-    cells_along = np.sqrt(in_block / POINTS_PER_CELL)
-    while True:
-        block = np.floor(places / (cells_along * cell)).astype(np.int64)
-        number = block[:, 0] * (int(block[:, 1].max()) + 1) + block[:, 1]
-        share = len(np.unique(number)) * in_block / len(places)
-        smaller = max(cell * float(np.sqrt(share)), smallest)
-        # Blocks at the border are filled in part, so that a full box is left as it is.
-        if smaller > 0.9 * cell:
-            return cell
-        cell = smaller
-
-
-def _without_gaps(numbers: np.ndarray) -> np.ndarray:
-    """Cell numbers (N,) along an axis, with empty stretches as short as the Gaussian allows."""
-    used = np.unique(numbers)
-    steps = np.minimum(np.diff(used, prepend=used[0]), 2 * _REACH + 2)
-    return np.cumsum(steps)[np.searchsorted(used, numbers)]
-
-
-def _gaussian(size: int) -> csr_array:
-    """The matrix (size, size) that smooths along an axis; the border reflects."""
-    impulse = np.zeros(2 * _REACH + 1)
-    impulse[_REACH] = 1
-    weights = gaussian_filter1d(impulse, 1.0, truncate=_REACH, mode="constant")
-    rows = np.repeat(np.arange(size), len(weights))
-    columns = (rows + np.tile(np.arange(-_REACH, _REACH + 1), size)) % (2 * size)
-    columns = np.minimum(columns, 2 * size - 1 - columns)
-    return csr_array((np.tile(weights, size), (rows, columns)), shape=(size, size))

@@ -103,6 +103,14 @@ class Cloud {
     return into.multiplyScalar(1 / 65535).multiply(node.size).add(node.low);
   }
 
+  /** Positions of about `number` points, evenly spaced: the first ones of each node. */
+  sample(number) {
+    return this.nodes.flatMap((node) => {
+      const taken = Math.min(Math.ceil((number * node.count) / this.layer.count), node.count);
+      return Array.from({ length: taken }, (_, i) => this.place(node, i, new THREE.Vector3()));
+    });
+  }
+
   /** Values of a point in all channels, as text by label. */
   async describe(row) {
     const lines = [];

@@ -24,7 +24,7 @@ async function open(number, restored = null) {
   await apply();
   stage.useCamera(state.projection);
   if (restored?.pose) stage.pose = restored.pose;
-  else stage.look(...(scene.up === "z" ? VIEWS : SHAPE_VIEWS)[0].slice(1));
+  else stage.look();
 }
 
 /** Show the state. `rebuild` false leaves the controls alone, while one of them is dragged. */

@@ -8,7 +8,7 @@ class Overlay {
 
   draw() {
     const { stage, canvas, context } = this;
-    const { clientWidth: width, clientHeight: height } = stage.canvas;
+    const { clientWidth: width, clientHeight: height } = canvas;
     const ratio = stage.fullRatio;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
@@ -23,8 +23,8 @@ class Overlay {
       if (stage.boxShown) this.drawBox(panel);
       this.drawMeasured(panel);
     }
-    this.drawDividers(width, height);
-    this.drawScaleBar(width, height);
+    this.drawDividers();
+    this.drawScaleBar(height);
   }
 
   /** Place of a scene point on the canvas in CSS pixels, or null behind the camera. */
@@ -69,7 +69,7 @@ class Overlay {
     }
   }
 
-  drawDividers(width, height) {
+  drawDividers() {
     const { context, stage } = this;
     context.fillStyle = stage.options.dark ? "rgba(255,255,255,.16)" : "rgba(0,0,0,.14)";
     for (const panel of stage.panels) {
@@ -79,12 +79,12 @@ class Overlay {
     const [panel] = stage.panels;
     if (panel?.blend === 2) {
       context.fillStyle = this.ink;
-      context.fillRect(panel.x + panel.share * panel.width - 1, 0, 2, height);
+      context.fillRect(panel.x + panel.share * panel.width - 1, 0, 2, panel.height);
     }
   }
 
   /** A bar of a round length, true at the distance of the point that the camera turns about. */
-  drawScaleBar(width, height) {
+  drawScaleBar(height) {
     const { stage, context } = this;
     const distance = stage.camera.position.distanceTo(stage.controls.target);
     const pixels = stage.camera.isPerspectiveCamera ? stage.zoom / distance : stage.zoom;
@@ -96,13 +96,13 @@ class Overlay {
       context.strokeStyle = color;
       context.lineWidth = wide;
       context.beginPath();
-      context.moveTo(18, height - 24);
-      context.lineTo(18, height - 18);
-      context.lineTo(end, height - 18);
-      context.lineTo(end, height - 24);
+      context.moveTo(18, height - 22);
+      context.lineTo(18, height - 16);
+      context.lineTo(end, height - 16);
+      context.lineTo(end, height - 22);
       context.stroke();
     }
-    this.write(format(length, stage.scene.unit), 18, height - 30, { size: 12 });
+    this.write(format(length, stage.scene.unit), 18, height - 26, { size: 12 });
   }
 
   drawBox(panel) {

@@ -4,8 +4,8 @@
 const byId = (id) => document.getElementById(id);
 const MODES = [["side", "Side by side"], ["fade", "Fade"], ["swipe", "Swipe"], ["together", "Together"]];
 const PROJECTIONS = [["perspective", "Perspective"], ["parallel", "Parallel"]];
-const VIEWS = [["Whole", 25, 30], ["Above", 0, 90], ["South", 0, 0], ["East", 90, 0]];
-const SHAPE_VIEWS = [["Whole", 25, 20], ["Front", 0, 0], ["Side", 90, 0], ["Above", 0, 90]];
+const VIEWS = [["Whole"], ["Above", 0, 90], ["South", 0, 0], ["East", 90, 0]];
+const SHAPE_VIEWS = [["Whole"], ["Front", 0, 0], ["Side", 90, 0], ["Above", 0, 90]];
 const KEYS = [
   ["drag, one finger", "turn"], ["right drag, two fingers", "move"], ["wheel, pinch, + −", "nearer, farther"],
   ["double click", "turn about this point"], ["click", "values of a point"], ["arrows", "turn; with Shift move"],
@@ -198,7 +198,7 @@ function showLegend(state, scene, stage) {
     const image = context.createImageData(256, 1);
     for (let i = 0; i < 256; i++) image.data.set([...legend.colors.slice(3 * i, 3 * i + 3), 255], 4 * i);
     context.putImageData(image, 0, 0);
-    parts.push(bar, element("div", { className: "ends" }, element("span", { textContent: legend.low }), element("span", { textContent: legend.high })));
+parts.push(legend.low, bar, legend.high);
   }
   for (const [color, name] of legend.items ?? []) {
     const swatch = element("span", { className: "swatch" });

@@ -70,46 +70,46 @@ function saveScreenshot(stage, overlay, legend) {
   stage.draw(MAX_DRAWN);
   overlay.draw();
   const picture = document.createElement("canvas");
-  Object.assign(picture, { width: stage.canvas.width, height: stage.canvas.height });
+  const { width, height } = overlay.canvas;
+  Object.assign(picture, { width, height });
   const context = picture.getContext("2d");
+  context.fillStyle = stage.options.dark ? "#171b21" : "#fbfcfd";
+  context.fillRect(0, 0, width, height);
   context.drawImage(stage.canvas, 0, 0);
-  context.drawImage(overlay.canvas, 0, 0, picture.width, picture.height);
-  drawLegend(context, legend, stage);
+  context.drawImage(overlay.canvas, 0, 0);
+  drawLegend(context, legend, overlay);
   const link = document.createElement("a");
   link.download = `${manifest.title.replace(/[^\w.-]+/g, "_") || "pointup"}.png`;
   link.href = picture.toDataURL("image/png");
   link.click();
 }
 
-function drawLegend(context, legend, stage) {
-  const ratio = stage.ratio;
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  const right = stage.canvas.clientWidth - 18;
-  let y = stage.canvas.clientHeight - 20;
-  context.font = "12px system-ui, sans-serif";
-  context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
-  if (legend.colors) {
-    const width = 200;
-    for (let i = 0; i < width; i++) {
-      const at = 3 * Math.floor((i / width) * 256);
-      context.fillStyle = `rgb(${legend.colors.slice(at, at + 3).join(",")})`;
-      context.fillRect(right - width + i, y - 22, 1.5, 10);
+/** The legend in one line that ends in the lower right corner. */
+function drawLegend(context, { label, colors, low, high, items }, { canvas, stage, ink }) {
+  context.setTransform(stage.ratio, 0, 0, stage.ratio, 0, 0);
+  Object.assign(context, { font: "12.5px system-ui, sans-serif", textAlign: "right" });
+  const y = canvas.clientHeight - 20;
+  let right = canvas.clientWidth - 18;
+  const write = (text) => {
+    context.fillStyle = ink;
+    context.fillText(text, right, y);
+    right -= context.measureText(text).width + 12;
+  };
+  if (colors) {
+    write(high);
+    for (let i = 0; i < 170; i++) {
+      const at = 3 * Math.floor((i / 170) * 256);
+      context.fillStyle = `rgb(${colors.slice(at, at + 3).join(",")})`;
+      context.fillRect(right - 170 + i, y - 9, 1.5, 9);
     }
-    context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
-    context.textAlign = "left";
-    context.fillText(legend.low, right - width, y);
-    context.textAlign = "right";
-    context.fillText(legend.high, right, y);
-    context.fillText(legend.label, right, y - 28);
-    return;
+    right -= 182;
+    write(low);
   }
-  context.textAlign = "right";
-  for (const [color, name] of [...(legend.items ?? [])].reverse()) {
+  for (const [color, name] of [...(items ?? [])].reverse()) {
+    write(name);
     context.fillStyle = color;
-    context.fillRect(right - 10, y - 9, 10, 10);
-    context.fillStyle = stage.options.dark ? "#f2f5f8" : "#1d2228";
-    context.fillText(name, right - 16, y);
-    y -= 17;
+    context.fillRect(right - 6, y - 10, 12, 12);
+    right -= 20;
   }
-  context.fillText(legend.label, right, y);
+  write(label);
 }

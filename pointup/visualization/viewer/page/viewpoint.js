@@ -59,34 +59,48 @@ class Viewpoint {
     this.moved();
   }
 
-  /** Look at everything from an azimuth and elevation in degrees, with the panels arranged such
-   * that it is drawn as large as possible. */
+  /** Look at everything from an azimuth and elevation in degrees. Without them, obliquely: at a
+   * survey from its longer side, and from the height that fills the panels better. */
   look(azimuth, elevation) {
-    const { low, high } = this.scene;
-    const target = low.map((x, i) => (x + high[i]) / 2);
-    this.pose = { target, distance: this.radius, azimuth, elevation };
+    const [east, north] = this.scene.high.map((x, i) => x - this.scene.low[i]);
+    const side = north > east ? 110 : 20;
+    const oblique = this.scene.up === "z" ? [[side, 15], [side, 45]] : [[25, 20]];
+    const views = azimuth === undefined ? oblique : [[azimuth, elevation]];
+    this.pose = views.map((view) => this.fitted(...view)).reduce((a, b) => (b.filled > a.filled ? b : a)).pose;
+  }
+
+  /** A pose from a direction and an arrangement of the panels such that the points are drawn as large
+   * as possible, below the captions, and the share of the canvas that they span. */
+  fitted(azimuth, elevation) {
+    const middle = new THREE.Vector3(...this.scene.low).add(new THREE.Vector3(...this.scene.high)).divideScalar(2);
+    this.pose = { target: middle.toArray(), distance: this.radius, azimuth, elevation };
     this.camera.updateMatrixWorld();
     const axes = [0, 1, 2].map((i) => new THREE.Vector3().setFromMatrixColumn(this.camera.matrixWorld, i));
-    const corners = [...Array(8).keys()].map((bits) => {
-      const corner = new THREE.Vector3(...low.map((x, i) => ((bits >> i) & 1 ? high[i] : x) - target[i]));
-      return axes.map((axis) => axis.dot(corner));
-    });
+    const places = this.clouds.flatMap((cloud) => cloud.sample(2000))
+      .map((point) => axes.map((axis) => axis.dot(point) - axis.dot(middle)));
+    const depth = this.camera.isPerspectiveCamera ? 1 : 0;
     const tangent = Math.tan(Math.PI / 8);
     const fits = this.clouds.map((_, i) => {
       this.columns = i + 1;
       const { width, height } = this.layout()[0];
-      const distances = corners.map(([right, up, near]) =>
-        Math.max(Math.abs(up), (Math.abs(right) * height) / width) / tangent + (this.camera.isPerspectiveCamera ? near : 0));
+      // Tangents of the angles from the line of sight to the edges, without a margin and the captions.
+      const edge = (size, margin) => (tangent * Math.max(size - 2 * margin, 0.4 * size)) / height;
+      const [right, left, up, down] = [edge(width, 18), edge(width, 18), edge(height, 54), edge(height, 14)];
+      const spans = [[0, right, left], [1, up, down]].map(([axis, above, below]) => {
+        const high = Math.max(...places.map((place) => place[axis] + above * depth * place[2]));
+        const low = Math.min(...places.map((place) => place[axis] - below * depth * place[2]));
+        return { high, low, above, below, distance: (high - low) / (above + below) };
+      });
+      const distance = Math.max(...spans.map((span) => span.distance), 1e-6 * this.radius);
+      const target = middle.clone();
+      spans.forEach(({ high, low, above, below }, axis) =>
+        target.addScaledVector(axes[axis], (high - above * distance + low + below * distance) / 2));
       const empty = (i + 1) * Math.ceil(this.clouds.length / (i + 1)) - this.clouds.length;
-      return { columns: i + 1, distance: Math.max(...distances), height, empty };
+      const filled = spans.reduce((share, span) => share * (span.distance / distance), width * height);
+      return { pose: { target: target.toArray(), distance, azimuth, elevation, columns: i + 1 }, size: height / distance, empty, filled };
     });
-    // The largest one has the least length for each pixel; of equal ones, that with the fewest empty
-    // panels, and then that with most columns.
-    const best = fits.reduce((a, b) => {
-      const share = b.distance / b.height / (a.distance / a.height);
-      return share < 0.99 || (share <= 1.01 && b.empty <= a.empty) ? b : a;
-    });
-    this.pose = { target, distance: 1.06 * best.distance, azimuth, elevation, columns: best.columns };
+    // The largest one; of equal ones, that with the fewest empty panels, and then that with most columns.
+    return fits.reduce((a, b) => (b.size > 1.01 * a.size || (b.size >= 0.99 * a.size && b.empty <= a.empty) ? b : a));
   }
 
   useCamera(kind) {
