@@ -91,9 +91,9 @@ def train_model(
     )
     sampler = data.sampler(config, token_budget, accelerator)
     schedule = RunSchedule(config, sampler)
-    evaluation = Evaluation(data, accelerator, config, token_budget)
     state = RunState(config, accelerator, data, weights, optimizer, sampler)
     checkpoint = state.load_latest(schedule)
+    evaluation = Evaluation(data, accelerator, config, state.progress.validated)
     progress, began = state.progress, time.monotonic() - state.progress.elapsed_seconds
     batches = data.batches(config, sampler, accelerator)
 
@@ -156,11 +156,9 @@ def train_model(
             if is_save_due or progress.finished or is_stopped:
                 state.save(watchdog.enter_phase, must_succeed=progress.finished or is_stopped)
 
-        if is_stopped:
-            monitor.print(f"Stopped at step {progress.step} and saved; run again to continue.")
-        elif progress.finished and not config.quick:
-            monitor.print(schedule.end_of_run(progress))
-            for command in commands_after_training(config):
+        if is_stopped or (progress.finished and not config.quick):
+            monitor.print(schedule.end_of_run(progress, is_stopped))
+            for command in [] if is_stopped else commands_after_training(config):
                 monitor.print(f"next: {command}")
     progress.check_trained()
 
@@ -190,7 +188,7 @@ def evaluate(
     watchdog: Watchdog,
     stop: StopRequest,
 ) -> bool:
-    """Evaluate the model on the validation set, and keep it if it is the best so far.
+    """Evaluate what `pointup upsample` makes with the model, and keep it if it is the best so far.
 
     Returns False if a stop request defers the evaluation to the next start.
     """
@@ -209,8 +207,7 @@ def evaluate(
     if result is None:
         return False
     state.progress.evaluation_due = False
-    monitor.validation(result)
-    state.judge(result.score)
+    monitor.validation(result, is_kept=state.judge(result))
     return True
 
 

@@ -19,7 +19,7 @@ from pointup.evaluation.report import pipe_table
 from pointup.model.hub import MODEL_CARD
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import DataSource, data_sources, option
-from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
+from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS
 
 TAGS = ["point-cloud", "upsampling", "lidar"]
 SHOWN_METRICS = ("chamfer", "hausdorff", "cd", "hd", "p2f", "spacing_cv")
@@ -153,7 +153,7 @@ def _figures(run: RunRecord) -> str:
     )
     sides = "<" + ">" * len(rows)
     conventions = _list([f"{metric.title}: {metric.convention}" for metric in metrics])
-    return "\n\n".join([text, NETWORK_ALONE, "\n".join(pipe_table(table, sides)), conventions])
+    return "\n\n".join([text, AS_WRITTEN, "\n".join(pipe_table(table, sides)), conventions])
 
 
 def _data(run: RunRecord) -> str:
@@ -209,7 +209,7 @@ def _limits(run: RunRecord) -> list[str]:
         verdict = "hardly better than" if share < 1 else "no better than"
         verdict = "worse than" if share > 1 else verdict
         lines.append(
-            f"On its validation data the network alone is {verdict} the midpoint baseline "
+            f"On its validation data the model is {verdict} the midpoint baseline "
             f"({share:.1%} of its Chamfer distance)."
         )
     if ratio := run.options.get("ratio"):

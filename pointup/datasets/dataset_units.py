@@ -23,15 +23,20 @@ def dataset_unit(directory: str | Path) -> LengthUnit:
     return units.pop() if len(units) == 1 else UNKNOWN
 
 
+def readable_unit(directory: str | Path) -> LengthUnit:
+    """`dataset_unit`; `UNKNOWN` if the description of the dataset can't be read."""
+    try:
+        return dataset_unit(directory)
+    except (DataError, OSError, ValueError):
+        return UNKNOWN
+
+
 def known_unit(directories: Iterable[str | Path]) -> str:
     """The name of the common unit of pair datasets, for tables of figures.
 
     Empty if it is unknown, if the datasets differ, or if their descriptions can't be read.
     """
-    try:
-        units = {dataset_unit(directory) for directory in directories}
-    except (DataError, OSError, ValueError):
-        return ""
+    units = set(map(readable_unit, directories))
     found = units.pop() if len(units) == 1 else UNKNOWN
     return found.name if found.metres is not None else ""
 

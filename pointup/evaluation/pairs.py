@@ -50,16 +50,28 @@ def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
 
 
 def upsampled_pairs(
-    batch: Batch, ratio: Tensor, upsampler: Upsampler, vertical: Sequence[bool]
+    batch: Batch,
+    ratio: Tensor,
+    upsampler: Upsampler,
+    vertical: Sequence[bool],
+    originals: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The output of `pointup upsample` for every source, measured and new points; packed.
+    """The output of `pointup upsample` for every source; packed.
 
-    `vertical`: whether z points up in each pair; if so, no new point lies below the ground.
+    `vertical`: whether z points up in each pair; if so, no new point lies below the ground. Without
+    `originals` no measured point is kept.
     """
     device = batch.pos.device
     sources = _split(batch.pos, batch.ptr)
     outputs = [
-        upsample(source, float(by), model=upsampler, above_ground=has_heights, device=device)
+        upsample(
+            source,
+            float(by),
+            model=upsampler,
+            originals=originals,
+            above_ground=has_heights,
+            device=device,
+        )
         for source, by, has_heights in zip(sources, ratio.tolist(), vertical, strict=True)
     ]
     return _packed(outputs, batch.pos.device)

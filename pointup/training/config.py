@@ -33,6 +33,7 @@ from pointup.disk import os_errors, written_whole
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.option_help import with_option_help
+from pointup.training.model_choice import ChosenBy
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoints
 
@@ -168,11 +169,19 @@ class TrainConfig:
     """Validation samples that each evaluation renders as pictures."""
     log_with: Names = ("tensorboard",)
     """Trackers of Accelerate to log to; metrics.jsonl is always written."""
+    choose_by: ChosenBy = "chamfer"
+    """Figure of the validation pairs by which a run chooses its model, divided by that of the
+    midpoint baseline. A run with an initial model keeps that one until another is better by more
+    than noise: by a paired t-test over the pairs, with fewer than 16 over equal parts of them."""
+    validation_share: Annotated[Float, Field(gt=0)] = 0.2
+    """Largest work of an evaluation as a share of that of the training before it, estimated from
+    numbers of points. If the validation pairs are more, some evenly spread ones are measured, at
+    least 4."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without an improvement."""
     target_chamfer: PositiveFloat | None = None
     """Stop once the validation score, the Chamfer distance divided by that of the midpoint
-    baseline, is this low."""
+    baseline, is this low. Not with another --choose-by."""
     collective_timeout: Annotated[Float, Field(gt=0, le=1e5)] = 20.0
     """Minutes after which a collective operation of the process group fails."""
     hang_timeout: Timeout = 300.0
@@ -212,6 +221,8 @@ class TrainConfig:
                 f"--token-budget is {self.token_budget}; with --crop it must be at least {least}, "
                 "for --model.k neighbours in source and target"
             )
+        if self.target_chamfer is not None and self.choose_by != "chamfer":
+            raise ConfigError(f"--target-chamfer excludes --choose-by {self.choose_by}")
         if self.noise and not self.augment:
             raise ConfigError("--noise needs --augment")
         if 0 < self.noise <= JITTER:

@@ -1,4 +1,4 @@
-"""Validation: metrics of the model and of its references, once for each validation sample.
+"""Validation: metrics of the model, as users get its output, and of its references.
 
 The references are the midpoint baseline, the source, and the resampled ground truth.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,26 +17,38 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from torch_geometric.data import Batch
 
 from pointup.datasets.batch import make_loader
-from pointup.datasets.dataset_units import known_unit
-from pointup.datasets.sampler import TokenBudgetBatchSampler
+from pointup.datasets.dataset_units import known_unit, readable_unit
 from pointup.errors import FileError, NonFiniteError
-from pointup.evaluation.cloud_metrics import Figures, mean_rows, measure, measure_pairs
-from pointup.geometry.midpoints import midpoint_upsample
+from pointup.evaluation.cloud_metrics import (
+    Clouds,
+    Figures,
+    clouds_of_pairs,
+    mean_rows,
+    measure_clouds,
+)
 from pointup.geometry.surfaces import Surface
+from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
 from pointup.training.distributed.accelerator import release_cached_memory
-from pointup.training.faults.out_of_memory import clouds, is_out_of_memory
+from pointup.training.faults.out_of_memory import is_out_of_memory
+from pointup.training.model_choice import (
+    SURVEY_FIGURES,
+    MeasuredModel,
+    chamfer_of_parts,
+    parts_per_side,
+)
 from pointup.training.objective import training_ratio
 
 logger = logging.getLogger("pointup")
 
 Record = dict[str, Any]
-"""What is gathered of a cloud: its `index` with `rows` of metrics and the `clouds` that are drawn,
-or with the `fault` by which it has none."""
+"""What is gathered of a cloud: its `index` with `rows` of metrics, those `of_surveys`, the `parts`
+of `MeasuredModel` and the `clouds` that are drawn, or with the `fault` by which it has none."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +68,38 @@ class EvaluationResult:
     """`rows` and `shares` of each dataset by its label, if there are several."""
     unit: str = ""
     """The unit of lengths in `rows`, on the main process only; empty if unknown."""
+    of_surveys: dict[str, Figures] = field(default_factory=dict)
+    """Like `rows`, each of `SURVEY_FIGURES`, for the model, the midpoints and the source."""
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    """`MeasuredModel.parts`."""
 
     @property
     def score(self) -> float:
-        """Mean of `shares`: lower is better, and it is comparable between clouds of any scale.
+        """Mean over the clouds of the figure that the run chooses by, in units of the midpoint
+        baseline's: lower is better, and it is comparable between clouds of any scale.
 
         Infinite if the model failed on a cloud, so that such a model is never the best.
         """
-        return float(np.mean(self.shares)) if self.shares and self.is_complete else math.inf
+        if not self.parts or not self.is_complete:
+            return math.inf
+        return float(np.mean([np.mean(parts) for parts in self.parts.values()]))
+
+    def measured(self, step: int) -> MeasuredModel:
+        """What a checkpoint keeps of this evaluation of the model of `step`."""
+        figures = self.rows.get("model", {}) | self.of_surveys.get("model", {})
+        return {"step": step, "score": self.score, "parts": self.parts, "figures": figures}
 
 
 class Evaluation:
-    """Evaluates a model on a validation set, with the same result for any number of processes.
+    """Evaluates a model as users get it: the output of `pointup upsample` for every sample.
 
-    Batches are planned as for one process and assigned to the processes in turn. The records of
-    all clouds are gathered once. So each cloud is computed in the same batch, and counted once, for
-    any number of processes. The metrics of the references are computed in the first evaluation
-    only. A cloud that can't be measured and a picture that can't be drawn are excluded with a
-    warning, because a failed metric must not end a run.
+    The processes take the clouds in turn, and the records of all clouds are gathered once. So the
+    result is the same for any number of processes. The metrics of the references are computed in
+    the first evaluation only. A cloud that can't be measured and a picture that can't be drawn are
+    excluded with a warning, because a failed metric must not end a run.
+
+    Attributes:
+        indices: of the validation samples that are measured; by default all.
     """
 
     def __init__(
@@ -79,48 +107,34 @@ class Evaluation:
         data: TrainingData,
         accelerator: Accelerator,
         config: TrainConfig,
-        token_budget: int,
+        indices: Sequence[int] | None = None,
     ) -> None:
         self.data, self.accelerator, self.config = data, accelerator, config
         dataset = data.validation
-        if config.token_budget == "auto" and not config.crop:
-            # The budget is what training fits into memory; evaluation stores no gradients.
-            token_budget = max(token_budget, int(dataset.full_sizes.max()))
-        dataset.max_tokens = token_budget if config.crop else None
-        plan = list(
-            TokenBudgetBatchSampler(
-                dataset.full_sizes,
-                token_budget,
-                max_clouds=config.max_clouds,
-                names=dataset.names,
-                shuffle=False,
-                crop=config.crop,
-            )
-        )
-        own_batches = plan[accelerator.process_index :: accelerator.num_processes]
-        self.batches = make_loader(dataset, own_batches, device=accelerator.device)
-        self.drawn = {round(i) for i in np.linspace(0, len(dataset) - 1, config.num_pictures)}
-        self.references: dict[int, dict[str, Figures]] = {}
+        self.indices = sorted(range(len(dataset)) if indices is None else indices)
+        own = self.indices[accelerator.process_index :: accelerator.num_processes]
+        self.batches = make_loader(dataset, [[(0, i)] for i in own], device=accelerator.device)
+        places = np.linspace(0, len(self.indices) - 1, config.num_pictures)
+        self.drawn = {self.indices[round(place)] for place in places}
+        self.per_side = parts_per_side(len(self.indices))
+        self.units = [readable_unit(source.name) for source in data.sources]
+        self.references: dict[int, Record] = {}
         self.unreadable: set[Path] = set()
         self.aborted: Record = {"index": -1}
         """The record of a process that aborts its evaluation."""
 
     @torch.no_grad()
-    def records_of(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
-        """One record per cloud: its metrics, or the reason why it has none."""
-        unreadable = [
-            {"index": index, "fault": reason, "is_model_fault": False}
-            for index, _, reason in batch.get("faults", [])
-        ]
-        return unreadable + self._records(batch, model) if batch.num_graphs else unreadable
-
-    def _records(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
+    def records_of(self, batch: Batch, model: Upsampler) -> list[Record]:
+        """The record of a batch of one cloud: its metrics, or the reason why it has none."""
+        if not batch.num_graphs:
+            ((index, _, fault),) = batch.faults
+            return [{"index": index, "fault": fault, "is_model_fault": False}]
+        index = int(batch.index[0])
         try:
-            return self._measured(batch, model)
+            return [{"index": index, **self._measured(index, batch, model)}]
         except Exception as error:
             logger.debug("an evaluation failed", exc_info=True)
             fault = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            index = int(batch.index[0])
             # Memory is no fault of the weights: without this cloud, the others decide.
             is_model_fault = index in self.references and not (
                 isinstance(error, RuntimeError) and is_out_of_memory(error)
@@ -129,40 +143,58 @@ class Evaluation:
                 origin = "the model" if is_model_fault else "the sample"
                 fault = f"{origin} has points that aren't finite"
         release_cached_memory()
-        if batch.num_graphs == 1:
-            return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
-        # One by one: this isolates a bad cloud, and takes less memory.
-        singles = [clouds(batch, i, i + 1) for i in range(batch.num_graphs)]
-        return [record for single in singles for record in self._records(single, model)]
+        return [{"index": index, "fault": fault, "is_model_fault": is_model_fault}]
 
-    def _measured(self, batch: Batch, model: torch.nn.Module) -> list[Record]:
-        ratio = training_ratio(batch, self.config.ratio, self.config.max_ratio)
-        indices, samples = batch.index.tolist(), self.data.validation.samples
-        surfaces = [self._surface(samples.surface(index)) for index in indices]
-        if any(index not in self.references for index in indices):
-            references = measure_pairs(batch, ratio, surfaces=surfaces)
-            self.references.update(zip(indices, references, strict=True))
-        with self.accelerator.autocast():
-            output = model(batch.pos, batch.ptr, ratio)
-        prediction = output.pos.float(), output.ptr
-        measured = measure(*prediction, batch.target, batch.target_ptr, surfaces)
-        records: list[Record] = [
-            {"index": index, "rows": {"model": figures, **self.references[index]}}
-            for index, figures in zip(indices, measured, strict=True)
-        ]
-        for cloud, record in enumerate(records):
-            if record["index"] in self.drawn:
-                packed = {
-                    "source": (batch.pos, batch.ptr),
-                    "baseline": midpoint_upsample(batch.pos, batch.ptr, ratio),
-                    "prediction": prediction,
-                    "target": (batch.target, batch.target_ptr),
+    def _measured(self, index: int, batch: Batch, model: Upsampler) -> Record:
+        # Imported here: the start of a run does not wait for upsampling and formats of surveys.
+        from pointup.evaluation.pairs import upsampled_pairs
+
+        config, vertical = self.config, self.data.validation.samples.is_vertical(index)
+        ratio = training_ratio(batch, config.ratio, config.max_ratio)
+        clouds = clouds_of_pairs(batch, ratio)
+        if index not in self.references:
+            self.references[index] = self._figures(index, batch, clouds)
+        # A model of noisy points is used to replace them.
+        output = upsampled_pairs(batch, ratio, model, [vertical], originals=not config.noise)
+        found = self._figures(index, batch, {"model": output, "source": clouds["source"]})
+        record: Record = {
+            kind: {"model": rows["model"], **self.references[index][kind]} if rows else {}
+            for kind, rows in found.items()
+        }
+        everything = {
+            row: record["rows"][row] | record["of_surveys"].get(row, {})
+            for row in ("model", "midpoints")
+        }
+        share = share_of_midpoints(everything, config.choose_by)
+        points = {row: _points(pos) for row, (pos, _) in {**clouds, "model": output}.items()}
+        target = _points(batch.target)
+        if share is not None:
+            record["parts"] = [share]
+            if self.per_side > 1 and config.choose_by == "chamfer":
+                parts = chamfer_of_parts(points["model"], target, self.per_side)
+                record["parts"] = [each / everything["midpoints"]["chamfer"] for each in parts]
+        if index in self.drawn:
+            record["clouds"] = {
+                "source": points["source"], "baseline": points["midpoints"],
+                "prediction": points["model"], "target": target,
+            }  # fmt: skip
+        return record
+
+    def _figures(self, index: int, batch: Batch, clouds: Clouds) -> Record:
+        """The `rows` of metrics of clouds of a sample, and in surveys those `of_surveys`."""
+        from pointup.evaluation.pairs import measure_as_surveys
+
+        samples = self.data.validation.samples
+        (rows,) = measure_clouds(batch, clouds, [self._surface(samples.surface(index))])
+        of_surveys = {}
+        if samples.is_vertical(index) and rows:
+            unit = self.units[bisect_right(self.data.bounds["validation"], index) - 1]
+            points = {row: _points(pos) for row, (pos, _) in clouds.items()}
+            for row, figures in measure_as_surveys(points, _points(batch.target), unit).items():
+                of_surveys[row] = {
+                    name: figures[name] for name in SURVEY_FIGURES if name in figures
                 }
-                record["clouds"] = {
-                    name: pos[ptr[cloud] : ptr[cloud + 1]].cpu().numpy()
-                    for name, (pos, ptr) in packed.items()
-                }
-        return records
+        return {"rows": rows, "of_surveys": of_surveys}
 
     def _surface(self, file: Path | None) -> Surface | None:
         """The surface in `file`; None without one, and, with one warning per file, if it can't be
@@ -183,7 +215,7 @@ class Evaluation:
         seen, names = [record["index"] for record in gathered], self.data.validation.names
         if self.aborted in gathered:
             return None
-        assert seen == list(range(len(names))), "each cloud is evaluated once"
+        assert seen == self.indices, "each cloud is evaluated once"
         faults = [record for record in gathered if "fault" in record]
         if faults:
             faulty = [names[record["index"]] for record in faults]
@@ -194,9 +226,13 @@ class Evaluation:
             logger.debug("can't be measured: %s", ", ".join(faulty))
         rows, shares = summary_of(gathered)
         result = EvaluationResult(
-            rows, shares, is_complete=not any(record["is_model_fault"] for record in faults)
+            rows,
+            shares,
+            is_complete=not any(record["is_model_fault"] for record in faults),
+            of_surveys=mean_rows([r["of_surveys"] for r in gathered if "of_surveys" in r]),
+            parts={str(r["index"]): r["parts"] for r in gathered if "parts" in r},
         )
-        bounds = self.data.bounds["validation"]
+        bounds = [bisect_left(seen, bound) for bound in self.data.bounds["validation"]]
         for label, (start, end) in zip(self.data.labels, pairwise(bounds), strict=False):
             if start < end:
                 result.by_dataset[label] = summary_of(gathered[start:end])
@@ -226,6 +262,10 @@ class Evaluation:
         return pictures
 
 
+def _points(pos: Tensor) -> np.ndarray:
+    return pos.cpu().double().numpy()
+
+
 def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:
     """The mean metrics of records by row, and the share of the midpoint baseline of each."""
     measured = [record["rows"] for record in records if "rows" in record]
@@ -233,10 +273,10 @@ def summary_of(records: list[Record]) -> tuple[dict[str, Figures], list[float]]:
     return mean_rows(measured), shares
 
 
-def share_of_midpoints(rows: dict[str, Figures]) -> float | None:
-    """The model's Chamfer distance divided by that of the midpoint baseline.
+def share_of_midpoints(rows: dict[str, Figures], figure: str = "chamfer") -> float | None:
+    """A figure of the model, such as Chamfer distance, divided by that of the midpoint baseline.
 
     None if either is missing, or if that of the baseline is 0.
     """
-    model, midpoints = (rows.get(row, {}).get("chamfer") for row in ("model", "midpoints"))
+    model, midpoints = (rows.get(row, {}).get(figure) for row in ("model", "midpoints"))
     return None if model is None or not midpoints else model / midpoints

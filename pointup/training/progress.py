@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+import numpy as np
 import torch
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
@@ -16,10 +17,13 @@ from pointup.training.config import (
     default_evaluations,
     default_steps,
 )
+from pointup.training.model_choice import MeasuredModel, is_better, outcome
 from pointup.training.step_totals import StepTotals
 
 STEPS_BETWEEN_EVALUATIONS = 500
 """Used if neither an option nor a known number of steps sets it."""
+FEWEST_VALIDATED = 4
+"""Fewer validation samples are not measured, whatever their share of the work."""
 FINAL_LEARNING_RATE = 0.02
 """Share of the peak learning rate at the end of a run."""
 
@@ -36,7 +40,14 @@ class Progress:
     elapsed_seconds: float = 0.0
     """Training time by the clock of the main process, without the time between continuations."""
     best: float = math.inf
-    """Lowest validation score so far: Chamfer distance divided by that of the midpoint baseline."""
+    """Validation score of the model in model/: the figure that the run chooses by, divided by that
+    of the midpoint baseline."""
+    kept: MeasuredModel | None = None
+    """The evaluation of that model."""
+    initial: MeasuredModel | None = None
+    """The evaluation of the initial model; None for a run from random weights."""
+    validated: list[int] = field(default_factory=list)
+    """Indices of the validation samples that are measured."""
     evaluations_since_best: int = 0
     evaluation_due: bool = False
     """Whether the evaluation of this step is pending, for example after a stop request."""
@@ -67,20 +78,27 @@ class Progress:
             return self.lowered_budget
         return settled
 
-    def judge(self, score: float, config: TrainConfig) -> bool:
-        """Record the score of an evaluation; returns whether it is the best so far.
+    def judge(self, model: MeasuredModel, config: TrainConfig) -> bool:
+        """Record an evaluation; returns whether its model is the best so far.
 
-        Finishes the run if the score reaches `target_chamfer`, or after `patience` evaluations
-        without an improvement.
+        It must also be better than the initial model by more than noise. Finishes the run if the
+        score reaches `target_chamfer`, or after `patience` evaluations without an improvement.
         """
-        is_best = score < self.best
-        self.best = min(self.best, score)
+        if not self.step:
+            self.initial = model
+        is_best = model["score"] < self.best
+        if is_best and self.kept is not None and self.initial is not None:
+            is_best = is_better(model, self.initial)
+        if is_best:
+            self.best, self.kept = model["score"], model
         self.evaluations_since_best = 0 if is_best else self.evaluations_since_best + 1
         self.finished = self.finished or self.is_good_enough(config)
         return is_best
 
     def is_good_enough(self, config: TrainConfig) -> bool:
-        """Whether `target_chamfer` or `patience` ends the run."""
+        """Whether `target_chamfer` or `patience` ends the run, after its first step."""
+        if not self.step:
+            return False
         target, patience = config.target_chamfer, config.patience
         is_reached = target is not None and self.best <= target
         return is_reached or (patience is not None and self.evaluations_since_best >= patience)
@@ -162,12 +180,20 @@ class RunSchedule:
         progress.finished = self.share_done(progress) >= 1.0
         progress.evaluation_due = progress.step % self.eval_every == 0 or progress.finished
 
+    def samples_to_validate(self, sizes: np.ndarray) -> list[int]:
+        """Indices of validation samples of `sizes` tokens; a token of them takes about as long as
+        one in training."""
+        trained = self.eval_every * int(self.sampler.sizes.sum()) / self.sampler.num_steps
+        return spread_samples(sizes, self.config.validation_share * trained)
+
     def is_save_due(self, progress: Progress, saved_at: float) -> bool:
         """Whether to save now: after `save_every` steps, `save_minutes`, or at the end of the run.
 
         `saved_at` is the training time of the last attempt. It is that of the main process, so that
         all processes agree.
         """
+        if not progress.step:
+            return False
         is_late = progress.elapsed_seconds - saved_at >= 60 * self.config.save_minutes
         return is_late or progress.finished or progress.step % self.save_every == 0
 
@@ -175,9 +201,20 @@ class RunSchedule:
         """Whether a run that is continued here has ended: patience and target may have changed."""
         return self.share_done(progress) >= 1.0 or progress.is_good_enough(self.config)
 
-    def end_of_run(self, progress: Progress) -> str:
-        """The step at which a finished run ended, and the option that ended it before its length,
-        as a sentence."""
+    def end_of_run(self, progress: Progress, is_stopped: bool) -> str:
+        """Sentences about the end of a run or its stop: the step, the option that ended it before
+        its length, and what its model is beside the initial one."""
+        text = self._reason(progress)
+        if is_stopped:
+            text = f"Stopped at step {progress.step} and saved; run again to continue."
+        if self.config.initial_model is None or progress.initial is None:
+            return text
+        chosen = outcome(
+            self.config.initial_model, self.config.choose_by, progress.initial, progress.kept
+        )
+        return f"{text}\n{chosen}"
+
+    def _reason(self, progress: Progress) -> str:
         config = self.config
         where = f"The run is complete at step {progress.step:,}"
         if self.share_done(progress) >= 1.0:
@@ -221,3 +258,12 @@ def scaled_learning_rate(
     factor = clouds_per_step / reference_clouds
     exponent = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}[scaling]
     return learning_rate * factor**exponent
+
+
+def spread_samples(sizes: np.ndarray, tokens: float) -> list[int]:
+    """Indices of samples that together have about `tokens` tokens, at least `FEWEST_VALIDATED`,
+    evenly spread over all samples."""
+    # The fractional parts of multiples of the golden ratio: any first ones are evenly spread.
+    order = np.argsort(np.arange(len(sizes)) * ((math.sqrt(5) - 1) / 2) % 1)
+    number = np.searchsorted(np.cumsum(sizes[order], dtype=np.int64), tokens, side="right")
+    return sorted(order[: max(int(number), FEWEST_VALIDATED)].tolist())

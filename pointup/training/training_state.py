@@ -25,6 +25,7 @@ from pointup.errors import ConfigError
 from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import TrainingData
+from pointup.training.evaluation import EvaluationResult
 from pointup.training.progress import Progress, RunSchedule
 from pointup.training.run_directory.checkpoint import (
     CheckpointError,
@@ -117,7 +118,8 @@ class RunState:
         self.config, self.accelerator, self.data = config, accelerator, data
         self.weights, self.optimizer, self.sampler = weights, optimizer, sampler
         self.average = WeightAverage(weights, config.ema_decay)
-        self.progress = Progress()
+        # A run that starts from a model measures it before the first step.
+        self.progress = Progress(evaluation_due=config.initial_model is not None)
         self.saved_at = 0.0
         """Training time in seconds of the last attempt to save, or of the loaded checkpoint."""
 
@@ -134,8 +136,14 @@ class RunState:
         ConfigError if the dataset has changed.
         """
         path = latest_checkpoint(self.config.output_dir / "checkpoints")
-        if path is None:
-            return None
+        if path is not None:
+            self._load(path, schedule)
+        if not self.progress.validated:
+            sizes = self.data.validation.full_sizes
+            self.progress.validated = schedule.samples_to_validate(sizes)
+        return path
+
+    def _load(self, path: Path, schedule: RunSchedule) -> None:
         scaler = self.accelerator.scaler
         state = load_checkpoint(path, self.weights, self.optimizer, scaler, self.average)
         settled = self.sampler.token_budget
@@ -147,7 +155,6 @@ class RunState:
             self.sampler.load_state_dict(sampler_state)
             self.progress.finished = schedule.has_ended(self.progress)
         self.saved_at = self.progress.elapsed_seconds
-        return path
 
     def save(self, enter_phase: Callable[[str], None], must_succeed: bool) -> None:
         """Save a checkpoint; `enter_phase` is that of the watchdog."""
@@ -173,25 +180,27 @@ class RunState:
             must_succeed,
         )
 
-    def judge(self, score: float) -> None:
-        """Record the score of an evaluation, and save the model if it is the best so far.
+    def judge(self, result: EvaluationResult) -> bool:
+        """Record an evaluation, and save the model if it is the best so far; returns whether it is.
 
-        If it can't be saved, the score does not count as the best, so that a later evaluation that
-        is better than the saved model is saved. At the end of the run CheckpointError is raised.
+        If it can't be saved, it does not count as the best, so that a later evaluation that is
+        better than the saved model is saved. At the end of the run CheckpointError is raised.
         The log warns at the end of a run in which no model was saved.
         """
         progress, output_dir = self.progress, self.config.output_dir
-        best_before = progress.best
-        if progress.judge(score, self.config) and not self._write(
+        before = progress.best, progress.kept
+        is_best = progress.judge(result.measured(progress.step), self.config)
+        if is_best and not self._write(
             lambda: save_model(self.model, output_dir / "model"), must_succeed=progress.finished
         ):
-            progress.best = best_before
+            (progress.best, progress.kept), is_best = before, False
         if progress.finished and math.isinf(progress.best):
             logger.warning(
                 "no model was saved: no evaluation measured it on all validation clouds (see the "
                 "warnings before); the last weights are in %s",
                 output_dir / "checkpoints",
             )
+        return is_best
 
     def _write(self, write: Callable[[], object], must_succeed: bool) -> bool:
         """Write on the main process; returns whether it succeeded."""

@@ -57,7 +57,7 @@ def test_a_dry_run_writes_a_model_that_loads_offline_and_a_card_of_the_run(
     assert "is 90.0% of that of the midpoint baseline" in card.text
     assert "On average over the pairs, the Chamfer distance is " in card.text
     assert "The table has the means over the pairs." in card.text
-    assert card.text.count("Figures of the network alone.") == 1
+    assert card.text.count("The figures are those of the output of `pointup upsample`") == 1
     assert "| Chamfer, data unit | 0.45 | 0.5 |" in card.text
     assert "Pairs of `pairs`." in card.text and "| made by | tests |" in card.text
     assert "- Only sheets." in card.text
@@ -94,9 +94,7 @@ def test_the_limits_of_a_card_say_whether_the_model_is_better_than_the_midpoint_
     path = make_run(tmp_path / "run", data, 1e-3, [share])
     card = card_of_run(read_run(path, "run"), Upsampler(**SMALL), "me/wavy", "mit", "", "")
     found = [line for line in card.splitlines() if "On its validation data" in line]
-    assert found == (
-        [f"- On its validation data the network alone is {verdict}."] if verdict else []
-    )
+    assert found == ([f"- On its validation data the model is {verdict}."] if verdict else [])
 
 
 def test_a_card_has_the_unit_of_the_surveys(tmp_path: Path) -> None:

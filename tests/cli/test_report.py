@@ -85,7 +85,7 @@ def test_a_report_has_best_evaluations_options_that_differ_and_samples(
     # An untrained model equals the midpoint baseline in positions, not in density.
     assert "4 of 4 validation pairs, measured with the network of first alone" in html
     assert "The share is the mean of the ratios of the pairs, not the ratio of the means." in html
-    assert html.count("`pointup evaluate pairs --as-written` measures its output") == 1
+    assert html.count("The figures are those of the output of `pointup upsample`") == 1
     assert html.count("data:image/png") == 3 and html.count("srcdoc=") == 1
     assert "open it in a browser" in capsys.readouterr().out
 

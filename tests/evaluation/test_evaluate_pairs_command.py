@@ -37,14 +37,14 @@ def test_pairs_have_the_figures_that_training_validates_on(
     from pointup.training.evaluation import Evaluation
 
     path = tmp_path / "out.json"
-    assert not evaluate("pairs", pair_directory, "--model", model, "--json", path)
+    assert not evaluate("pairs", pair_directory, "--model", model, "--as-written", "--json", path)
     assert "validation pairs of" in capsys.readouterr().out
     content = figures_of(path)
     upsampler = Upsampler.from_pretrained(model).eval()
     config = TrainConfig(data=(str(pair_directory),), model=upsampler.config, num_pictures=0)
     accelerator = Accelerator(cpu=True)
     data = open_training_data(config, accelerator)
-    evaluation = Evaluation(data, accelerator, config, token_budget=1000)
+    evaluation = Evaluation(data, accelerator, config)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
     means = mean_rows([r["rows"] for r in records])
     assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "resampled"]

@@ -74,7 +74,7 @@ class Recording:
 
     def evaluate(self, step: int, result: EvaluationResult = RESULT) -> None:
         self.monitor.progress.step = step
-        self.monitor.validation(result)
+        self.monitor.validation(result, is_kept=True)
 
 
 @contextmanager

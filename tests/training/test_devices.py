@@ -287,5 +287,6 @@ def test_training_and_evaluation_load_for_the_device_of_the_run(device: torch.de
     group: Any = SimpleNamespace(device=device, num_processes=1, process_index=0)
     with mock.patch("torch.cuda.is_available", lambda: True):
         training: Any = training_loader(config, dataset, mock.MagicMock(), device)
-        evaluation: Any = Evaluation(SimpleNamespace(validation=dataset), group, config, 20).batches
+        data: Any = SimpleNamespace(validation=dataset, sources=())
+        evaluation: Any = Evaluation(data, group, config).batches
     assert training.pin_memory == evaluation.pin_memory == (device == GPU)

@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from runs import SMALL
 
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.model.upsampler import Upsampler, UpsamplerOutput
+from pointup.evaluation import pairs
+from pointup.model.upsampler import Upsampler
 from pointup.training.config import TrainConfig
 from pointup.training.datasets import open_training_data
 from pointup.training.evaluation import Evaluation, EvaluationResult
 
 
+def evaluate(evaluation: Evaluation, model: Upsampler) -> EvaluationResult:
+    records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, model)]
+    result = evaluation.result_of(records)
+    assert result is not None
+    return result
+
+
 def test_a_cloud_too_large_for_the_memory_does_not_make_a_model_unusable(
-    pair_directory: Path, accelerator: Accelerator
+    pair_directory: Path, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig(data=(str(pair_directory),), num_pictures=0)
     data = open_training_data(config, accelerator)
-    evaluation, upsampler = Evaluation(data, accelerator, config, 20_480), Upsampler()
-    largest = int(data.validation.num_source.max())
+    evaluation, upsampler = Evaluation(data, accelerator, config), Upsampler(**asdict(SMALL))
+    largest, real = int(data.validation.num_source.max()), pairs.upsampled_pairs
 
-    def result_with(fault: Callable[[UpsamplerOutput], UpsamplerOutput]) -> EvaluationResult:
-        class Faulty(nn.Module):
-            def forward(self, pos: Tensor, ptr: Tensor, ratio: Tensor) -> UpsamplerOutput:
-                output: UpsamplerOutput = upsampler(pos, ptr, ratio)
-                return fault(output) if int(ptr.diff().max()) == largest else output
+    def without_memory(batch: Any, *given: Any, **named: Any) -> Any:
+        if len(batch.pos) == largest:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(batch, *given, **named)
 
-        model = Faulty()
-        records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, model)]
-        result = evaluation.result_of(records)
-        assert result is not None
-        return result
-
-    def without_memory(output: UpsamplerOutput) -> UpsamplerOutput:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def not_finite(output: UpsamplerOutput) -> UpsamplerOutput:
-        return output._replace(pos=output.pos * torch.nan)
-
-    number = len(data.validation)
-    left = result_with(without_memory)
-    assert np.isfinite(left.score) and len(left.shares) == number - 1
-    assert result_with(not_finite).score == np.inf
+    with monkeypatch.context() as patch:
+        patch.setattr(pairs, "upsampled_pairs", without_memory)
+        left = evaluate(evaluation, upsampler)
+    assert np.isfinite(left.score) and len(left.shares) == len(data.validation) - 1
+    for weights in upsampler.parameters():
+        weights.data.fill_(torch.nan)
+    assert evaluate(evaluation, upsampler).score == np.inf
 
 
 @pytest.mark.parametrize(
@@ -59,13 +58,10 @@ def test_figures_have_the_unit_of_the_surveys_and_a_damaged_description_costs_on
     description: str, unit: str, tmp_path: Path, accelerator: Accelerator
 ) -> None:
     cloud = np.random.default_rng(0).random((40, 3)).astype(np.float32)
-    pairs = [Pair(str(i), cloud, cloud) for i in range(3)]
-    write_pairs(pairs[:2], pairs[2:], tmp_path / "pairs", {})
+    clouds = [Pair(str(i), cloud, cloud) for i in range(3)]
+    write_pairs(clouds[:2], clouds[2:], tmp_path / "pairs", {})
     config = TrainConfig(data=(str(tmp_path / "pairs"),), num_pictures=0)
-    evaluation = Evaluation(open_training_data(config, accelerator), accelerator, config, 20_480)
+    data = open_training_data(config, accelerator)
     (tmp_path / "pairs" / "pointup.json").write_text(description)
-    upsampler = Upsampler()
-    records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
-    result = evaluation.result_of(records)
-    assert result is not None and len(result.shares) == 1
-    assert result.unit == unit
+    result = evaluate(Evaluation(data, accelerator, config), Upsampler(**asdict(SMALL)))
+    assert len(result.shares) == 1 and result.unit == unit

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.training.config import TrainConfig
+from pointup.training.model_choice import MeasuredModel
 from pointup.training.progress import (
     Progress,
     RunSchedule,
@@ -27,6 +28,10 @@ from pointup.training.tracking.monitor import Monitor, describe_budget, describe
 def schedule(**options: Any) -> RunSchedule:
     """The schedule of a run on 40 clouds, four of them in each of the 10 steps of an epoch."""
     return RunSchedule(TrainConfig(**options), TokenBudgetBatchSampler([10] * 40, 40))
+
+
+def model(score: float, step: int = 1) -> MeasuredModel:
+    return {"step": step, "score": score, "parts": {"0": [score]}, "figures": {}}
 
 
 def test_the_learning_rate_rises_linearly_then_falls_as_half_a_cosine() -> None:
@@ -113,8 +118,8 @@ def test_a_lowered_budget_applies_until_another_one_is_given() -> None:
 def test_patience_and_a_target_end_a_run(
     options: dict[str, Any], scores: list[float], best: list[bool], finished: bool
 ) -> None:
-    progress = Progress()
-    assert [progress.judge(score, TrainConfig(**options)) for score in scores] == best
+    progress = Progress(step=1)
+    assert [progress.judge(model(score), TrainConfig(**options)) for score in scores] == best
     assert progress.finished == finished and progress.best == min(scores)
 
 
@@ -151,7 +156,7 @@ def test_the_end_of_a_run_names_the_option_that_ended_it() -> None:
             ": 2 evaluations without a better score (--patience 2).",
         ),
     ):
-        message = schedule(**options).end_of_run(progress)
+        message = schedule(**options).end_of_run(progress, is_stopped=False)
         assert message == f"The run is complete at step 1,200{end}"
 
 

@@ -45,12 +45,11 @@ def test_an_evaluation_that_ends_the_process_loses_no_step_and_is_repeated_at_th
         training.train(run, accelerator)
     assert (tmp_path / "run" / "checkpoints" / "LATEST").read_text() == "step_3"
 
-    # The next evaluation ends the process after its metrics are written.
+    # The next evaluation ends the process while it writes the model.
     monkeypatch.setattr(Evaluation, "records_of", real)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(training_state, "save_model", dies)
         training.train(run, accelerator)
-    assert len(evaluations_of(tmp_path / "run")) == 1
 
     training.train(run, accelerator)
     assert evaluations_of(tmp_path / "run") == evaluations_of(tmp_path / "whole")
@@ -79,21 +78,20 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
     # A valid archive, which the check before a run accepts, but not of a surface.
     (tmp_path / "data" / "surfaces").mkdir()
     np.savez(tmp_path / "data" / "surfaces" / "other.npz", a=np.zeros(3))
-    real, real_picture = evaluation.measure_pairs, pictures.evaluation_picture
+    real, real_picture = evaluation.clouds_of_pairs, pictures.evaluation_picture
 
-    def measure_pairs(batch: Any, *given: Any, **named: Any) -> Any:
+    def clouds_of_pairs(batch: Any, *given: Any) -> Any:
         # Set here, because `find_bad_samples` may exclude such a sample from the dataset.
-        for cloud, name in enumerate(batch.name):
-            if name == "bad_resample":
-                batch.resample[batch.resample_ptr[cloud]] = np.nan
-        return real(batch, *given, **named)
+        if batch.name == ["bad_resample"]:
+            batch.resample[0] = np.nan
+        return real(batch, *given)
 
     def picture(*given: Any, title: str, **named: Any) -> Any:
         if title == "good":
             raise RuntimeError("no font")
         return real_picture(*given, title=title, **named)
 
-    monkeypatch.setattr(evaluation, "measure_pairs", measure_pairs)
+    monkeypatch.setattr(evaluation, "clouds_of_pairs", clouds_of_pairs)
     monkeypatch.setattr(pictures, "evaluation_picture", picture)
     run = tmp_path / "run"
     training.train(
@@ -111,11 +109,12 @@ def test_samples_that_can_not_be_measured_or_drawn_are_reported_and_the_rest_is_
 
 
 def test_a_model_that_fails_on_a_cloud_is_never_the_best() -> None:
-    def result(is_complete: bool, shares: list[float]) -> evaluation.EvaluationResult:
-        return evaluation.EvaluationResult({}, shares, is_complete)
+    def result(is_complete: bool, *shares: float) -> evaluation.EvaluationResult:
+        parts = {str(index): [share, share] for index, share in enumerate(shares)}
+        return evaluation.EvaluationResult({}, list(shares), is_complete, parts=parts)
 
-    assert result(True, [0.5, 0.7]).score == 0.6
-    assert result(False, [0.5]).score == result(True, []).score == np.inf
+    assert result(True, 0.5, 0.7).score == 0.6
+    assert result(False, 0.5).score == result(True).score == np.inf
     assert evaluation.share_of_midpoints({"model": {"chamfer": 1.0}}) is None
     rows = {"model": {"chamfer": 1.0}, "midpoints": {"chamfer": 0.0}}
     assert evaluation.share_of_midpoints(rows) is None

@@ -34,7 +34,7 @@ from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources
 from pointup.training.datasets import open_split
 from pointup.training.objective import training_ratio
-from pointup.training.tracking.tables import NETWORK_ALONE, ROW_LABELS
+from pointup.training.tracking.tables import AS_WRITTEN, ROW_LABELS
 from pointup.upsampling.in_memory import default_device, load_model
 from pointup.visualization import evaluation_picture
 from pointup.visualization.page import FAINT, INK
@@ -133,7 +133,7 @@ def _metrics(runs: Sequence[RunRecord]) -> str:
     note = DIFFERENT_DATA if differing else ""
     return (
         _table([head, *body], note)
-        + _text(NETWORK_ALONE)
+        + _text(AS_WRITTEN)
         + _folded("Conventions", f"<ul>{conventions}</ul>")
     )
 

@@ -51,14 +51,13 @@ class RunRecord:
 
     @cached_property
     def best(self) -> dict[str, Any] | None:
-        """The evaluation with the lowest share of the midpoint baseline, which is that of the saved
-        model; those where the model failed on a cloud don't count."""
-        known = [
-            evaluation
-            for evaluation in self.evaluations
-            if evaluation.get("share_of_midpoints") is not None
-            and evaluation.get("is_complete", True)
-        ]
+        """The evaluation of the saved model; None if no evaluation measured all clouds."""
+        # Runs of earlier versions have no "is_kept": there the lowest share was kept.
+        known = [e for e in self.evaluations if e.get("share_of_midpoints") is not None]
+        kept = [e for e in known if e.get("is_kept")]
+        if kept:
+            return kept[-1]
+        known = [e for e in known if e.get("is_complete", True) and "is_kept" not in e]
         return min(known, key=lambda e: e["share_of_midpoints"]) if known else None
 
     @property

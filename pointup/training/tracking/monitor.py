@@ -8,7 +8,6 @@ import math
 import os
 import platform
 import sys
-import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -31,8 +30,7 @@ from pointup.training.progress import Progress, RunSchedule
 from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.step_totals import StepMeter, StepTotals
 from pointup.training.tracking.tables import (
-    NETWORK_ALONE,
-    WIDTH,
+    AS_WRITTEN,
     datasets_table,
     evaluation_table,
     plan_table,
@@ -156,21 +154,24 @@ class Monitor:
             {training_tag(name): value for name, value in values.items()}, progress.step
         )
 
-    def validation(self, result: EvaluationResult) -> None:
+    def validation(self, result: EvaluationResult, is_kept: bool) -> None:
         """Record an evaluation: a line of metrics.jsonl, curves, pictures, a table on the console.
 
-        If no cloud was measured, only pictures are recorded.
+        `is_kept`: the model is now that in model/. If no cloud was measured, only pictures are
+        recorded.
         """
         if self.metrics is None or self.bar is None:
             return
         step = self.progress.step
         if result.shares:
-            self._record_validation(self.metrics, step, result)
+            self._record_validation(self.metrics, step, result, is_kept)
             self.bar.pause()
         for name, picture in result.pictures.items():
             self.trackers.log_picture(step, f"pictures/{literal(name)}", picture)
 
-    def _record_validation(self, metrics: MetricsFile, step: int, result: EvaluationResult) -> None:
+    def _record_validation(
+        self, metrics: MetricsFile, step: int, result: EvaluationResult, is_kept: bool
+    ) -> None:
         rows, shares = result.rows, result.shares
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         by_dataset: dict[str, dict[str, Any]] = {
@@ -182,16 +183,17 @@ class Monitor:
             for label, (rows_there, shares_there) in result.by_dataset.items()
         }
         record = {"step": step, "share_of_midpoints": share, "validation": rows}
-        record["is_complete"] = result.is_complete
+        record |= {"is_complete": result.is_complete, "is_kept": is_kept}
+        if result.of_surveys:
+            record["of_surveys"] = result.of_surveys
         metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
         for label, figures in by_dataset.items():
             curves = curves_of(figures["validation"].get("model", {}))
             if figures["share_of_midpoints"] is not None:
                 curves[TAGS["share_of_midpoints"]] = figures["share_of_midpoints"]
             self.trackers.log_beside(step, "datasets", label, curves)
-        self.trackers.log(
-            {TAGS["share_of_midpoints"]: share, **curves_of(rows.get("model", {}))}, step
-        )
+        figures = rows.get("model", {}) | result.of_surveys.get("model", {})
+        self.trackers.log({TAGS["share_of_midpoints"]: share, **curves_of(figures)}, step)
         for row, label in REFERENCES.items():
             if row in rows:
                 constants = {"share_of_midpoints": 1.0} if row == "midpoints" else {}
@@ -203,7 +205,7 @@ class Monitor:
             evaluation_table(rows, metrics_in(result.unit), title, conventions=is_first)
             + f"\n{share_line(share, lower)}"
             + (f"\n{datasets_table(by_dataset)}" if by_dataset else "")
-            + (f"\n{textwrap.fill(NETWORK_ALONE, WIDTH)}" if is_first else "")
+            + (f"\n{AS_WRITTEN}" if is_first else "")
         )
         self.num_evaluations += 1
 

@@ -21,11 +21,7 @@ MIDPOINTS = (
     "model against midpoints: ratio of the means; cloud by cloud: mean of the ratios"
 )
 """Said once below the conventions: the two figures differ, and two names mean the same."""
-NETWORK_ALONE = (
-    "Figures of the network alone. `pointup upsample` adds thinning, relaxation and, in surveys, "
-    "the rules for the ground: `pointup evaluate pairs --as-written` measures its output."
-)
-"""Said once where figures of validation are read."""
+AS_WRITTEN = "The figures are those of the output of `pointup upsample`, with measured points."
 
 
 def evaluation_table(

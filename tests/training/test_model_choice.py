@@ -1,0 +1,116 @@
+"""A run from a model keeps that model until another one is better by more than noise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from conftest import metrics_of
+from runs import SMALL, options, training
+
+from pointup.model.upsampler import Upsampler
+from pointup.training.config import TrainConfig
+from pointup.training.model_choice import (
+    MeasuredModel,
+    chamfer_of_parts,
+    is_better,
+    outcome,
+    parts_per_side,
+)
+from pointup.training.progress import Progress, spread_samples
+
+
+def measured(parts: np.ndarray, step: int = 0, **figures: float) -> MeasuredModel:
+    by_pair = {str(pair): row for pair, row in enumerate(np.atleast_2d(parts.T).T.tolist())}
+    return {"step": step, "score": float(parts.mean()), "parts": by_pair, "figures": figures}
+
+
+def test_the_parts_of_a_pair_have_its_chamfer_distance_by_a_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    target, cloud = rng.random((90, 3)), rng.random((50, 3))
+    distances = np.linalg.norm(cloud[:, None] - target, axis=2)
+    expected = []
+    for column in np.array_split(target[:, 0].argsort(), 3):
+        for rows in np.array_split(column[target[column, 1].argsort()], 3):
+            of_part = np.isin(distances.argmin(axis=1), rows)
+            to_target = distances[of_part].min(axis=1)
+            expected.append(to_target.mean() + distances[:, rows].min(axis=0).mean())
+    np.testing.assert_allclose(chamfer_of_parts(cloud, target, 3), expected)
+    (whole,) = chamfer_of_parts(cloud, target, 1)
+    np.testing.assert_allclose(whole, distances.min(axis=1).mean() + distances.min(axis=0).mean())
+    assert [parts_per_side(number) for number in (1, 2, 5, 15, 16, 500)] == [4, 3, 2, 2, 1, 1]
+
+
+def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does() -> None:
+    rng = np.random.default_rng(0)
+    level = rng.uniform(0.3, 2.0, (2, 9))
+    before = measured(level)
+    chosen = [is_better(measured(level + rng.normal(0, 0.02, (2, 9))), before) for _ in range(500)]
+    assert np.mean(chosen) < 0.025
+    gains = [measured(level - rng.normal(0.02, 0.02, (2, 9))) for _ in range(100)]
+    assert np.mean([is_better(gain, before) for gain in gains]) > 0.85
+    assert is_better(measured(level - 0.001), before)
+    assert not is_better(before, before)
+    one = measured(np.array([[1.0]]))
+    assert not is_better(measured(np.array([[0.5]])), one), "one part shows nothing"
+
+
+def test_the_score_alone_does_not_replace_the_initial_model() -> None:
+    rng = np.random.default_rng(0)
+    level, config, progress = rng.uniform(0.5, 1.5, (20, 1)), TrainConfig(), Progress()
+    assert progress.judge(measured(level), config)
+    progress.step = 10
+    uneven = level - np.where(np.arange(20) < 1, 0.4, 0.0)[:, None]
+    assert not progress.judge(measured(uneven, 10), config), "one pair of twenty is better"
+    assert progress.judge(measured(level - 0.01, 20), config)
+    assert not progress.judge(measured(level - 0.005, 30), config), "better than the initial one"
+    assert progress.kept is not None and progress.kept["step"] == 20
+    assert progress.evaluations_since_best == 1
+
+
+def test_the_end_says_by_how_much_the_model_is_better_and_what_is_worse() -> None:
+    before = measured(np.ones((2, 9)), chamfer=0.8, canopy_bias=-0.3, beyond_1=0.2, below_ground=0)
+    after = measured(
+        np.ones((2, 9)), 40, chamfer=0.76, canopy_bias=0.5, beyond_1=0.2, below_ground=0
+    )
+    text = outcome("forest", "chamfer", before, after)
+    assert "holds step 40, better than the initial model forest on 18 parts of the 2" in text
+    assert "Chamfer 0.76, not 0.8 (-5.0%, as written). Worse: canopy height bias 0.5, not" in text
+    assert "beyond" not in text and "below" not in text
+    assert "no step was better by more than noise" in outcome("x", "chamfer", before, before)
+
+
+def test_samples_to_validate_are_spread_evenly_and_have_the_tokens_that_were_asked_for() -> None:
+    sizes = np.full(1000, 50)
+    chosen = spread_samples(sizes, 100 * 50)
+    assert len(chosen) == 100 and min(np.diff(chosen)) >= 3 and max(np.diff(chosen)) <= 17
+    assert spread_samples(sizes[:7], 1e9) == list(range(7))
+    assert len(spread_samples(sizes, 0)) == 4
+
+
+def test_a_run_that_only_makes_its_initial_model_worse_ends_with_that_model(
+    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
+) -> None:
+    torch.manual_seed(0)
+    initial = Upsampler(**asdict(SMALL))
+    initial.save_pretrained(tmp_path / "initial")
+    config = options(
+        pair_directory, tmp_path / "run", steps=2, eval_every=1, save_every=1, warmup_steps=0,
+        learning_rate=10.0, initial_model=str(tmp_path / "initial"),
+    )  # fmt: skip
+    # Also when it is stopped before the end.
+    training.train(config, accelerator, stop_after=1)
+    training.train(replace(config, patience=5), accelerator)
+    kept = Upsampler.from_pretrained(tmp_path / "run" / "model").state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in initial.state_dict().items())
+    lines = [line for line in metrics_of(tmp_path / "run") if "validation" in line]
+    assert [(line["step"], line["is_kept"]) for line in lines] == [
+        (0, True),
+        (1, False),
+        (2, False),
+    ]
+    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+    assert "model/ holds the initial model" in log
