@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pointup.benchmark.machine import describe_machine, machine_lines
-from pointup.benchmark.timing import now
+from pointup.benchmark.section import now
 from pointup.benchmark.training_step import OneProcessGroup, TrainingWork, training_batch
 from pointup.datasets.batch import num_tokens
 

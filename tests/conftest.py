@@ -104,11 +104,11 @@ def small_panels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes with which every section of the benchmark takes about a second."""
-    from pointup.benchmark import sections, timing
+    from pointup.benchmark import section, sections
 
-    monkeypatch.setattr(timing, "MOST_ROUNDS", 1)
+    monkeypatch.setattr(section, "MOST_ROUNDS", 1)
     monkeypatch.setattr(sections, "QUICK_STEP_SIZES", (60,))
-    monkeypatch.setattr(sections, "token_budget", lambda device: 1200)
+    monkeypatch.setitem(sections.TOKENS, "cpu", 1200)
     monkeypatch.setattr(sections, "QUICK_SEARCH_POINTS", 200)
     monkeypatch.setattr(sections, "QUICK_CLOUD_SIZES", (300,))
     monkeypatch.setattr(sections, "QUICK_PAIRS", 4)

@@ -77,7 +77,6 @@ def machine_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 
 
 def machine_lines(described: dict[str, Any]) -> list[str]:
-    """The header of the report."""
     place = described.get("gpu", described["device"])
     return [
         f"{described['processor']}, {described['cores']:g} cores, {described['threads']} threads, "

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.benchmark.tables import Column, Row, Section
-from pointup.benchmark.timing import Effort, now, seconds_of
+from pointup.benchmark.section import Column, Effort, Row, Section, now
 from pointup.benchmark.training_step import (
     PARTS,
     RATIO,
@@ -50,43 +49,36 @@ def added_memory(work: Callable[[], object], device: torch.device) -> int:
 
 STEP_SIZES = (500, 2000, 5000, 20_000, 50_000, 200_000)
 QUICK_STEP_SIZES = STEP_SIZES[:3]
-
-
-def token_budget(device: torch.device) -> int:
-    """Tokens of a step of small clouds, enough to use the device fully."""
-    return 20_000 if device.type == "cpu" else 1_000_000
+TOKENS = {"cpu": 20_000}
+"""Tokens of a step of small clouds by type of device, enough to use it fully."""
 
 
 def measure_steps(effort: Effort) -> Iterator[Row]:
     """Tokens per second of the parts of a step, as medians, and peak memory of a step."""
     precisions = ("fp32", "bf16", "fp16") if effort.device.type != "cpu" else ("fp32", "bf16")
     works = {name: TrainingWork(OneProcessGroup(effort.device), name) for name in precisions}
-    budget = token_budget(effort.device) // (2 if effort.quick else 1)
+    budget = TOKENS.get(effort.device.type, 1_000_000) // (2 if effort.quick else 1)
     for size in QUICK_STEP_SIZES if effort.quick else STEP_SIZES:
         num_clouds = max(1, round(budget / ((1 + RATIO) * size)))
         batch = move(training_batch([size] * num_clouds), effort.device)
         tokens = num_tokens(batch)
         for precision, work in works.items():
-            step = partial(timed_step, work, batch)
+
+            def step(work: TrainingWork = work, batch: Batch = batch) -> dict[str, float]:
+                work.step(batch)
+                return work.seconds
+
             memory = added_memory(step, effort.device)
             rounds = effort.repeat(step)
-            parts = {part: median(times[part] for times in rounds) for part in PARTS}
             yield {
                 "precision": precision,
                 "size": size,
                 "clouds": num_clouds,
                 "tokens": tokens,
-                "forward": tokens / parts["forward"],
-                "loss": tokens / parts["loss"],
-                "backward": tokens / parts["backward"],
+                **{part: tokens / median(times[part] for times in rounds) for part in PARTS[:3]},
                 "step": tokens / median(sum(times.values()) for times in rounds),
                 "memory": memory / tokens,
             }
-
-
-def timed_step(work: TrainingWork, batch: Batch) -> dict[str, float]:
-    work.step(batch)
-    return work.seconds
 
 
 QUICK_PAIRS = 100
@@ -116,15 +108,11 @@ def measure_reading(effort: Effort) -> Iterator[Row]:
         }
         for name, load in loaders.items():
             # Twice: the first run warms up the disk cache and starts the worker.
-            rows = [count_points(load()) for _ in range(2)]
-            yield {"work": name, **rows[-1]}
-
-
-def count_points(batches: Iterable[Any]) -> Row:
-    """Number of points, source and target together, and points per second."""
-    start = time.perf_counter()
-    num_points = sum(len(batch.pos) + len(batch.target) for batch in batches)
-    return {"points": num_points, "rate": num_points / (time.perf_counter() - start)}
+            for _ in range(2):
+                start = time.perf_counter()
+                num_points = sum(len(batch.pos) + len(batch.target) for batch in load())
+                rate = num_points / (time.perf_counter() - start)
+            yield {"work": name, "points": num_points, "rate": rate}
 
 
 QUICK_SEARCH_POINTS = 5000
@@ -169,7 +157,13 @@ def measure_searches(effort: Effort) -> Iterator[Row]:
     ]
     for name, size, search in searches:
         search()  # The first search on a device tests its kernels.
-        seconds = median(effort.repeat(partial(seconds_of, search, effort.device)))
+
+        def seconds_of(search: Callable[[], object] = search) -> float:
+            start = now(effort.device)
+            search()
+            return now(effort.device) - start
+
+        seconds = median(effort.repeat(seconds_of))
         yield {"work": name, "size": size, "seconds": seconds, "rate": num_points / seconds}
 
 
@@ -203,7 +197,7 @@ ALL = (
         "reading",
         f"Reading pairs of {round((1 + RATIO) * PAIR_SOURCE):,} points",
         (
-            Column("work", "what", is_key=True, width=27),
+            Column("work", "what", is_key=True),
             Column("points", "points", ","),
             Column("rate", "points/s", ",.0f", "higher"),
         ),
@@ -213,8 +207,8 @@ ALL = (
         "knn",
         f"Searches in {SEARCH_CLOUDS} clouds of sizes 1 : 2 : ... : {SEARCH_CLOUDS}",
         (
-            Column("work", "what", is_key=True, width=13),
-            Column("size", "points in all", is_key=True, width=17),
+            Column("work", "what", is_key=True),
+            Column("size", "points in all", is_key=True),
             Column("seconds", "seconds", ".3f", "lower"),
             Column("rate", "points/s", ",.0f", "higher"),
         ),

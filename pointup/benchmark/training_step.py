@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from pointup.benchmark.timing import now
+from pointup.benchmark.section import now
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import in_spatial_order
 from pointup.geometry.packed import assume_valid
@@ -37,7 +37,7 @@ def sheet(num_points: int, seed: int, noise: float = 0.0) -> Tensor:
     return torch.stack([x, y, z], dim=1) + noise * torch.randn(num_points, 3, generator=random)
 
 
-def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
+def training_batch(sizes: Sequence[int]) -> Batch:
     """A batch of pairs with sources of the given sizes and targets of `RATIO` times as many points.
 
     Points are in the order of `PairDataset`.
@@ -45,8 +45,8 @@ def training_batch(sizes: Sequence[int], seed: int = 0) -> Batch:
     pairs = []
     for number, size in enumerate(sizes):
         clouds = {
-            "source": sheet(size, seed + 2 * number).numpy(),
-            "target": sheet(round(RATIO * size), seed + 2 * number + 1).numpy(),
+            "source": sheet(size, 2 * number).numpy(),
+            "target": sheet(round(RATIO * size), 2 * number + 1).numpy(),
         }
         source, target = map(torch.from_numpy, in_spatial_order(clouds).values())
         pairs.append(Data(pos=source, target=target, name=f"sheet {number}", index=number))

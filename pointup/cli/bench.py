@@ -39,9 +39,8 @@ class Bench:
             machine_differences,
             machine_lines,
         )
+        from pointup.benchmark.section import Effort, read_results
         from pointup.benchmark.sections import ALL
-        from pointup.benchmark.tables import read_results
-        from pointup.benchmark.timing import Effort
         from pointup.upsampling.in_memory import default_device
 
         if self.json is not None:
@@ -57,13 +56,10 @@ class Bench:
         measured: dict[str, Any] = {}
         for section in ALL:
             began = time.monotonic()
-            print(f"\n{section.title} [{section.name}]\n{section.head()}", flush=True)
-            measured[section.name] = []
-            for row in section.measure(Effort(self.quick, device)):
-                measured[section.name].append(row)
-                print(section.line(row), flush=True)
-            if section.note:
-                print(section.note)
+            print(f"\n{section.title} [{section.name}]", flush=True)
+            rows = list(section.measure(Effort(self.quick, device)))
+            measured[section.name] = rows
+            print("\n".join(filter(None, (section.table(rows), section.note))))
             print(f"({time.monotonic() - began:.0f} s)", flush=True)
             if self.json:
                 content = {"machine": machine, "sections": measured}

@@ -45,12 +45,9 @@ NOT_SHOWN = frozenset({"contents"})
 class Split:
     """Statistics of one split.
 
-    `columns` has one value for each sample, by the printed names: numbers of points, their sum
-    (tokens) and ratio, the longest side of the source's bounding box. Measured on at most 64
-    samples are the median distance to the nearest other point (spacing), and the median distance
-    from the source to the nearest target point. `share_in_target` is the share of source points
-    that are also in the target, bit by bit. It is near 1 if the source was thinned from the target,
-    which makes scores look better than they are.
+    `columns` has one value for each sample, by the printed names; medians of distances are those of
+    at most `NUM_MEASURED` samples. `share_in_target` is the share of source points that are also in
+    the target, bit by bit: near 1 if the source was thinned from the target.
     """
 
     name: str
@@ -65,8 +62,7 @@ def inspect_dataset(
 ) -> list[Split]:
     """Statistics of the train split and, if there is one, of the validation split.
 
-    They come from the sample tables. With `deep`, all points are read and compared with their
-    checksums.
+    With `deep`, all points are read and compared with their checksums.
     """
     opened = {"train": open_samples(path_or_hub_id, "train")}
     try:
@@ -79,7 +75,6 @@ def inspect_dataset(
 
 
 def held_out_of(path_or_hub_id: str) -> HeldOut:
-    """How train and validation are separated; see `measure_held_out`."""
     train, validation = (open_samples(path_or_hub_id, split) for split in ("train", "validation"))
     return measure_held_out(train, validation, read_info(path_or_hub_id))
 
@@ -93,9 +88,13 @@ def read_info(label: str) -> dict[str, Any]:
 def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> Split:
     bad = samples.bad_samples(min_points)
     if deep:
-        known = {sample.index for sample in bad}
-        bad += [sample for sample in _damaged(samples) if sample.index not in known]
-        bad.sort(key=lambda sample: sample.index)
+        parts = tracked(
+            damaged_samples(samples), len(samples), "reading", "samples",
+            size=lambda _: SAMPLES_PER_CALL, delay=2.0,
+        )  # fmt: skip
+        damaged = {sample.index: sample for part in parts for sample in part}
+        found = damaged | {sample.index: sample for sample in bad}
+        bad = [found[index] for index in sorted(found)]
     num_source, num_target = (samples.array(f"num_{c}") for c in ("source", "target"))
     columns: dict[str, np.ndarray] = {
         "source points": num_source,
@@ -113,14 +112,6 @@ def _at_intervals(num_samples: int, bad: list[BadSample], number: int) -> np.nda
     usable = np.setdiff1d(np.arange(num_samples), [sample.index for sample in bad])
     places = np.linspace(0, len(usable) - 1, min(number, len(usable)))
     return usable[places.round().astype(int)]
-
-
-def _damaged(samples: Samples) -> list[BadSample]:
-    parts = damaged_samples(samples)
-    shown = tracked(
-        parts, len(samples), "reading", "samples", size=lambda _: SAMPLES_PER_CALL, delay=2.0
-    )
-    return [sample for part in shown for sample in part]
 
 
 def _measure(samples: Samples, rows: np.ndarray) -> tuple[dict[str, np.ndarray], float]:
@@ -189,7 +180,6 @@ def _headline(label: str, splits: list[Split]) -> str:
 
 def _table(split: Split) -> list[str]:
     """Lines of fixed columns, so that the tables of both splits are aligned; each ends in bars."""
-
     title = f"{split.name}, {_count(split.num_samples, 'pair')}"
     lines = [f"{title:<24}{'min':>10}{'median':>10}{'max':>10}"]
     for name, values in split.columns.items():
@@ -213,29 +203,20 @@ def _number(value: float) -> str:
 
 def _bars(values: np.ndarray) -> str:
     """Histogram from the smallest to the largest value, one character for each bin."""
-
     if values.min() == values.max() or len(values) < FEWEST_FOR_BARS:
         return ""
     counts = np.histogram(values, NUM_BINS)[0]
-    blocks = BLOCKS if _can_print(BLOCKS) else ASCII_BLOCKS
+    blocks = BLOCKS if "utf" in (sys.stdout.encoding or "").lower() else ASCII_BLOCKS
     # Rounded up, so that a bin with a single sample is visible.
     return "".join(blocks[level] for level in np.ceil(counts / counts.max() * 8).astype(int))
 
 
-def _can_print(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _shorten(value: Any) -> str:
-    if isinstance(value, list) and len(value) > 3:
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) > 3:
         return f"{value[0]}, {value[1]}, ... {value[-1]} ({len(value)})"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
+    return ", ".join(map(str, value))
 
 
 def as_json(label: str, splits: list[Split], held_out: HeldOut | None) -> dict[str, Any]:
@@ -263,11 +244,7 @@ def as_json(label: str, splits: list[Split], held_out: HeldOut | None) -> dict[s
 
 
 def write_dataset_picture(dataset: str, splits: Sequence[Split], path: Path) -> None:
-    """Write histograms of all samples, and two pairs of each split: overview, cross-section and
-    close-up.
-
-    Raises FileError if the file can't be written.
-    """
+    """Write histograms of all samples, and pictures of two pairs of each split."""
     num_source, num_target, extent = (
         np.concatenate([split.columns[column] for split in splits])
         for column in ("source points", "target points", "longest side")
@@ -281,10 +258,7 @@ def write_dataset_picture(dataset: str, splits: Sequence[Split], path: Path) -> 
 
 
 def write_dataset_view(dataset: str, splits: Sequence[Split], path: Path) -> None:
-    """Write a viewer of three pairs of each split.
-
-    Raises DataError if no sample can be shown, FileError if the file can't be written.
-    """
+    """Write a viewer of three pairs of each split; DataError if no sample can be shown."""
     pairs = [pair for split in splits for pair in _pairs_to_show(dataset, split, VIEWED_PER_SPLIT)]
     if not pairs:
         raise DataError(f"{dataset}: has no pair that can be shown; the list above says why")

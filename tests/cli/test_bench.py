@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from pointup.benchmark.machine import device_named, machine_differences
+from pointup.benchmark.section import Column, Effort, Row, Section
 from pointup.benchmark.sections import ALL, SEARCH_CLOUDS, ragged
-from pointup.benchmark.tables import Column, Row, Section
-from pointup.benchmark.timing import Effort
 from pointup.benchmark.training_step import training_batch
 from pointup.cli.bench import Bench
 from pointup.errors import ConfigError, FileError
@@ -36,7 +35,7 @@ def test_small_sizes_of_every_section_give_figures() -> None:
         for row in rows:
             assert {column.name for column in section.columns} == row.keys(), section.name
             assert all(row[c.name] > 0 for c in section.columns if c.better == "higher"), row
-            assert section.line(row)
+        assert len(section.table(rows).splitlines()) == len(rows) + 1
 
 
 def table(rows: list[Row]) -> Section:
@@ -73,7 +72,7 @@ def test_figures_are_printed_written_and_compared(
     assert Bench(quick=True, json=old).run() == 0
     printed = capsys.readouterr().out
     assert "torch " + torch.__version__ in printed
-    assert "10           1,000       1.0" in printed
+    assert "10          1,000       1.0" in printed
     written = json.loads(old.read_text())
     assert written["sections"]["reading"] == rows
     assert written["machine"]["quick"] is True

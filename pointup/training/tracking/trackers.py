@@ -85,19 +85,27 @@ class Trackers:
 
     A tracker that fails is reported once until it works again, and ends neither the run nor the
     other trackers. One that can't be started is left out.
+
+    TensorBoard draws a curve of the same name in several runs in one chart. So the references are
+    runs of their own, in `baselines/`, and the datasets of a run that trains on several, in
+    `datasets/`.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.tensorboard: TensorBoardRun | None = None
+        self.directory, self.purge_step = Path(), 0
+        self.writers: dict[str, SummaryWriter] = {}
+        """Of the runs beside the model's in TensorBoard, by their folder."""
         self.failing: set[str] = set()
         self.ended: set[str] = set()
 
     def start(self, config: TrainConfig, resume_step: int) -> None:
         """Start the trackers; points of TensorBoard after `resume_step` are removed."""
-        accelerator = self.accelerator
+        accelerator, self.directory = self.accelerator, config.output_dir
         # `--quick` uses a subdirectory of the Accelerator's output directory.
         accelerator.project_configuration.logging_dir = str(config.output_dir)
+        # Without a checkpoint all steps are purged, else those after the checkpoint.
+        self.purge_step = resume_step + 1 if resume_step else 0
         values = {
             key: value if isinstance(value, (bool, int, float, str)) else str(value)
             for key, value in flattened(as_dict(config)).items()
@@ -106,29 +114,27 @@ class Trackers:
         started: list[GeneralTracker] = []
         for each in names:
             name = str(getattr(each, "value", each))
-            self._attempt(name, self._start, each, name, config, resume_step, values, started)
+            self._attempt(name, self._start, each, name, values, resume_step, started)
         accelerator.log_with, accelerator.trackers = names, started
 
     def _start(
         self,
         each: Any,
         name: str,
-        config: TrainConfig,
-        resume_step: int,
         values: dict[str, Any],
+        resume_step: int,
         started: list[GeneralTracker],
     ) -> None:
         if name == "tensorboard":
-            # Without a checkpoint all steps are purged, else those after the checkpoint.
-            purge_step = resume_step + 1 if resume_step else 0
-            self.tensorboard = TensorBoardRun(config.output_dir, purge_step)
-            self.tensorboard.write_hyperparameters(values)
-            started.append(self.tensorboard.tracker)
+            tracker = TensorBoardTracker("", str(self.directory), purge_step=self.purge_step)
+            tracker.start()
+            write_hyperparameters(tracker.writer, values)
+            started.append(tracker)
             return
         # TensorBoard names a run by its directory, the others by project and run.
-        options = {"name": config.output_dir.resolve().name, "dir": str(config.output_dir)}
+        options = {"name": self.directory.resolve().name, "dir": str(self.directory)}
         if name == "wandb":
-            options |= {"id": wandb_id(config.output_dir, resume_step), "resume": "allow"}
+            options |= {"id": wandb_id(self.directory, resume_step), "resume": "allow"}
         self.accelerator.log_with = [each]
         self.accelerator.init_trackers(PROJECT, values, init_kwargs={"wandb": options})
         started += self.accelerator.trackers
@@ -147,13 +153,22 @@ class Trackers:
         the others as curves.
         """
         for tracker in self.accelerator.trackers:
-            if tracker.name != "tensorboard":
+            if tracker.name == "tensorboard":
+                lines = {**values, **{TAGS[name]: value for name, value in constants.items()}}
+                self._attempt(tracker.name, self._write, step, f"{folder}/{label}", lines)
+            else:
                 own = {beside(tag, label): value for tag, value in values.items()}
                 self._attempt(tracker.name, tracker.log, own, step=step)
-        if self.tensorboard is not None:
-            lines = {**values, **{TAGS[name]: value for name, value in constants.items()}}
-            write = self.tensorboard.write_beside
-            self._attempt("tensorboard", write, step, f"{folder}/{label}", lines)
+
+    def _write(self, step: int, folder: str, values: Mapping[str, float]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if folder not in self.writers:
+            path = str(self.directory / folder)
+            self.writers[folder] = SummaryWriter(path, purge_step=self.purge_step)
+        for tag, value in values.items():
+            self.writers[folder].add_scalar(tag, value, step)
+        self.writers[folder].flush()
 
     def log_picture(self, step: int, name: str, picture: np.ndarray) -> None:
         """A picture (height, width, 3) uint8, in the trackers that accept pictures."""
@@ -167,8 +182,8 @@ class Trackers:
         """Finish all trackers; a second run in this process starts its own."""
         for tracker in self.accelerator.trackers:
             self._attempt(tracker.name, tracker.finish)
-        if self.tensorboard is not None:
-            self._attempt("tensorboard", self.tensorboard.finish)
+        for writer in self.writers.values():
+            self._attempt("tensorboard", writer.close)
         self.accelerator.trackers = []
 
     def _attempt(self, name: str, call: Callable[..., Any], *values: Any, **options: Any) -> None:
@@ -191,62 +206,32 @@ class Trackers:
             self.failing.discard(name)
 
 
-class TensorBoardRun:
-    """The events of one run, in its output directory, with its references as runs of their own.
+def write_hyperparameters(writer: SummaryWriter, values: Mapping[str, Any]) -> None:
+    """Write hyperparameters into the events of the run itself, with their types.
 
-    TensorBoard draws a curve of the same name in several runs in one chart, each run in its own
-    colour. So the references are runs, in `baselines/`, and their lines lie in the model's charts.
-    So are the datasets of a run that trains on several, in `datasets/`. Points from `purge_step`
-    on, of an interrupted attempt, are removed.
+    SummaryWriter.add_hparams would add a run, named by the time, at each start, and store
+    booleans as numbers. It would also describe the hyperparameters of the experiment; without
+    a description TensorBoard compares the runs itself and lists those that differ first.
     """
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 
-    def __init__(self, output_dir: Path, purge_step: int) -> None:
-        self.directory, self.purge_step = output_dir, purge_step
-        self.tracker = TensorBoardTracker("", str(output_dir), purge_step=purge_step)
-        self.tracker.start()
-        self.others: dict[str, SummaryWriter] = {}
-
-    def write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        """Write hyperparameters into the events of the run itself, with their types.
-
-        SummaryWriter.add_hparams would add a run, named by the time, at each start, and store
-        booleans as numbers. It would also describe the hyperparameters of the experiment; without
-        a description TensorBoard compares the runs itself and lists those that differ first.
-        """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.hparams import metadata
-        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
-
-        info = SessionStartInfo()
-        for name, value in values.items():
-            if name in NOT_COMPARED:
-                continue
-            if isinstance(value, bool):
-                info.hparams[name].bool_value = value
-            elif isinstance(value, (int, float)):
-                info.hparams[name].number_value = value
-            else:
-                info.hparams[name].string_value = value
-        content = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
-        described = metadata.create_summary_metadata(content)
-        value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=described)
-        self.tracker.writer._get_file_writer().add_summary(Summary(value=[value]))
-        self.tracker.writer.flush()
-
-    def write_beside(self, step: int, name: str, values: Mapping[str, float]) -> None:
-        """Points of curves of another run, in the subdirectory `name`."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        if name not in self.others:
-            directory = str(self.directory / name)
-            self.others[name] = SummaryWriter(directory, purge_step=self.purge_step)
-        for tag, value in values.items():
-            self.others[name].add_scalar(tag, value, step)
-        self.others[name].flush()
-
-    def finish(self) -> None:
-        for writer in self.others.values():
-            writer.close()
+    info = SessionStartInfo()
+    for name, value in values.items():
+        if name in NOT_COMPARED:
+            continue
+        if isinstance(value, bool):
+            info.hparams[name].bool_value = value
+        elif isinstance(value, (int, float)):
+            info.hparams[name].number_value = value
+        else:
+            info.hparams[name].string_value = value
+    content = HParamsPluginData(session_start_info=info, version=metadata.PLUGIN_DATA_VERSION)
+    described = metadata.create_summary_metadata(content)
+    value = Summary.Value(tag=metadata.SESSION_START_INFO_TAG, metadata=described)
+    writer._get_file_writer().add_summary(Summary(value=[value]))
+    writer.flush()
 
 
 def wandb_id(output_dir: Path, resume_step: int) -> str:
