@@ -114,6 +114,15 @@ def resolve_symlink(path: Path) -> Path:
         raise FileError(f"{path}: a symbolic link that leads nowhere; remove it") from None
 
 
+def check_output_file(path: Path) -> None:
+    """Raise FileError for a path that no file can be written to. Call it before the work."""
+    if path.is_dir():
+        raise FileError(f"{path}: is a folder; name a file in it")
+    folder = resolve_symlink(path).parent
+    if not folder.is_dir():
+        raise FileError(f"{path}: there is no folder {folder}; make it")
+
+
 @contextmanager
 def os_errors(path: Path, verb: Literal["read", "written"]) -> Iterator[None]:
     """Raise an OSError of the block as a FileError that names the file."""

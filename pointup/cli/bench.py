@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from pointup.cli.input_files import File, check_output_file
-from pointup.disk import write_text
+from pointup.cli.input_files import File
+from pointup.disk import check_output_file, write_text
 
 
 @dataclass(frozen=True, kw_only=True)

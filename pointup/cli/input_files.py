@@ -127,14 +127,6 @@ File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="
 Title = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")]
 
 
-def check_output_file(path: Path) -> None:
-    """Raise FileError for a path that no file can be written to. Call it before the work."""
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: there is no folder {path.parent}; make it")
-    if path.is_dir():
-        raise FileError(f"{path}: is a folder; name a file in it")
-
-
 def check_shown(picture: Path | None, view: Path | None) -> None:
     """Raise FileError if a picture or a viewer can't be written. Call it before the work."""
     if picture is not None:

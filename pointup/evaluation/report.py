@@ -122,7 +122,7 @@ def numbers(values: Sequence[float | None]) -> list[str]:
 def write_json(path: Path, content: Mapping[str, Any], metrics: Mapping[str, Metric]) -> None:
     """Write the content and the descriptions of its metrics. NaN and infinity become null."""
     described = {name: asdict(metric) for name, metric in metrics.items()}
-    text = json.dumps(_finite({**content, "metrics": described}), indent=2)
+    text = json.dumps(finite({**content, "metrics": described}), indent=2)
     write_text(path, text + "\n")
 
 
@@ -178,11 +178,11 @@ def _with_unit(metric: Metric) -> str:
     return f"{title} ({metric.unit})" if metric.unit else title
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A nested value as Python numbers, with None in place of non-finite ones."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return [finite(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal, Self
 
 import numpy as np
 
-from pointup.disk import os_errors, resolve_symlink, written_whole
+from pointup.disk import check_output_file, os_errors, written_whole
 from pointup.errors import DataError, FileError, NoPointsError
 
 logger = logging.getLogger("pointup")
@@ -80,11 +80,7 @@ class PointWriter(ABC):
 
     def __enter__(self) -> Self:
         with os_errors(self.path, "written"):
-            if self.path.is_dir():
-                raise FileError(f"{self.path}: is a folder; name a file to write")
-            folder = resolve_symlink(self.path).parent
-            if not folder.is_dir():
-                raise FileError(f"{self.path}: there is no folder {folder}; make it")
+            check_output_file(self.path)
             with ExitStack() as stack:
                 self._part = stack.enter_context(written_whole(self.path))
                 self._stream: BinaryIO = stack.enter_context(self._part.open("wb+"))

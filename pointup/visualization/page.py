@@ -19,6 +19,7 @@ from matplotlib.image import imsave
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from pointup.disk import check_output_file
 from pointup.errors import FileError
 from pointup.visualization.rendering import Camera
 
@@ -186,7 +187,7 @@ def save_picture(picture: np.ndarray, path: str | Path) -> None:
     Raises FileError for another extension and where the file can't be written.
     """
     path = Path(path)
-    _check_extension(path)
+    check_picture_path(path)
     try:
         imsave(path, picture)
     except OSError as error:
@@ -213,14 +214,9 @@ def beside(pictures: Sequence[np.ndarray]) -> np.ndarray:
 
 def check_picture_path(path: Path) -> None:
     """Raise FileError for a path that no picture can be written to. Call it before the work."""
-    _check_extension(path)
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: there is no folder {path.parent}; make it")
-
-
-def _check_extension(path: Path) -> None:
     if path.suffix.lower() not in PICTURES:
         raise FileError(f"{path}: pictures are written as .png or .jpg; change the extension")
+    check_output_file(path)
 
 
 def _around(low: float, high: float) -> tuple[float, float]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 import pointup
-from pointup.cli.input_files import File, check_output_file, check_shown
+from pointup.cli.input_files import File, check_shown
+from pointup.disk import check_output_file
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:

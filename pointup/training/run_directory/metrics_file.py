@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pointup.disk import os_errors, written_whole
+from pointup.evaluation.report import finite
 
 logger = logging.getLogger("pointup")
 
@@ -67,11 +67,3 @@ def lines_up_to(path: Path, step: int, evaluation_due: bool = False) -> list[byt
         ):
             kept.append(line + b"\n")
     return kept
-
-
-def finite(value: Any) -> Any:
-    """A nested value as Python numbers, with None in place of non-finite ones."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import pointup
-from pointup.disk import os_errors, written_whole
+from pointup.disk import check_output_file, os_errors, written_whole
 from pointup.errors import FileError
 from pointup.geometry.grids import morton_codes
 from pointup.terminal import printable
@@ -79,8 +79,7 @@ def check_viewer_path(path: Path) -> None:
     """Raise FileError for a path that the viewer can't be written to. Call it before the work."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise FileError(f"{path}: the viewer is an HTML file; name it .html")
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: there is no folder {path.parent}; make it")
+    check_output_file(path)
 
 
 def viewer_html(scenes: Sequence[Scene], title: str) -> str:
