@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,25 +168,17 @@ class RunState:
             "data": self.data.checksums,
             **asdict(self.progress),
         }
-        self._write(
-            lambda: save_checkpoint(
-                self.config.output_dir / "checkpoints",
-                self.weights,
-                self.optimizer,
-                scaler,
-                state,
-                self.config.keep_checkpoints,
-                self.average.state_dict(),
-            ),
-            must_succeed,
-        )
+        write = partial(
+            save_checkpoint, self.config.output_dir / "checkpoints", self.weights, self.optimizer,
+            scaler, state, self.config.keep_checkpoints, self.average.state_dict(),
+        )  # fmt: skip
+        self._write(write, must_succeed)
 
     def judge(self, result: EvaluationResult) -> bool:
         """Record an evaluation, and save the model if it is the best so far; returns whether it is.
 
-        If it can't be saved, it does not count as the best, so that a later evaluation that is
-        better than the saved model is saved. At the end of the run CheckpointError is raised.
-        The log warns at the end of a run in which no model was saved.
+        If it can't be saved, it does not count as the best; at the end of the run CheckpointError
+        is raised. The log warns at the end of a run in which no model was saved.
         """
         progress, output_dir = self.progress, self.config.output_dir
         before = progress.best, progress.kept
@@ -226,11 +219,8 @@ def load_checkpoint(
     scaler: Any | None,
     average: WeightAverage | None = None,
 ) -> dict[str, Any]:
-    """Load the checkpoint `path` into model, optimizer, scaler and average of the weights; returns
-    the rest of its state.
-
-    Raises CheckpointError, naming the file, if a file is damaged or of another model.
-    """
+    """Load a checkpoint into these; returns the rest of its state. Raises CheckpointError, naming
+    the file, if one is damaged or of another model."""
     with _refusals_named(path):
         state: dict[str, Any] = json.loads((path / "state.json").read_text())
         damaged = damaged_files(path, state.pop("files"))

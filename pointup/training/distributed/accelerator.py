@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,7 +25,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, DynamoBackend, LoggerType
 
 from pointup.errors import ConfigError
-from pointup.training.distributed.preemption import ending_with_launcher
+from pointup.training.distributed.preemption import end_at_once, watching_launcher
 from pointup.training.distributed.process_group import join_group, world_size
 
 # Other types shard the weights or drive the training loop; `StepReduction` supports neither.
@@ -40,10 +41,7 @@ DATA_PARALLEL = (
 
 
 def fix_order_of_sums() -> None:
-    """Make matrix products independent of the number of threads, if MKL computes them.
-
-    Call this before the first matrix product, at which MKL reads the setting.
-    """
+    """Make MKL's matrix products independent of the number of threads; before the first of them."""
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
@@ -62,13 +60,10 @@ def checked_launch(
 
 
 @contextmanager
-def joined_group(collective_timeout_minutes: float = 20.0) -> Iterator[None]:
+def joined_group(collective_timeout_minutes: float) -> Iterator[None]:
     """The `with` block in which this process makes its Accelerator, as a member of its group.
 
-    Products of 16 bits add up in float32. Raises ConfigError if fewer processes were started than
-    requested, if there are more processes than devices, for parallelism other than plain data
-    parallelism, for accumulation steps set in the launcher, for fp16 on a CPU, and for a dynamo
-    backend.
+    Products of 16 bits add up in float32. Raises ConfigError for a launch that is not supported.
     """
     check_number_of_processes()
     check_accumulation()
@@ -76,7 +71,10 @@ def joined_group(collective_timeout_minutes: float = 20.0) -> Iterator[None]:
     sum_in_float32()
     # Accelerate always passes this argument; nothing here depends on it.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
-    with ending_with_launcher():
+    # Without it this process would wait for the store of a dead launcher for many minutes.
+    with watching_launcher(
+        partial(end_at_once, 1, "the launcher is gone, and training has not begun")
+    ):
         # Accelerate ignores a timeout of 600 s, and gloo's default of 30 minutes would apply.
         join_group(collective_timeout_minutes)
         yield
@@ -115,10 +113,7 @@ def check_state(state: AcceleratorState) -> None:
 
 
 def enable_debug_checks() -> None:
-    """Enable the debug checks of Accelerate, torch.distributed and NCCL (`--debug`).
-
-    Call this before the process group forms.
-    """
+    """Enable the debug checks of Accelerate, torch.distributed and NCCL; before the group forms."""
     os.environ["ACCELERATE_DEBUG_MODE"] = "true"
     # DETAIL ends processes on CPUs with a segmentation fault, in torch 2.13.
     os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"
@@ -144,10 +139,7 @@ def check_number_of_processes() -> None:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise ConfigError for a tracker that is unknown or whose package is not installed.
-
-    Accelerate drops the latter.
-    """
+    """Raise ConfigError for a tracker that is unknown, or not installed: Accelerate drops it."""
     installed = {LoggerType.ALL.value, *(tracker.value for tracker in get_available_trackers())}
     for name in names:
         if name not in LoggerType.list():
@@ -170,11 +162,7 @@ def check_accumulation() -> None:
 
 
 def seed_micro_batch(seed: int, step: int, slot: int) -> None:
-    """Seed dropout as a function of seed, step and slot alone.
-
-    So a micro-batch draws the same numbers on every process, and a continued run has no generator
-    state to restore.
-    """
+    """Seed dropout as a function of seed, step and slot alone, whatever the process."""
     state = np.random.SeedSequence([seed, step, slot]).generate_state(1, np.uint64)
     torch.manual_seed(int(state[0]))
 
@@ -195,8 +183,7 @@ def prepare_devices() -> None:
 
     Raises ConfigError for more processes than devices on this machine, as far as the environment
     tells, and for several processes that were launched for accelerators if torch sees none. A
-    single process continues on the CPU and prints the reason. Call this before torch uses the
-    accelerator.
+    single process continues on the CPU and prints the reason.
     """
     use_cpu = is_cpu_requested()
     if use_cpu:
@@ -230,13 +217,9 @@ def prepare_devices() -> None:
 
 
 def local_processes(num_devices: int) -> int:
-    """Number of processes of this run on this machine that use the devices that this process sees:
-    the smallest that the environment allows.
-
-    A launcher that does not tell the number, as `WORLD_SIZE` with `LOCAL_RANK`, tells that there
-    are at least `LOCAL_RANK` + 1. A scheduler may show each process a device of its own; then one
-    device is enough. Processes of torchrun and `accelerate launch` all see the same devices.
-    """
+    """Least number of processes of this run on this machine that use the devices that this process
+    sees, from the environment. A scheduler may show each process a device of its own; processes of
+    torchrun and `accelerate launch` all see the same devices."""
     if num_devices == 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         return 1
     return int(os.environ.get("LOCAL_WORLD_SIZE", int(os.environ.get("LOCAL_RANK", 0)) + 1))
@@ -259,20 +242,15 @@ def why_no_accelerator() -> str:
 
 
 def allocate_expandable() -> None:
-    """Use CUDA's expandable segments, in which batches of changing sizes leave no gaps.
-
-    Does nothing if the user has configured the allocator. ROCm and Windows have no such segments.
-    """
+    """Use CUDA's expandable segments, in which batches of changing sizes leave no gaps, unless the
+    user has configured the allocator. ROCm and Windows have none."""
     is_set = "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ
     if torch.version.cuda and sys.platform == "linux" and not is_set:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def sum_in_float32() -> None:
-    """Make CUDA's matrix products of 16 bits add up in float32.
-
-    By default cuBLAS may add partial sums of a split product in 16 bits.
-    """
+    """Make CUDA's matrix products of 16 bits add up in float32; cuBLAS may add parts in 16 bits."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
@@ -301,8 +279,7 @@ class LaunchRequest(NamedTuple):
 def is_cpu_requested() -> bool | None:
     """Whether the launcher was to use the CPU; None if `accelerate launch` did not say.
 
-    It sets ACCELERATE_USE_CPU for a single process only: the environments of several processes are
-    the same with `use_cpu: true` as with `use_cpu: false`. These read the command of the launcher.
+    It sets ACCELERATE_USE_CPU for a single process only: several read the launcher's command.
     """
     text = os.environ.get("ACCELERATE_USE_CPU", "").lower()
     if text:
@@ -312,10 +289,8 @@ def is_cpu_requested() -> bool | None:
 
 
 def launch_request() -> LaunchRequest | None:
-    """The request of the `accelerate launch` that started this process, directly or by a script.
-
-    None for another launcher, for none, and for one whose command or configuration is unreadable.
-    """
+    """The request of the `accelerate launch` that started this process, directly or by a script;
+    None for another launcher or none, or one whose command or configuration is unreadable."""
     try:
         for process in psutil.Process().parents():
             arguments = launch_arguments(process.cmdline())
@@ -329,12 +304,11 @@ def launch_request() -> LaunchRequest | None:
 def launch_arguments(command: list[str]) -> list[str] | None:
     """The arguments of an `accelerate launch` command line; None for any other."""
     words = [Path(word).name for word in command]
-    for name in ("accelerate-launch", "accelerate-launch.exe", "accelerate.commands.launch"):
-        if name in words:
-            return command[words.index(name) + 1 :]
-    if "launch" in words and any(word.startswith("accelerate") for word in words):
-        return command[words.index("launch") + 1 :]
-    return None
+    names = ["accelerate-launch", "accelerate-launch.exe", "accelerate.commands.launch"]
+    if any(word.startswith("accelerate") for word in words):
+        names.append("launch")
+    place = next((words.index(name) for name in names if name in words), None)
+    return None if place is None else command[place + 1 :]
 
 
 def read_request(arguments: list[str], folder: Path) -> LaunchRequest:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 
@@ -33,9 +33,8 @@ LAUNCHER_VARIABLES = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 class StopRequest:
     """Whether a stop was requested, by a signal of `SIGNALS` or by the death of the launcher.
 
-    The context manager handles these signals and restores the previous handlers at its exit. It
-    only records the request: the processes share it in the reduction of their next step, save, and
-    end together. A second SIGINT ends the process at once. After the death of the launcher the
+    It only records the request: the processes share it in the reduction of their next step, save,
+    and end together. A second SIGINT ends the process at once. After the death of the launcher the
     processes end within `grace_seconds` even if no step completes.
     """
 
@@ -51,7 +50,6 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         with ExitStack() as stack:
-            self.released.clear()
             stack.callback(self.released.set)
             stack.enter_context(watching_launcher(self.stop_without_launcher))
             # Python sets signal handlers in the main thread only.
@@ -116,23 +114,13 @@ def launcher_is_gone() -> bool:
     parent = os.getppid()
     if parent != LAUNCHER:
         return True
-    # In a container the launcher itself may be process 1.
     try:
         name, command = psutil.Process(parent).name(), psutil.Process(parent).cmdline()
     except psutil.Error:
         return False  # Hidden from this user; the parent changes when the launcher dies.
+    # In a container the launcher itself may be process 1.
     adopts = parent == 1 or name == "systemd"
     return adopts and not any(word in " ".join(command) for word in LAUNCHER_WORDS)
-
-
-def ending_with_launcher() -> AbstractContextManager[None]:
-    """End this process if its launcher dies during the start, before there is anything to save.
-
-    Without this, the process would wait for the launcher's store for many minutes.
-    """
-    return watching_launcher(
-        partial(end_at_once, 1, "the launcher is gone, and training has not begun")
-    )
 
 
 def do_nothing(number: int, frame: FrameType | None) -> None:

@@ -39,9 +39,8 @@ def world_size() -> int:
 def join_group(collective_timeout_minutes: float) -> None:
     """Form the process group that the launcher's environment describes; none for one process.
 
-    With `--max_restarts` alone every restart fails: the launcher's store outlives the attempt, and
-    the new processes read the addresses of the dead ones from it (pytorch #135712). Here every
-    attempt uses its own keys. Raises TrainingError if the processes can't connect.
+    The launcher's store outlives an attempt of `--max_restarts` (pytorch #135712): each attempt
+    uses its own keys. Raises TrainingError if the processes can't connect.
     """
     if world_size() == 1 or dist.is_initialized():
         return
@@ -103,9 +102,8 @@ def connect_store(
 def exit_status(program: Callable[[], None], prog: str) -> int:
     """Run a training program that is called `prog`; returns its exit status.
 
-    0: success; 1: a PointupError or ValueError, printed in one line on stderr; EXIT_INTERRUPTED:
-    interrupted during the start; PIPE_CLOSED: success, but the reader of stdout closed the pipe.
-    With POINTUP_TRACEBACK=1 in the environment errors are raised.
+    0: success; 1: a PointupError or ValueError, printed in one line on stderr, or raised with
+    POINTUP_TRACEBACK=1; EXIT_INTERRUPTED: interrupted during the start; or PIPE_CLOSED.
     """
     return status_with_output(partial(_status, program, prog))
 
@@ -139,9 +137,8 @@ def is_printed(message: str) -> bool:
 def choose_interface(store: dist.Store) -> None:
     """Make gloo use the interface that reaches the other machines, unless the user has set one.
 
-    By default gloo uses the interface of the host's own name. The /etc/hosts of Debian and Ubuntu
-    maps that name to a loopback address, to which no other machine can connect. Every process of a
-    group must call this.
+    By default gloo uses the interface of the host's own name, which the /etc/hosts of Debian and
+    Ubuntu maps to a loopback address, to which no other machine can connect.
     """
     if int(os.environ.get("GROUP_WORLD_SIZE", 1)) == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
         return
@@ -157,10 +154,7 @@ def choose_interface(store: dist.Store) -> None:
 
 
 def address_towards(host: str) -> str:
-    """The address of this machine on the route to `host`; sends nothing.
-
-    Raises ConfigError if the host doesn't exist or has no route.
-    """
+    """The address of this machine on the route to `host`; ConfigError if there is none."""
     try:
         kind, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(kind, socket.SOCK_DGRAM) as probe:

@@ -71,11 +71,9 @@ CGROUP_FILES = (
 
 
 def memory_limit(device: torch.device, num_local_processes: int) -> int:
-    """Upper limit in bytes for `PeakMemory`: the memory of this process plus its share of the rest.
-
-    The rest is the free memory of the device. On the CPU it is the free memory of the machine and
-    of the control groups of this process (containers, batch systems), divided by the number of
-    processes on this machine. Raises ConfigError for a device that doesn't report its memory.
+    """Upper limit in bytes for `PeakMemory`: the memory of this process plus its share of what is
+    free on the device, or on the machine and in the control groups (containers, batch systems) of
+    this process. Raises ConfigError for a device that doesn't report its memory.
     """
     module = device_module(device)
     if module is not None:
@@ -91,29 +89,22 @@ def memory_limit(device: torch.device, num_local_processes: int) -> int:
 
 def room_in_control_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> list[int]:
     """Free bytes of each control group (v1 or v2) that limits this process."""
-    groups = control_groups("memory", membership, root)
-    return [room for folder in groups for room in room_in(folder)]
-
-
-def room_in(folder: Path) -> list[int]:
-    for limit, usage, reclaimable in CGROUP_FILES:
-        try:
-            texts = [(folder / name).read_text() for name in (limit, usage, "memory.stat")]
-        except OSError:
-            continue
-        if texts[0].strip() == "max":
-            continue
-        statistics = dict(line.split() for line in texts[2].splitlines())
-        return [int(texts[0]) - int(texts[1]) + int(statistics.get(reclaimable, 0))]
-    return []
+    free = []
+    for folder in control_groups("memory", membership, root):
+        for limit, usage, reclaimable in CGROUP_FILES:
+            try:
+                texts = [(folder / name).read_text() for name in (limit, usage, "memory.stat")]
+            except OSError:
+                continue
+            if texts[0].strip() != "max":
+                statistics = dict(line.split() for line in texts[2].splitlines())
+                free.append(int(texts[0]) - int(texts[1]) + int(statistics.get(reclaimable, 0)))
+    return free
 
 
 class PeakMemory:
-    """Peak memory of its `with` block, as `bytes`.
-
-    On a device this is the memory that the allocator reserved, including gaps between tensors. On
-    the CPU it is the resident set of this process, sampled every few milliseconds.
-    """
+    """Peak memory of its `with` block, as `bytes`: what the device's allocator reserved, gaps
+    included; on the CPU the resident set of this process, sampled every few milliseconds."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.module, self.bytes = device, device_module(device), 0

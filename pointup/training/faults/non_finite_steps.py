@@ -60,13 +60,12 @@ class NonFiniteSteps:
                 step, loss, grad_norm, learning_rate, named(clouds),
             )  # fmt: skip
         if self.in_a_row == MAX_NON_FINITE_STEPS:
-            if self.suspects:
-                remedy = f"all of them from {named(sorted(self.suspects))}: check these clouds"
-            else:
-                remedy = (
-                    "from other clouds each time: training has diverged; lower --learning-rate, in "
-                    "another --output-dir"
-                )
+            remedy = (
+                f"all of them from {named(sorted(self.suspects))}: check these clouds"
+                if self.suspects
+                else "from other clouds each time: training has diverged; lower --learning-rate, "
+                "in another --output-dir"
+            )
             raise TrainingError(
                 f"{MAX_NON_FINITE_STEPS} steps in a row, the last one step {step} at learning rate "
                 f"{learning_rate:.3g} from {named(clouds)}, had a non-finite loss or gradient, "
@@ -80,11 +79,8 @@ class NonFiniteSteps:
 
 
 def non_finite_clouds(pieces: Sequence[Piece]) -> list[str]:
-    """Clouds of this process that may have caused a non-finite loss or gradient in a step.
-
-    These are the clouds with a non-finite loss, or else all clouds of the first of its `pieces`
-    with a non-finite gradient.
-    """
+    """Clouds of this process with a non-finite loss, or else all clouds of the first of its
+    `pieces` with a non-finite gradient."""
     bad = [
         name
         for piece in pieces

@@ -56,16 +56,15 @@ def attempt(work: Callable[[Batch], Tensor], batch: Batch) -> Tensor | None:
     try:
         return work(batch)
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            return None
-        raise
+        if not is_out_of_memory(error):
+            raise
+    return None
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether the error is an out-of-memory error of torch's allocator, the driver or a library."""
-    if isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error):
-        return True
-    return OUT_OF_MEMORY.search(str(error)) is not None
+    is_known = isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+    return is_known or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def halves(batch: Batch) -> list[Batch]:

@@ -1,12 +1,10 @@
-"""Sets the token budget: as given, large enough for every pair, or the largest that fits.
-
-After several out-of-memory errors the budget is lowered.
-"""
+"""Sets the token budget of a run, and lowers it after several out-of-memory errors."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -69,13 +67,9 @@ def settle_token_budget(
     if isinstance(config.token_budget, int):
         return config.token_budget
     probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
-    if config.token_budget == "auto":
-        return _measured_budget(probe, accelerator)
-    return _default_budget(probe, accelerator, validation)
-
-
-def _measured_budget(probe: Probe, accelerator: Accelerator) -> int:
-    config, sizes, largest = probe.config, probe.dataset.full_sizes, probe.largest
+    if config.token_budget is None:
+        return _default_budget(probe, accelerator, validation)
+    sizes, largest = dataset.full_sizes, probe.largest
     path = config.output_dir / "config.json"
     # Only the main process reads it: others may not see a new file on a network file system yet.
     stored = json.loads(path.read_text()) if accelerator.is_main_process else {}
@@ -122,8 +116,7 @@ def _default_budget(probe: Probe, accelerator: Accelerator, validation: PairData
 def _fits_everywhere(
     probe: Probe, accelerator: Accelerator, smallest: int, largest: int
 ) -> tuple[int, int]:
-    """Most tokens, from `smallest` to `largest`, that fit on every process (0 if none do), and the
-    bytes that this process may use."""
+    """`largest_that_fits` on every process, and the bytes that this process may use."""
     limit = memory_limit(accelerator.device, num_local_processes(accelerator.num_processes))
     limit = int(SHARE_TO_USE * limit)
     # All processes read the free memory before any of them uses some of it.
@@ -217,13 +210,10 @@ def largest_that_fits(
 ) -> int:
     """Most tokens, from `smallest` to `largest`, whose peak stays within `limit`; 0 if none do.
 
-    Two probes give the bytes per token, and so the next number of tokens to try; each probe
-    refines the estimate. Numbers that are expected to exceed the limit are never tried, because on
-    the CPU the system would kill a process.
+    Each probe refines the bytes per token, and so the next number to try. Numbers that are expected
+    to exceed the limit are never tried: on the CPU the system would kill the process.
     """
-    fits, peak = 0, bytes_before
-    too_many = largest + 1
-    tokens = smallest
+    fits, peak, tokens, too_many = 0, bytes_before, smallest, math.inf
     for _ in range(MOST_PROBES):
         measured = peak_bytes(tokens)
         if measured is None or measured > limit:
@@ -235,9 +225,7 @@ def largest_that_fits(
             fits, peak = tokens, measured
         if not fits or peak - bytes_before >= ENOUGH * (limit - bytes_before):
             break
-        step = (limit - peak) / per_token
-        if too_many <= largest:
-            step = min(step, (too_many - fits) / 2)
+        step = min((limit - peak) / per_token, (too_many - fits) / 2)
         tokens = min(fits + int(step), MOST_GROWTH * fits, largest)
         if tokens <= 1.02 * fits:
             break

@@ -1,9 +1,7 @@
-"""Writes, finds and checks the checkpoints of a run. A checkpoint is written atomically.
+"""Writes, finds and checks the checkpoints of a run: `checkpoints/step_N/`, with all that the next
+step depends on; `checkpoints/LATEST` names the newest complete one.
 
-A checkpoint is the directory `checkpoints/step_N/`; the file `checkpoints/LATEST` names the newest
-complete one. It holds everything that the next step depends on. The random numbers of a micro-batch
-follow from (seed, step, slot), so checkpoints store no generator state. `Accelerator.save_state` is
-not atomic.
+They are written atomically, unlike by `Accelerator.save_state`.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class RunLock:
 
     The operating system releases the lock of a process that ends, in whatever way. If the file
     system has no locks, or doesn't share them between machines, the file decides: by the pid on
-    this machine, and by heartbeats (changes of its time stamp) for a holder on another machine.
-    `filelock` doesn't serve here: it uses flock, which a forked data worker keeps after the death
-    of the holder, and it has no heartbeats for other machines.
+    this machine, by heartbeats (changes of its time stamp) for a holder on another one.
+    `disk.acquire_lock` doesn't serve here: it uses flock, which a forked data worker keeps after
+    the death of the holder.
 
     The main process acquires the lock for all. Every process must enter; all of them raise
     ConfigError, with pid and host, if another run holds it.
@@ -109,8 +109,7 @@ class RunLock:
 
     def write_heartbeat(self) -> None:
         while not self.released.wait(SECONDS_BETWEEN_HEARTBEATS):
-            # The directory may have been deleted, or its server out of reach for a while. Without
-            # later heartbeats another machine would take the lock of a run that goes on.
+            # The directory's server may be out of reach for a while.
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
@@ -119,18 +118,16 @@ def is_seen(path: Path, text: str | None) -> bool:
     """Whether a file that another machine has written has this text here, within the time for which
     a network file system may serve cached data."""
     deadline = time.monotonic() + SECONDS_TO_BE_SEEN
-    while True:
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if path.read_text() == text:
                 return True
-        if time.monotonic() > deadline:
-            return False
         time.sleep(0.2)
+    return False
 
 
 def has_heartbeat_elsewhere(path: Path, holder: dict[str, Any]) -> bool:
-    """Whether the holder of a lock is on another machine, and shows a heartbeat within four
-    intervals."""
+    """Whether the holder is on another machine, and shows a heartbeat within four intervals."""
     if not holder or holder["host"] == platform.node():
         return False
     before = path.stat().st_mtime_ns
@@ -143,10 +140,7 @@ def has_heartbeat_elsewhere(path: Path, holder: dict[str, Any]) -> bool:
 
 
 def inspect_lock(path: Path) -> tuple[dict[str, Any], bool]:
-    """The holder that a lock names, and whether it still holds the lock; changes nothing.
-
-    For a holder on another machine this waits for a heartbeat.
-    """
+    """The holder that a lock names, and whether it still holds the lock; changes nothing."""
     with path.open() as file:
         holder = read_holder(file)
         # A shared lock needs no permission to write; it ends with the file.

@@ -10,7 +10,6 @@ import platform
 import sys
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 
 from pointup.errors import ConfigError
 from pointup.progress import write_line
@@ -22,10 +21,9 @@ logger = logging.getLogger("pointup")
 class RankLog:
     """Inside its `with` block, logging goes to `output_dir/logs/rank_N.log` and to the console.
 
-    The file gets all messages of pointup, warnings of other libraries and of Python, the exception
-    that ends the `with` block, and the stacks of a crash in native code. A continued run appends to
-    it. The console shows, for the main process only, pointup's messages from level INFO and
-    warnings, above the progress bar; with `is_verbose` it shows all messages of every process.
+    The file gets all messages of pointup, all warnings, the exception that ends the block, and the
+    stacks of a crash in native code. The console shows, for the main process only, messages from
+    level INFO on, above the progress bar; with `is_verbose` all messages of every process.
     """
 
     def __init__(
@@ -35,12 +33,9 @@ class RankLog:
         num_processes: int = 1,
         is_verbose: bool = False,
     ) -> None:
-        self.path = Path(output_dir).resolve() / "logs" / f"rank_{process_index}.log"
+        self.path = output_dir.resolve() / "logs" / f"rank_{process_index}.log"
         self.process_index, self.num_processes = process_index, num_processes
         self.is_verbose = is_verbose
-        self.handlers: list[logging.Handler] = []
-        self.previous_level = logging.NOTSET
-        self.handles_crashes = False
 
     def __enter__(self) -> RankLog:
         try:
@@ -52,7 +47,7 @@ class RankLog:
                 "give another --output-dir"
             ) from error
         file.setFormatter(FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        self.handlers = [file]
+        self.handlers: list[logging.Handler] = [file]
         if self.is_verbose:
             self.handlers.append(ConsoleHandler(logging.DEBUG))
             self.handlers[-1].setFormatter(FileFormatter(f"[{self.process_index}] %(message)s"))
@@ -73,16 +68,11 @@ class RankLog:
         )  # fmt: skip
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             # To the file only, because the caller reports the exception to the user.
             message, values = "process %d ends: %s", (self.process_index, error)
-            cause = (type(error), error, traceback)
+            cause = (type(error), error, error.__traceback__)
             self.handlers[0].handle(
                 logger.makeRecord(logger.name, logging.ERROR, __file__, 0, message, values, cause)
             )
@@ -93,7 +83,6 @@ class RankLog:
         for handler in self.handlers:
             logging.getLogger().removeHandler(handler)
             handler.close()
-        self.handlers = []
 
 
 class LogFile(logging.FileHandler):
