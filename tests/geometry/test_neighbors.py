@@ -133,25 +133,19 @@ def test_nearest_has_the_gradients_of_brute_force(
 
 
 @any_search
-def test_neighbours_are_right_far_from_the_origin(search: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "dtype", "rtol"),
+    [([431_000, 4_582_000, 300], torch.float64, 1e-9), ([1000] * 3, torch.float32, 1e-5)],
+)
+def test_neighbours_are_right_far_from_the_origin(
+    search: str, place: list[float], dtype: torch.dtype, rtol: float
+) -> None:
     rng = np.random.default_rng(0)
-    pos = torch.tensor(rng.random((300, 3)) + np.array([431_000, 4_582_000, 300]))
-    ptr = torch.tensor([0, 300])
+    pos, ptr = torch.tensor(rng.random((300, 3)) + place, dtype=dtype), torch.tensor([0, 300])
     with use(search):
         squared, _ = knn(pos, ptr, 4)
     expected = squared_distances(pos, ptr, pos, ptr).sort(1).values[:, :4]
-    torch.testing.assert_close(squared, expected, rtol=1e-9, atol=0)
-
-
-@any_search
-def test_float32_points_at_one_kilometre_keep_their_neighbours(search: str) -> None:
-    rng = np.random.default_rng(0)
-    pos = torch.tensor(rng.random((300, 3)) + 1000, dtype=torch.float32)
-    ptr = torch.tensor([0, 300])
-    with use(search):
-        squared, _ = knn(pos, ptr, 4)
-    expected = squared_distances(pos, ptr, pos, ptr).sort(1).values[:, :4]
-    torch.testing.assert_close(squared, expected.float(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(squared, expected.to(dtype), rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("k", [1, 5, 100])

@@ -203,33 +203,6 @@ def test_more_poisson_disk_samples_than_points_are_refused() -> None:
         poisson_disk_subset(np.zeros((3, 3)), 4, np.random.default_rng(0))
 
 
-def clouds_with_duplicates(
-    clouds: list[tuple[int, float]], generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Clouds of few distinct positions, given by size and share to keep; pos, ptr, and counts."""
-    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
-    counts = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
-    ptr = ptr_from_sizes(sizes)
-    return torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float(), ptr, counts
-
-
-def expect_counts(index: Tensor, ptr: Tensor, counts: Tensor) -> None:
-    """Each cloud keeps its number of points, all of them different."""
-    assert len(index) == int(counts.sum()) == len(index.unique())
-    cloud = torch.searchsorted(ptr, index, right=True) - 1
-    assert torch.equal(torch.bincount(cloud, minlength=len(counts)), counts)
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
-def test_each_cloud_keeps_the_requested_number_of_distinct_points(
-    clouds: list[tuple[int, float]], seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    pos, ptr, counts = clouds_with_duplicates(clouds, generator)
-    index = sample_by_spacing(pos, ptr, counts, torch.randn(len(pos), generator=generator))
-    expect_counts(index, ptr, counts)
-
-
 def test_equal_spacings_give_the_farthest_points() -> None:
     pos, ptr = torch.rand(900, 3), torch.tensor([0, 300, 300, 900])
     wanted = torch.tensor([100, 0, 250])
@@ -348,16 +321,22 @@ def test_no_point_is_nearer_to_an_earlier_pick_than_its_radius() -> None:
         assert exact.float().mean() > 0.98
 
 
+@pytest.mark.parametrize("sample", [sample_by_spacing, sample_as_elsewhere])
 @few
 @given(st.lists(st.tuples(st.integers(0, 90), st.floats(0, 1)), max_size=4), st.integers(0, 2**31))
-def test_each_cloud_keeps_its_number_of_points_also_elsewhere(
-    clouds: list[tuple[int, float]], seed: int
+def test_each_cloud_keeps_its_number_of_distinct_points(
+    sample: Callable[..., Tensor], clouds: list[tuple[int, float]], seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    pos, ptr, counts = clouds_with_duplicates(clouds, generator)
-    spacing = 0.1 + torch.rand(len(pos), generator=generator)
-    index = sample_as_elsewhere(pos, ptr, counts, spacing.log())
-    expect_counts(index, ptr, counts)
+    sizes = torch.tensor([size for size, _ in clouds], dtype=torch.int64)
+    counts = torch.tensor([round(size * share) for size, share in clouds], dtype=torch.int64)
+    ptr = ptr_from_sizes(sizes)
+    # Few distinct positions.
+    pos = torch.randint(0, 4, (int(ptr[-1]), 3), generator=generator).float()
+    index = sample(pos, ptr, counts, torch.randn(len(pos), generator=generator))
+    assert len(index) == int(counts.sum()) == len(index.unique())
+    cloud = torch.searchsorted(ptr, index, right=True) - 1
+    assert torch.equal(torch.bincount(cloud, minlength=len(counts)), counts)
 
 
 def test_no_duplicate_is_kept_before_all_distinct_points_are() -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
 import re
 import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from conftest import SECONDS_TO_OUTCOME, metrics_of, wavy_pair
+from conftest import metrics_of, wavy_pair
 from disturbed import (
     PATIENCE,
     STEPS,
@@ -38,18 +35,17 @@ from disturbed import (
     weights_of,
 )
 from forked import run_forked
-from processes import Run, pids_of, shared_memory_of
-from test_distributed import SMALL, steps_of
+from processes import pids_of, shared_memory_of
+from test_distributed import steps_of
 
 from pointup.datasets.pair_dataset import open_samples, write_pairs
 from pointup.training.config import TrainConfig
-from pointup.training.run_directory.checkpoint import FILES, latest_checkpoint, step_of
+from pointup.training.run_directory.checkpoint import FILES, step_of
 
 pytestmark = pytest.mark.slow
 
 GRACE_SECONDS = 30
 """Grace period of the launcher for its processes; a busy machine takes as long to end it."""
-START_SECONDS = 15.0
 """Approximate time of a launched run until its first step."""
 
 
@@ -165,20 +161,6 @@ def test_a_launcher_killed_during_the_start_leaves_nothing_training(
         assert has_ended(
             killed, 90, run, f"kill -9 of the launcher of {num_processes} during start-up: all end"
         )
-
-
-def test_a_second_run_in_the_same_directory_is_refused(
-    pair_directory: Path, tmp_path: Path, launch: Callable[..., Run]
-) -> None:
-    run = tmp_path / "run"
-    with launched(pair_directory, run, "--steps", "100000", num_processes=1) as process:
-        wait_for_step(run, 1)
-        with timed("second run in the directory: refused"):
-            ended = launch("--data", pair_directory, "--output-dir", run, *SMALL)
-        assert ended.returncode != 0
-        assert re.search(r"train.py: error: .*run: process \d+ on \S+ since", ended.stderr)
-        process.terminate()
-        process.wait(60)
 
 
 # In short: the check of processes as threads, in test_consistency.py.
@@ -474,35 +456,6 @@ def test_a_signal_to_one_process_anywhere_saves_and_the_next_start_continues(
         )
     ended = latest_of(run) if (run / "checkpoints").exists() else ""
     assert (ended == f"step_{STEPS}") == (where == "worker"), "workers are deaf to signals"
-    continues_like(pair_directory, run, undisturbed)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_signal_at_a_random_moment_leaves_a_whole_checkpoint_and_the_run_continues(
-    pair_directory: Path, tmp_path: Path, undisturbed: Path, seed: int
-) -> None:
-    chance = random.Random(seed)
-    run = tmp_path / "run"
-    step, share = max(0, chance.randrange(-2, STEPS + 2)), chance.random()
-    with launched(pair_directory, run, num_workers=1) as process:
-        if step:
-            wait_for_step(run, step)  # Evaluations count as well.
-        time.sleep(share * (0.5 if step else START_SECONDS))
-        launcher = psutil.Process(process.pid)
-        members = launcher.children() if process.poll() is None else []
-        # The launcher as often as one of its processes.
-        target = chance.choice([*members, *[launcher] * max(1, len(members))])
-        whom = "the launcher" if target == launcher else "one process"
-        sent = time.time()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            target.terminate()
-        outcome = (
-            f"SIGTERM, seed {seed}, to {whom} {f'after line {step}' if step else 'in the start'}"
-        )
-        assert has_ended(sent, 2 * GRACE_SECONDS, run, outcome), output_of(run)
-    checkpoint = latest_checkpoint(run / "checkpoints")
-    saved = checkpoint.name if checkpoint else "nothing saved yet"
-    SECONDS_TO_OUTCOME[-1] = f"{outcome}: {saved}", SECONDS_TO_OUTCOME[-1][1]
     continues_like(pair_directory, run, undisturbed)
 
 

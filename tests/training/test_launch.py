@@ -144,18 +144,6 @@ def test_several_processes_use_what_they_were_launched_for_or_end(
         assert "accelerator" not in ended.stderr
 
 
-def launched(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Launch a script that prints its world size."""
-    script = tmp_path / "world.py"
-    script.write_text(
-        "from pointup.training.distributed.accelerator import make_accelerator\n"
-        "from pathlib import Path\n"
-        f"print('WORLD', make_accelerator(Path({str(tmp_path)!r})).num_processes)\n"
-    )
-    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", *options]
-    return subprocess.run([*command, str(script)], capture_output=True, text=True)
-
-
 def test_fewer_processes_than_requested_is_an_error_not_a_silent_single_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,20 +181,6 @@ def test_fp16_is_refused_on_a_processor_where_it_would_be_fp32(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     with pytest.raises(ConfigError, match="fp16 needs a GPU; use bf16 or no"):
         make_accelerator(tmp_path)
-
-
-@pytest.mark.slow
-def test_launches_that_training_does_not_support_end_with_an_error(tmp_path: Path) -> None:
-    ended = launched(tmp_path, "--cpu", "--num_processes", "2")
-    assert ended.returncode != 0 and "WORLD" not in ended.stdout
-    assert "was to start 2 processes but started 1" in ended.stderr
-    config = (CONFIGS / "cpu.yaml").read_text()
-    asking = tmp_path / "asking.yaml"
-    asking.write_text(config + "dynamo_config:\n  dynamo_backend: INDUCTOR\n")
-    assert "WORLD 1" in launched(tmp_path, "--config_file", str(CONFIGS / "cpu.yaml")).stdout
-    ended = launched(tmp_path, "--config_file", str(asking))
-    assert ended.returncode != 0 and "WORLD" not in ended.stdout
-    assert "dynamo_backend INDUCTOR is not supported" in ended.stderr
 
 
 def test_dropout_draws_the_same_numbers_for_the_same_step_and_slot() -> None:

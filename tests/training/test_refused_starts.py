@@ -15,13 +15,6 @@ from pointup.disk import checksum, remove
 from pointup.training.run_directory.checkpoint import DATA_FILES
 
 
-def test_an_impossible_value_is_refused_in_a_line_that_names_the_option(
-    start: Start, tmp_path: Path
-) -> None:
-    refused_in_a_line(start(tmp_path / "run", "--log-with", "nonsense"), "--log-with")
-    assert not (tmp_path / "run" / "checkpoints").exists()
-
-
 @pytest.mark.parametrize(
     "name, content, remedy",
     [

@@ -142,17 +142,15 @@ def test_impossible_datasets_are_refused(data: Any, message: str) -> None:
 
 
 def test_data_of_the_command_line_replaces_that_of_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps({"data": ["a", "b=2"], "steps": 5}))
-    assert parse_command_line(["--config", str(file)], "").data == ("a", "b=2")
-    assert parse_command_line(["--config", str(file), "--data", "c"], "").data == ("c",)
-    file.write_text('{"data": null, "steps": 5}')
-    assert parse_command_line(["--config", str(file)], "").data == ()
-    file.write_text('{"data": "a"}')
-    assert parse_command_line(["--config", str(file), "--data=c", "--data=d"], "").data == (
-        "c",
-        "d",
-    )
+    for given, words, data in (
+        (["a", "b=2"], [], ("a", "b=2")),
+        (["a", "b=2"], ["--data", "c"], ("c",)),
+        (None, [], ()),
+        ("a", ["--data=c", "--data=d"], ("c", "d")),
+    ):
+        (tmp_path / "run.json").write_text(json.dumps({"data": given}))
+        words = ["--config", str(tmp_path / "run.json"), *words]
+        assert parse_command_line(words, "").data == data
 
 
 def test_a_dataset_without_validation_samples_is_for_training_only(

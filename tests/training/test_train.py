@@ -15,7 +15,7 @@ from conftest import metrics_of, wavy_pair
 from runs import SMALL, final_weights, options, training
 
 from pointup.datasets.pair_writer import write_pairs
-from pointup.errors import ConfigError, DataError, PointupError
+from pointup.errors import ConfigError, DataError
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.training.evaluation import EvaluationResult
@@ -208,21 +208,6 @@ def test_thirty_steps_beat_the_baseline_without_a_network(
     assert rows["model"]["cd"] < 0.95 * rows["midpoints"]["cd"]
 
 
-def test_bad_samples_are_excluded_by_name_and_the_rest_is_trained_on(
-    tmp_path: Path, accelerator: Accelerator, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = np.random.default_rng(1)
-    pairs = [wavy_pair(f"good_{i}", 40, 3, rng) for i in range(6)]
-    broken = wavy_pair("broken", 40, 3, rng)
-    broken.source[3] = np.nan
-    few = wavy_pair("few", 3, 3, rng)
-    write_pairs([*pairs[:4], broken, few], pairs[4:], tmp_path / "data", info={})
-    training.train(options(tmp_path / "data", tmp_path / "run", steps=1), accelerator)
-    log = (tmp_path / "run" / "logs" / "rank_0.log").read_text()
-    assert "Left out: train sample broken" in log and "Left out: train sample few" in log
-    assert "4 for training" in " ".join(log.split())
-
-
 def test_a_dataset_without_any_good_sample_is_an_error(
     tmp_path: Path, accelerator: Accelerator
 ) -> None:
@@ -231,15 +216,3 @@ def test_a_dataset_without_any_good_sample_is_an_error(
     write_pairs(pairs[:3], pairs[3:], tmp_path / "data", info={})
     with pytest.raises(DataError, match="none of the 3 train samples can be used"):
         training.train(options(tmp_path / "data", tmp_path / "run"), accelerator)
-
-
-def test_a_cloud_larger_than_the_budget_is_named_and_cropped_only_with_crop(
-    pair_directory: Path, tmp_path: Path, accelerator: Accelerator
-) -> None:
-    with pytest.raises(PointupError, match=r"train_\d+"):
-        training.train(options(pair_directory, tmp_path / "run", token_budget=100), accelerator)
-    training.train(
-        options(pair_directory, tmp_path / "cropped", token_budget=100, crop=True, steps=1),
-        accelerator,
-    )
-    assert metrics_of(tmp_path / "cropped")[0]["num_tokens"] <= 100

@@ -15,7 +15,6 @@ from runs import final_weights, options, training
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.errors import TrainingError
 from pointup.training.datasets import open_training_data
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory import checkpoint
@@ -127,20 +126,6 @@ def test_a_non_finite_step_is_skipped_and_its_cloud_named(
     assert f"step 0 skipped: loss {value:.4g}" in log and f"from {bad[0]}\n" in log
     assert "step 1 skipped" not in log
     assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 2).values())
-
-
-def test_repeated_non_finite_steps_end_the_run_with_the_last_checkpoint_intact(
-    pair_directory: Path,
-    tmp_path: Path,
-    accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    training.train(options(pair_directory, tmp_path, steps=20), accelerator, stop_after=3)
-    real = training.losses_of_model
-    monkeypatch.setattr(training, "losses_of_model", lambda *given: real(*given) * float("nan"))
-    with pytest.raises(TrainingError, match=r"10 steps in a row, .* from train_\d+"):
-        training.train(options(pair_directory, tmp_path, steps=20, save_every=100), accelerator)
-    assert all(weight.isfinite().all() for weight in final_weights(tmp_path, 3).values())
 
 
 def test_an_unwritable_disk_is_reported_and_training_continues_or_ends_by_choice(
