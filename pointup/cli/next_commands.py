@@ -97,11 +97,11 @@ def commands_after_training(config: TrainConfig) -> list[str]:
 
 def command_after_upsampling(model: str | Path) -> str | None:
     """The command that evaluates a run's model on its held-out pairs; None for other models."""
-    from pointup.training.config import data_sources
-
-    path = Path(model).parent / "config.json"
     try:
-        options = json.loads(path.read_text())
+        options = json.loads((Path(model).parent / "config.json").read_text())
+        # Takes seconds, for most models in vain.
+        from pointup.training.config import data_sources
+
         name = _with_held_out([source.name for source in data_sources(options["data"])])[0]
         ratios = options.get("ratio"), options.get("max_ratio", MAX_RATIO)
         is_of_surveys = bool(options.get("model", {}).get("predict_error"))

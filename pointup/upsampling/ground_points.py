@@ -158,15 +158,19 @@ def ground_surface(returns: GroundReturns, density: float | None = None) -> Grou
     if not seen:
         return None
     spacing = min(density or seen, seen) ** -0.5
-    places = np.concatenate(parts)
-    places = places[spread(len(places), _NUM_PLACES)]
+    # By block, so that the returns around the places of each are read once.
+    ends = np.cumsum([len(part) for part in parts])
+    chosen = spread(ends[-1], _NUM_PLACES)
+    places = np.split(np.concatenate(parts)[chosen], np.searchsorted(chosen, ends[:-1]))
     trusted = 0.0
     for distance in spacing * np.array(_DISTANCES):
-        reach = 4 * distance
-        errors = [
-            _error(returns.within(xy - reach, xy + reach)[0]["position"], place, distance, spacing)
-            for place, xy in zip(places, places[:, :2], strict=True)
-        ]
+        reach, errors = 4 * distance, []
+        for xyz in filter(len, places):
+            xy = xyz[:, :2]
+            around = returns.within(xy.min(axis=0) - reach, xy.max(axis=0) + reach)[0]["position"]
+            for place in xyz:
+                is_near = (np.abs(around[:, :2] - place[:2]) <= reach).all(axis=1)
+                errors.append(_error(around[is_near], place, distance, spacing))
         if not _are_small(errors, spacing):
             break
         trusted = float(distance)
