@@ -123,14 +123,76 @@ def test_points_that_several_files_contain_are_there_once(tmp_path: Path) -> Non
     assert sizes[0] == sizes[1]
 
 
-def test_separate_files_without_a_partner_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def shapes(tmp_path: Path) -> Path:
+    """Two folders of the same shapes, a to e, at places of their own: coarse/ and fine/more/."""
+    (tmp_path / "coarse").mkdir()
+    (tmp_path / "fine" / "more").mkdir(parents=True)
+    for number, name in enumerate("abcde"):
+        points = ground(400, number, width=9) + np.array([0, 0, 50 * number])
+        np.save(tmp_path / "coarse" / f"{name}.npy", points[::4])
+        np.savetxt(tmp_path / "fine" / "more" / f"{name}.xyz", points)
+    return tmp_path
+
+
+def separate_pairs(folder: Path, *options: object) -> int:
+    sides = ("--source", folder / "coarse", "--target", folder / "fine" / "more")
+    sizes = ("--tile", 1e4, "--min-points", 4, "--strip", 0)
+    return run("pairs", *sides, "--separate", *sizes, "-o", folder / "out", *options)
+
+
+def test_separate_files_are_paired_by_their_names(shapes: Path) -> None:
+    # With a sixth name the order of both sides would differ.
+    assert separate_pairs(shapes) == 0
+    pairs = both(shapes / "out")
+    assert sorted(name.split("_")[0] for name in pairs) == list("abcde")
+    for name, pair in pairs.items():
+        middle = [np.round((pair[side][:, 2].mean() - 100) / 50) for side in ("source", "target")]
+        assert middle[0] == middle[1], name
+
+
+def test_separate_files_that_are_read_as_one_survey_are_noted(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in "abc":
-        np.save(tmp_path / f"{name}.npy", ground(500, ord(name), width=30))
-    a, b, c, out = (tmp_path / name for name in ("a.npy", "b.npy", "c.npy", "out"))
-    assert run("pairs", "--source", a, b, "--target", c, "--separate", "-o", out) == 1
-    assert "--source has 2 and --target 1" in capsys.readouterr().err and not out.exists()
+    sides = ("--source", shapes / "coarse", "--target", shapes / "fine", "--tile", 1e4)
+    note = "note: 5 files of each side have the same names, and nearly the same place: they become"
+    assert run("pairs", *sides, "-o", shapes / "out") == 0
+    assert note in capsys.readouterr().err
+    # Files side by side are those of one survey.
+    for number, name in enumerate("abcde"):
+        for side, suffix in (("coarse", "npy"), ("fine", "npy")):
+            points = ground(200, 0, width=9) + np.array([9 * number, 0, 0])
+            np.save(shapes / side / f"{name}.{suffix}", points)
+    assert run("pairs", *sides, "-o", shapes / "out", "--overwrite") == 0
+    assert "same names" not in capsys.readouterr().err
+
+
+def test_names_without_a_partner_are_listed_and_pair_in_order_only_on_request(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shapes / "coarse" / "b.npy").unlink()
+    (shapes / "fine" / "more" / "d.xyz").unlink()
+    assert separate_pairs(shapes) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and not (shapes / "out").exists()
+    for text in ("2 of 5 names", "fine/more/b.xyz", "coarse/d.npy", "with --by-order"):
+        assert text in message
+    assert separate_pairs(shapes, "--by-order") == 0
+    assert sorted(name.split("_")[0] for name in both(shapes / "out")) == list("abce")
+    (shapes / "coarse" / "a.npy").unlink()
+    assert separate_pairs(shapes, "--by-order", "--overwrite") == 1
+    assert "--source has 3 files and --target 4" in capsys.readouterr().err
+
+
+def test_files_of_one_name_on_one_side_and_an_order_of_no_pairs_are_refused(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savetxt(shapes / "coarse" / "a.txt", np.eye(3))
+    assert separate_pairs(shapes) == 1
+    assert "a.npy and" in (message := capsys.readouterr().err) and "same name" in message
+    sides = ("--source", shapes / "coarse", "--target", shapes / "fine")
+    assert run("pairs", *sides, "--by-order", "-o", shapes / "out") == 1
+    assert "add --separate" in capsys.readouterr().err
 
 
 def test_validation_takes_whole_blocks(surveys: Path) -> None:

@@ -109,7 +109,7 @@ def test_surveys_whose_headers_name_different_systems_are_paired_with_a_note(
         f"note: {tmp_path}/b0.las: is in ETRS89 / UTM zone 33N by its header, "
         f"and {tmp_path}/a0.las in ETRS89 / UTM zone 32N"
     )
-    for number, words in enumerate([(), ("--separate",)]):
+    for number, words in enumerate([(), ("--separate", "--by-order")]):
         for name in ("b", "also_a"):
             out = tmp_path / f"{name}_{number}"
             sides = ("--source", *side("a"), "--target", *side(name))

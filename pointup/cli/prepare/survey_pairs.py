@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pointup.datasets.survey_tiles import Place
     from pointup.io.extents import FileExtent
 
+MOSTLY = 0.8
+"""Files that share a larger part of their areas lie on top of one another."""
 NO_TRAINING_PAIRS = "no training pairs are left; try a smaller --tile, --strip or --validation"
 
 
@@ -81,8 +83,10 @@ class Pairs:
     """Sparse survey: files, or folders of files. All files of a side are one survey, in the same
     coordinate system as the other side."""
     target: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="PATH ...")]
-    """Dense survey of the same area. With --separate, as many files as --source, in the same
-    order."""
+    """Dense survey of the same area. With --separate, a file for each of --source, with its name
+    whatever the extension; files in folders by their paths in them."""
+    by_order: bool = False
+    """With --separate, pair files in their order, whatever their names."""
     shard: ShardOption = None
     """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
     parts. For surveys of more than 200 MB."""
@@ -93,14 +97,8 @@ class Pairs:
         from pointup.datasets.block_pairs import two_survey_pairs
 
         shard = parse_shard(self.shard)
-        sides = [_survey_files(self.source), _survey_files(self.target)]
-        if self.tiling.separate and len(sides[0]) != len(sides[1]):
-            raise ConfigError(
-                f"--separate pairs files in their order, but --source has {len(sides[0])} and "
-                f"--target {len(sides[1])}: name as many of each"
-            )
         return SurveyDataset(
-            sides=sides,
+            sides=self._sides(),
             make=partial(
                 two_survey_pairs, tile=self.tiling.tile, min_points=self.tiling.min_points
             ),
@@ -110,6 +108,30 @@ class Pairs:
             dataset=self.dataset,
             shard=shard,
         ).run({"command": "prepare pairs", "source": self.source, "target": self.target})
+
+    def _sides(self) -> list[list[Path]]:
+        """The files of both sides; with --separate, those of a pair have the same position."""
+        sides = [_survey_files(self.source), _survey_files(self.target)]
+        if self.by_order and not self.tiling.separate:
+            raise ConfigError("--by-order: pairs separate files; add --separate")
+        if not self.tiling.separate or len(sides[0]) == len(sides[1]) == 1:
+            return sides
+        if self.by_order:
+            if len(sides[0]) != len(sides[1]):
+                raise ConfigError(
+                    f"--by-order: --source has {len(sides[0])} files and --target {len(sides[1])}; "
+                    "name as many of each"
+                )
+            return sides
+        sources, targets = _by_name(self.source), _by_name(self.target)
+        alone = sorted(sources.keys() ^ targets.keys())
+        if alone:
+            files = ", ".join(str(sources.get(name) or targets[name]) for name in alone)
+            raise ConfigError(
+                f"{len(alone)} of {len(sources.keys() | targets.keys())} names are on one side "
+                f"only: {files}; name files of a pair alike, or pair them in order with --by-order"
+            )
+        return [list(sources.values()), [targets[name] for name in sources]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +264,18 @@ def _survey_files(paths: Sequence[Path]) -> list[Path]:
     return find_inputs(paths, point_extensions)
 
 
+def _by_name(paths: Sequence[Path]) -> dict[Path, Path]:
+    """The files by their names without extension, after their paths in the folders of `paths`."""
+    named: dict[Path, Path] = {}
+    for path in paths:
+        for file in _survey_files([path]):
+            inside = file.relative_to(path) if path.is_dir() else Path(file.name)
+            other = named.setdefault(inside.with_suffix(""), file)
+            if other != file:
+                raise ConfigError(f"{other} and {file} have the same name; rename one of them")
+    return named
+
+
 @dataclass(frozen=True, kw_only=True)
 class SurveyDataset:
     """A dataset that is made of a survey to thin, or of a sparse and a dense one.
@@ -319,6 +353,8 @@ class SurveyDataset:
         tiling = self.tiling
         places = self._sort_places(making)
         note_overlapping(places)
+        if not tiling.separate and places:
+            note_stacked(self.sides, places[0])
         tiles = [place.tiles_with(self.fewest_points) for place in places]
         if not any(map(len, tiles)):
             raise self._no_tiles(making, places)
@@ -594,6 +630,25 @@ def note_overlapping(places: list[Place]) -> None:
                 "file show ground that training pairs of another show"
             )
             return
+
+
+def note_stacked(sides: Sequence[Sequence[Path]], place: Place) -> None:
+    """Print a note if files with partners of their names lie on one another, as shapes do."""
+    import numpy as np
+
+    common = set.intersection(*({path.stem for path in side} for side in sides))
+    if len(sides) < 2 or len(common) < 2:
+        return
+    low, high = (
+        np.array([getattr(f, end)[:2] for f in place.sides[-1]]) for end in ("low", "high")
+    )
+    shared = (np.minimum(high[1:], high[:-1]) - np.maximum(low[1:], low[:-1])).clip(0).prod(axis=1)
+    areas = (high - low).clip(1e-9).prod(axis=1)
+    if np.median(shared / np.minimum(areas[1:], areas[:-1])) > MOSTLY:
+        note(
+            f"{len(common)} files of each side have the same names, and nearly the same place: "
+            "they become one survey; if each is a shape or survey of its own, add --separate"
+        )
 
 
 def _surveys(sides: list[list[Path]], tiling: Tiling) -> dict[str, Any]:
