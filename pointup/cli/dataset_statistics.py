@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial import cKDTree
 
+from pointup.datasets.checks import notes_on_pairs
 from pointup.datasets.dataset_units import dataset_unit
 from pointup.datasets.held_out import SURVEYS, HeldOut, measure_held_out
 from pointup.datasets.pair_dataset import open_pairs, open_samples, read_pair
@@ -47,7 +48,8 @@ class Split:
 
     `columns` has one value for each sample, by the printed names; medians of distances are those of
     at most `NUM_MEASURED` samples. `share_in_target` is the share of source points that are also in
-    the target, bit by bit: near 1 if the source was thinned from the target.
+    the target, bit by bit: near 1 if the source was thinned from the target. `notes` are
+    those of `notes_on_pairs`.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Split:
     columns: dict[str, np.ndarray]
     share_in_target: float
     bad: list[BadSample]
+    notes: list[str]
 
 
 def inspect_dataset(
@@ -104,7 +107,8 @@ def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> 
         "longest side": samples.array("source_extent"),
     }
     measured, shared = _measure(samples, _at_intervals(len(samples), bad, NUM_MEASURED))
-    return Split(name, len(samples), columns | measured, shared, bad)
+    notes = notes_on_pairs(samples)
+    return Split(name, len(samples), columns | measured, shared, bad, notes)
 
 
 def _at_intervals(num_samples: int, bad: list[BadSample], number: int) -> np.ndarray:
@@ -164,6 +168,7 @@ def report(label: str, splits: list[Split], held_out: HeldOut | None = None) -> 
             lines += [f"  {sample.name}: {sample.reason}" for sample in split.bad]
     if not any(split.bad for split in splits):
         lines += ["", "no bad samples"]
+    lines += [f"note: {split.name}: {text}" for split in splits for text in split.notes]
     return printable("\n".join(lines))
 
 
@@ -236,6 +241,7 @@ def as_json(label: str, splits: list[Split], held_out: HeldOut | None) -> dict[s
                 "share_in_target": split.share_in_target,
                 **{name.replace(" ", "_"): summary(v) for name, v in split.columns.items()},
                 "bad_samples": [asdict(sample) for sample in split.bad],
+                "notes": split.notes,
             }
             for split in splits
         },

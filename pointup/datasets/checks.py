@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,22 @@ from datasets import Dataset
 
 from pointup.datasets.columns import unpack_points
 from pointup.datasets.pair import POINT_COLUMNS
-from pointup.datasets.samples import PLACE, SCHEMA, TRIPLE, BadSample, bad_surface
+from pointup.datasets.samples import (
+    PLACE,
+    SCHEMA,
+    TRIPLE,
+    BadSample,
+    Samples,
+    UnreadableSample,
+    bad_surface,
+)
 from pointup.errors import DataError
 from pointup.processes import results_of
 
 MIN_EXTENT = 1e-6
 MAX_EXTENT = 1e5
+FARTHEST_APART = 0.25
+"""Of source and target, along an axis, in longest sides of the source."""
 
 
 def find_bad_samples(
@@ -32,7 +43,8 @@ def find_bad_samples(
     - it is empty, has fewer than `min_points` points, or one of its points is missing;
     - its number of points differs from `num_source` or `num_target`;
     - a coordinate is not finite, or all its points coincide;
-    - its extent (the longest side of its bounding box) is outside 1e-6 to 1e5 units.
+    - its extent (the longest side of its bounding box) is outside 1e-6 to 1e5 units;
+    - both lie apart along an axis, by more than a quarter of the source's extent.
 
     Normals must be finite and match the target in number; `resample` must be finite. If `folder`,
     the directory of the dataset, is given, the surface file of each sample must exist in
@@ -104,6 +116,10 @@ def check_samples(table: pa.Table, min_points: int) -> CheckedSamples:
     is_finite = np.isfinite(low + high)
     with np.errstate(invalid="ignore"):
         source_extent = (boxes["source"][1] - boxes["source"][0]).max(axis=1)
+        gaps = [boxes[a][0] - boxes[b][1] for a, b in (POINT_COLUMNS[:2], POINT_COLUMNS[1::-1])]
+        gap = np.maximum(*gaps).max(axis=1)
+    for i in np.flatnonzero(gap > FARTHEST_APART * source_extent).tolist():
+        reasons[i] = reasons[i] or f"source and target lie {gap[i]:.3g} apart"
     return CheckedSamples(
         reasons, np.where(is_finite, low, np.nan), np.where(is_finite, high, np.nan), source_extent
     )
@@ -184,6 +200,64 @@ def _bad_clouds(
             continue
         found.append((i, reason))
     return found
+
+
+NUM_READ = 32
+"""Pairs of a split whose coordinates are looked at."""
+COARSE_STEP = 0.2
+"""Rounding to a larger share of the point spacing changes the shape of a cloud."""
+
+
+def notes_on_pairs(samples: Samples) -> list[str]:
+    """Notes on pairs whose sides may be exchanged, or whose coordinates were rounded.
+
+    Up to `NUM_READ` pairs are read.
+    """
+    num_source, num_target = (samples.array(f"num_{c}") for c in ("source", "target"))
+    notes = []
+    if len(samples) and np.median(num_target / num_source.clip(1)) < 1:
+        notes.append(
+            "the target is sparser than the source in half of the pairs; are they swapped?"
+        )
+    steps = []
+    for row in np.linspace(0, len(samples) - 1, min(NUM_READ, len(samples))).round().astype(int):
+        if samples.value("reason", row) is None:
+            with contextlib.suppress(UnreadableSample):
+                clouds = samples.points(row)
+                steps.append(max(coarse_step(clouds[c]) for c in ("source", "target")))
+    if steps and np.median(steps) > 0:
+        notes.append(
+            f"coordinates are rounded to {np.median(steps):.3g}, coarse beside the spacing of the "
+            "points: float32 does this to map coordinates, and a coarse scale of a file; export "
+            "the points again"
+        )
+    return notes
+
+
+def coarse_step(points: np.ndarray) -> float:
+    """The step of which the coordinates of a cloud (N, 3) along an axis are multiples.
+
+    0 if it is less than `COARSE_STEP` of the point spacing. A cloud may be a grid by intention: one
+    with a point for each x and y, in steps of the spacing, is not rounded.
+    """
+    from scipy.spatial import cKDTree
+
+    distinct = np.unique(points, axis=0).astype(np.float64)
+    if len(distinct) < 3:
+        return 0.0
+    spacing = float(np.median(cKDTree(distinct).query(distinct, k=[2])[0]))
+    steps = np.zeros(3)
+    for axis in range(3):
+        values = np.unique(distinct[:, axis])
+        between = np.diff(values)
+        # Subtracting an offset in float32 leaves smaller differences between equal coordinates.
+        between = between[between > 1e-3 * spacing]
+        if 0 < len(between) < len(distinct) / 2:
+            steps[axis] = between.min()
+    is_grid = steps[:2].min() > spacing / 2 and len(np.unique(distinct[:, :2], axis=0)) == len(
+        distinct
+    )
+    return float(steps.max()) if steps.max() > COARSE_STEP * spacing and not is_grid else 0.0
 
 
 BYTES_PER_CALL = 1 << 28

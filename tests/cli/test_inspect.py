@@ -92,6 +92,17 @@ def test_bad_samples_are_listed_by_name_and_reason(
     assert "  no: source is empty" in text
 
 
+def test_pairs_that_can_not_be_pairs_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    apart = Pair("apart", cloud(40), cloud(10) + np.float32(9))
+    path = dataset(tmp_path / "d", [Pair("swapped", cloud(40), cloud(10)), apart])
+    assert main(["inspect", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("note: train: the target is sparser than the source in half of")
+    assert [line for line in lines if "apart: source and target lie 8" in line]
+
+
 def test_strict_makes_bad_samples_a_failure(
     with_bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -344,6 +344,14 @@ def test_workers_change_nothing(
         (lambda: (ground(400, 0), ground(9_000, 1)), "has only"),
         (lambda: (ground(9_000, 0), ground(4_000, 1)), "swapped"),
         (
+            lambda: tuple(ground(n, n).astype(np.float32) for n in (2_000, 9_000)),
+            "note: coordinates are rounded to 0.25, coarse beside the spacing",
+        ),
+        (
+            lambda: (ground(4_000, 0), ground(9_000, 1) + np.array([0, 0, 167])),
+            "pairs can't be used: t_",
+        ),
+        (
             lambda: (ground(999, 0, width=4), ground(999, 1, width=4)),
             "no pair is held out for validation",
         ),

@@ -13,10 +13,10 @@ from accelerate import Accelerator
 from datasets import Dataset
 from runs import options
 
-from pointup.datasets.checks import find_bad_samples
+from pointup.datasets.checks import coarse_step, find_bad_samples, notes_on_pairs
 from pointup.datasets.columns import pack_points
 from pointup.datasets.pair import surface_path
-from pointup.datasets.pair_dataset import Pair, open_pairs, write_pairs
+from pointup.datasets.pair_dataset import Pair, open_pairs, open_samples, write_pairs
 from pointup.errors import DataError
 from pointup.geometry.surfaces import Surface
 from pointup.training.datasets import open_training_data
@@ -164,3 +164,56 @@ def test_a_surface_path_of_a_linked_dataset_is_in_its_folder(tmp_path: Path) -> 
     (tmp_path / "linked").symlink_to(tmp_path / "data")
     for dataset in ("data", "linked", "linked/../data"):
         assert surface_path(tmp_path / dataset, "deep/a.npz").name == "a.npz"
+
+
+def test_pairs_whose_sides_lie_apart_are_bad() -> None:
+    shifted = [cloud(40, 1) + np.float32([0, shift, 0]) for shift in (0.9, -1.1, 1.5, -167)]
+    dataset = Dataset.from_dict(
+        {
+            "name": list("abcd"),
+            "source": pack_points([cloud(20)] * 4).to_pylist(),
+            "target": pack_points(shifted).to_pylist(),
+            "num_source": [20] * 4,
+            "num_target": [40] * 4,
+        }
+    )
+    found = find_bad_samples(dataset, 5)
+    assert [sample.name for sample in found] == ["c", "d"]
+    assert [float(sample.reason.split()[-2]) for sample in found] == pytest.approx(
+        [0.5, 166], abs=0.2
+    )
+
+
+UTM = np.array([450_000.0, 4_100_000.0, 200.0])
+
+
+def hill(number: int, spacing: float) -> np.ndarray:
+    """Points on a hillside, about this far apart, in map coordinates."""
+    points = np.random.default_rng(number).random((number, 3)) * [1, 1, 0.3] * spacing * number**0.5
+    return UTM + points
+
+
+@pytest.mark.parametrize("spacing", [0.2, 0.7])
+def test_rounding_of_map_coordinates_in_float32_is_found(spacing: float) -> None:
+    exact = hill(800, spacing)
+    rounded = exact.astype(np.float32).astype(np.float64)
+    of_file = (exact / 0.01).round() * 0.01
+    steps = [coarse_step((points - UTM).astype(np.float32)) for points in (exact, rounded, of_file)]
+    assert steps == pytest.approx([0, 0.25, 0], abs=1e-4)
+
+
+def test_a_grid_is_not_rounded() -> None:
+    x, y = (axis.ravel() for axis in np.meshgrid(np.arange(30.0), np.arange(30.0)))
+    assert coarse_step(np.column_stack([x, y, np.sin(x) + y / 7]).astype(np.float32)) == 0
+    # Points above one another are no grid.
+    several = np.column_stack([np.tile(x, 2), np.tile(y, 2), np.random.default_rng(0).random(1800)])
+    assert coarse_step(several.astype(np.float32)) == 1
+
+
+def test_swapped_sides_and_rounded_coordinates_are_noted(tmp_path: Path) -> None:
+    low, high = (hill(number, 0.5).astype(np.float32) - np.float32(UTM) for number in (300, 900))
+    for name, sides in (("right", (low, high)), ("swapped", (high, low))):
+        write_pairs([Pair(name, *sides)] * 3, [Pair(name, *sides)], tmp_path / name, {})
+        notes = notes_on_pairs(open_samples(tmp_path / name, "train"))
+        assert ("swapped" in " ".join(notes)) == (name == "swapped")
+        assert "coordinates are rounded to 0.25, coarse beside" in notes[-1]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pointup.datasets.samples import Samples
 
 # A note is printed if the median pair has fewer source points than this.
 FEW_POINTS = 100
@@ -21,6 +25,8 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
     import numpy as np
 
     from pointup.cli.next_commands import describe_preset, preset_of, training_command
+    from pointup.datasets.checks import notes_on_pairs
+    from pointup.datasets.opening import open_samples
     from pointup.datasets.samples import SampleTable
 
     tables = {
@@ -62,11 +68,17 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
         print(f"next: {training_command(output, preset)}")
     if source < FEW_POINTS:
         note(f"the median pair has only {source:.0f} source points")
-    if ratio < 1:
-        note("the target is sparser than the source in half of the pairs; are they swapped?")
+    opened = [open_samples(output, split, draws_validation=False) for split in tables]
+    notes = [text for samples in opened for text in notes_on_pairs(samples)]
     if "source" in info:
-        for text in notes_on_heights(output, tables):
-            note(text)
+        notes += notes_on_heights(opened, output)
+    bad = [sample for samples in opened for sample in samples.bad_samples(1)]
+    if bad:
+        notes.append(
+            f"{len(bad):,} of {len(sizes):,} pairs can't be used: {bad[0].name}: {bad[0].reason}"
+        )
+    for text in dict.fromkeys(notes):
+        note(text)
     # Blocks are held out in the whole survey, perhaps none in a shard.
     if validation and "validation" not in tables and "shard" not in info:
         note(
@@ -84,19 +96,17 @@ def note(text: str) -> None:
 _MOST_PAIRS = 200
 
 
-def notes_on_heights(dataset: Path, splits: Collection[str]) -> list[str]:
+def notes_on_heights(opened: Sequence[Samples], dataset: Path) -> list[str]:
     """A note if the lowest points of sources and targets are at different heights in most pairs.
 
-    `splits` names the stored splits of the dataset.
+    `opened` are the splits of the dataset.
     """
     import numpy as np
 
     from pointup.datasets.dataset_units import dataset_unit
-    from pointup.datasets.opening import open_samples
     from pointup.datasets.samples import UnreadableSample
     from pointup.evaluation.common_extent import note_on_offset
 
-    opened = [open_samples(dataset, split, draws_validation=False) for split in splits]
     offsets = []
     for samples in opened:
         share = max(1, _MOST_PAIRS * len(samples) // sum(map(len, opened)))
