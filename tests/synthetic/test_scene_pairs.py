@@ -76,7 +76,7 @@ def test_plants_that_move_between_the_surveys_are_farther_from_those_of_the_firs
     def away(pair: Pair, cloud: np.ndarray) -> float:
         return float(np.mean(cKDTree(pair.target).query(cloud)[0]))
 
-    plan = SurveyPlan(width=6.0, kinds=("forest-leaf-on",), target_density=100.0)
+    plan = SurveyPlan(width=4.0, kinds=("forest-leaf-on",), target_density=80.0)
     (still, _), (moving, surface) = (
         survey_pair(replace(plan, movement=movement), 5, True, 0)
         for movement in ((0.0, 0.0), (0.8, 0.8))

@@ -243,7 +243,7 @@ def test_only_points_on_the_ground_get_class_2() -> None:
 
 
 def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
-    cloud, model = forest(), small_model(noise=0.1)
+    cloud, model = forest().select(slice(500)), small_model(noise=0.1)
     classes = cloud.attributes["classification"]
     other = PointCloud(cloud.positions, {"Classification": classes})
     of_lower, of_upper = (
@@ -255,13 +255,13 @@ def test_the_case_of_the_name_of_the_classes_is_ignored() -> None:
 
 
 def test_without_heights_there_is_no_ground() -> None:
-    cloud = forest()
+    cloud = forest().select(slice(500))
     kept = upsample(cloud, 2.0, model="shapes", only_new=True)
     assert np.isin(kept.attributes["classification"], [2, 5]).all()
 
 
 def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
-    cloud = forest()
+    cloud = forest().select(slice(500))
     cloud.path = tmp_path / "survey.laz"
     model = small_model(noise=0.3)
     by_path = upsample(cloud, 2.0, model=model)
@@ -272,7 +272,7 @@ def test_a_survey_from_a_file_has_heights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", [None, Path("trees.xyz")])
 def test_a_model_with_attention_to_columns_has_heights_whatever_its_name(path: Path | None) -> None:
-    cloud, model = forest(), small_model(noise=0.3, **FOREST)
+    cloud, model = forest().select(slice(500)), small_model(noise=0.3, **FOREST)
     cloud.path = path
     by_model = upsample(cloud, 2.0, model=model)
     expected, without = (
@@ -312,8 +312,8 @@ def test_class_2_stays_near_sparse_ground_below_dense_crowns() -> None:
 
 def test_classes_named_by_cloudcompare_are_corrected_like_others() -> None:
     rng = np.random.default_rng(0)
-    points = np.column_stack([40 * rng.random((3000, 2)), np.zeros(3000)])
-    up = (points[:, 0] > 20) & (rng.random(3000) < 0.5)
+    points = np.column_stack([20 * rng.random((750, 2)), np.zeros(750)])
+    up = (points[:, 0] > 10) & (rng.random(750) < 0.5)
     points[up, 2] = 0.2 + 2 * rng.random(np.count_nonzero(up))
     classes = np.where(up, 5, 2).astype(np.float32)
     made = []
