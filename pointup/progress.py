@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from pointup.terminal import literal
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -20,7 +22,7 @@ def write_line(text: str) -> None:
     # Imported here, because `pointup --help` imports this module.
     from tqdm import tqdm
 
-    tqdm.write(text, file=sys.stderr)
+    tqdm.write(literal(text), file=sys.stderr)
     sys.stderr.flush()
 
 
@@ -63,7 +65,7 @@ class ProgressBar:
         self._done, self._total = 0.0, total
         self._began = time.monotonic()
         self._bar = tqdm(
-            desc=self._title,
+            desc=literal(self._title),
             total=total,
             unit=f" {self._unit}",
             unit_scale=self._unit == "points",

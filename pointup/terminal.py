@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -39,6 +40,16 @@ def in_bytes(number: float) -> str:
     return f"{number:.3g} GB" if number < 999.5 else f"{number:,.0f} GB"
 
 
+def one_line(error: Exception) -> str:
+    """The message of an error, its lines joined."""
+    return " ".join(line.strip() for line in str(error).split("\n"))
+
+
+def note(text: str) -> None:
+    """Write a note to stderr, see `print_error`."""
+    print_error(f"note: {text}")
+
+
 def print_error(text: str) -> None:
     """Write escaped text (see `literal`) to stderr, and ignore a terminal that is gone."""
     with contextlib.suppress(OSError, ValueError):
@@ -53,14 +64,15 @@ class OutputWithoutReader:
 
     Attributes:
         is_closed: the reader has closed the pipe.
+        is_literal: what is written is escaped, see `literal`. Help has colours, and is not.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self.is_closed = stream, False
+        self._stream, self.is_closed, self.is_literal = stream, False, False
 
     def write(self, text: str) -> int:
         try:
-            return self._stream.write(text)
+            return self._stream.write(literal(text) if self.is_literal else text)
         except BrokenPipeError:
             self._drop()
             return len(text)
@@ -79,6 +91,21 @@ class OutputWithoutReader:
         self.is_closed = True
         with Path(os.devnull).open("w") as null:
             os.dup2(null.fileno(), self._stream.fileno())
+
+
+class LiteralFormatter(logging.Formatter):
+    """Escapes the messages of the log, see `literal`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return literal(super().format(record))
+
+
+def escape_output() -> None:
+    """Escape what a command prints from now on within `status_with_output`, and what it logs."""
+    if isinstance(sys.stdout, OutputWithoutReader):
+        sys.stdout.is_literal = True
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LiteralFormatter())
 
 
 def status_with_output(program: Callable[[], int]) -> int:

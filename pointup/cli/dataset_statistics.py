@@ -26,7 +26,7 @@ from pointup.datasets.samples import (
 from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.progress import tracked
-from pointup.terminal import in_bytes, printable
+from pointup.terminal import in_bytes, print_error, printable
 from pointup.visualization import dataset_picture, save_picture, stacked
 from pointup.visualization.page import beside
 from pointup.visualization.viewer import write_viewer
@@ -73,7 +73,7 @@ def inspect_dataset(
     except DataError as error:
         # A dataset of one sample has no validation split. Other errors are raised by the train
         # split.
-        print(f"pointup: warning: {error}", file=sys.stderr)
+        print_error(f"pointup: warning: {error}")
     return [_inspect_split(name, samples, min_points, deep) for name, samples in opened.items()]
 
 
@@ -125,7 +125,7 @@ def _measure(samples: Samples, rows: np.ndarray) -> tuple[dict[str, np.ndarray],
         try:
             clouds = samples.points(int(row))
         except UnreadableSample as error:
-            print(f"pointup: warning: {samples.names[int(row)]}: {error}", file=sys.stderr)
+            print_error(f"pointup: warning: {samples.names[int(row)]}: {error}")
             continue
         source, target = clouds["source"], clouds["target"]
         source_tree, target_tree = cKDTree(source), cKDTree(target)

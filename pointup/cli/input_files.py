@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from pointup.errors import ConfigError, FileError
-from pointup.terminal import printable
+from pointup.terminal import note, printable
 
 Inputs = Annotated[
     tyro.conf.Positional[tuple[Path, ...]],
@@ -85,10 +84,9 @@ def _without_tables(folder: Path, files: list[Path]) -> list[Path]:
     if os.environ.get("RANK", "0") == "0":
         names = ", ".join(str(path.relative_to(folder)) for path in sorted(tables)[:_MAX_NAMED])
         more = f" and {len(tables) - _MAX_NAMED:,} more" if len(tables) > _MAX_NAMED else ""
-        print(
-            f"note: {folder}: has LAS or LAZ files, so that text files in it are left out: "
-            f"{names}{more}. To take one, give it by name",
-            file=sys.stderr,
+        note(
+            f"{folder}: has LAS or LAZ files, so that text files in it are left out: "
+            f"{names}{more}. To take one, give it by name"
         )
     return [path for path in files if path not in set(tables)]
 

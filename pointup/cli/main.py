@@ -18,7 +18,13 @@ import tyro
 import pointup
 from pointup.errors import PointupError
 from pointup.option_help import with_option_help
-from pointup.terminal import open_closed_streams, status_with_output
+from pointup.terminal import (
+    escape_output,
+    one_line,
+    open_closed_streams,
+    print_error,
+    status_with_output,
+)
 
 COMMANDS = {
     "train": "pointup.cli.train:Train",
@@ -83,8 +89,7 @@ def _status(args: list[str]) -> int:
     except (PointupError, ValueError, OSError) as error:
         if os.environ.get("POINTUP_TRACEBACK"):
             raise
-        message = " ".join(str(error).split())
-        print(f"pointup: error: {message}", file=sys.stderr)
+        print_error(f"pointup: error: {one_line(error)}")
         return 1
 
 
@@ -97,7 +102,9 @@ def _run(args: Sequence[str]) -> int:
         from pointup.cli.train import run_train
 
         return run_train(args[1:])
-    return int(parse(args or ["--help"]).run())
+    command = parse(args or ["--help"])
+    escape_output()
+    return int(command.run())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,6 +10,7 @@ import tyro
 
 from pointup.cli.input_files import File, HtmlFile, Inputs, Title, describe_page
 from pointup.errors import ConfigError
+from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.visualization.viewer import Scene
@@ -76,12 +76,12 @@ class View:
             name: find_inputs([path], point_extensions)
             for name, path in zip(names, paths, strict=True)
         }
-        for note in notes_on_systems(list(chain.from_iterable(groups.values()))):
-            print(f"note: {note}", file=sys.stderr)
+        for text in notes_on_systems(list(chain.from_iterable(groups.values()))):
+            note(text)
         reference = REFERENCE if self.reference else None
         scene = scene_of_files(groups, reference, self.max_points, self.up)
-        for note in notes_on_places(scene):
-            print(f"note: {note}", file=sys.stderr)
+        for text in notes_on_places(scene):
+            note(text)
         size = write_viewer(self.output, [scene], self.title or scene.name)
         for layer in scene.layers:
             shown = len(layer.positions)

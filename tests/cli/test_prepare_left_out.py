@@ -131,3 +131,30 @@ def test_a_large_survey_that_leaves_no_pairs_is_tried_again_with_other_options(
     assert "no training pairs are left; try a smaller --tile, --strip" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
     assert prepare(*words, 2) == 0
+
+
+def test_control_characters_in_names_are_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a\x1b[2J\rb"
+    np.savetxt(file := tmp_path / f"{name}.xyz", survey(3_000, 0))
+    np.savetxt(tmp_path / f"bad{name}.xyz", [[1, 2]])
+    out, page = tmp_path / f"pairs{name}", tmp_path / f"{name}.html"
+    # Standard output and error each show a name: of the dataset, of files left out, in errors.
+    for words, status in (
+        (("prepare", "thin", tmp_path, "--tile", 20, "-o", out), 1),
+        (("inspect", out), 0),
+        (("view", file, "-o", page), 0),
+        (("prepare", "thin", tmp_path / f"no{name}"), 2),
+        (("prepare", "thin", tmp_path / f"no{name}", "-o", tmp_path / "x"), 1),
+    ):
+        assert main_status([*map(str, words)]) == status, words
+        shown = "".join(capsys.readouterr())
+        assert not {"\x1b", "\r"} & set(shown) and (r"\x1b[2J\rb" in shown or status == 2), words
+
+
+def main_status(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from pointup.cli.prepare.new_dataset import OutputDirectory
-from pointup.cli.prepare.summary import note
 from pointup.cli.prepare.survey_pairs import NO_TRAINING_PAIRS, strip_remark
 from pointup.errors import ConfigError, FileError
+from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 import pointup
-from pointup.cli.prepare.summary import note, print_summary
+from pointup.cli.prepare.summary import print_summary
 from pointup.disk import acquire_lock, remove, replace_directory, write_text
 from pointup.errors import ConfigError, DataError, FileError, PointupError
 from pointup.processes import (
@@ -27,6 +26,7 @@ from pointup.processes import (
     stopping_as_interrupts,
 )
 from pointup.progress import tracked
+from pointup.terminal import note, print_error
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
@@ -238,7 +238,7 @@ class Making:
             remove(self.parts)
         print_summary(self.output, self.validation, self.strip, time.monotonic() - self.started)
         for reason in self.left_out:
-            print(f"pointup: left out: {reason}", file=sys.stderr)
+            print_error(f"pointup: left out: {reason}")
         return int(bool(self.left_out))
 
     def nothing_usable(self, remedy: str) -> DataError:

@@ -13,9 +13,9 @@ import tyro
 
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.new_dataset import NewDataset, parse_range
-from pointup.cli.prepare.summary import note
 from pointup.errors import ConfigError, FileError
 from pointup.progress import tracked
+from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.datasets.samples import Samples
@@ -85,11 +86,6 @@ def print_summary(output: Path, validation: float, strip: str, seconds: float) -
             "no pair is held out for validation: give another --seed, or make more pairs, from "
             "surveys for example with a smaller --tile"
         )
-
-
-def note(text: str) -> None:
-    """Print a note on stderr."""
-    print(f"note: {text}", file=sys.stderr)
 
 
 # Pairs that are read: enough for a median, and read in seconds.

@@ -20,10 +20,9 @@ import tyro
 from pointup.cli.coordinate_systems import note_mixed, notes_on_systems
 from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_inputs, parse_shard
 from pointup.cli.prepare.new_dataset import Making, NewDataset, parse_range
-from pointup.cli.prepare.summary import note
 from pointup.disk import remove
 from pointup.errors import ConfigError, DataError
-from pointup.terminal import printable
+from pointup.terminal import note, printable
 
 if TYPE_CHECKING:
     from pointup.datasets.block_pairs import MakePairs, RegionTiling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,6 +40,7 @@ from pointup.io.length_unit import (
     names_geocentric,
     units_of_readable,
 )
+from pointup.terminal import note
 from pointup.upsampling.in_memory import shipped_for
 from pointup.upsampling.store.point_store import CHUNK_SIZE
 
@@ -360,7 +360,7 @@ def group_files(
     complaints = plan.complaints
     if workers.is_main:
         for line in plan.notes:
-            print(f"note: {line}", file=sys.stderr)
+            note(line)
         complaints = complaints + copy_without_points(plan.without_points)
     return plan.surveys, complaints
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import tyro
 from pointup.cli.input_files import Inputs, Picture, ShardOption, View, parse_shard
 from pointup.errors import ConfigError, PointupError
 from pointup.processes import stopping_as_interrupts
+from pointup.terminal import note
 
 if TYPE_CHECKING:
     from pointup.cli.upsample.files import SurveyResult
@@ -236,8 +236,8 @@ class Upsample:
         with workers.barrier():
             if workers.is_main:
                 sources = [job.source for job in jobs]
-                for note in check_units(sources, self.density, has_lengths, self.force):
-                    print(f"note: {note}", file=sys.stderr)
+                for text in check_units(sources, self.density, has_lengths, self.force):
+                    note(text)
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
         """The options that change the result."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from pointup.cli.upsample.files import SurveyResult, Written
 from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
 from pointup.model.upsampler import Upsampler
+from pointup.terminal import note, one_line, print_error
 
 MAX_NAMED = 5
 """Skipped files that are named; of more, the number is said."""
@@ -64,7 +64,7 @@ class WrittenFiles:
         if len(self.errors) == 1:
             raise self.errors[0]
         for error in self.errors if self.is_main else []:
-            print(f"pointup: error: {' '.join(str(error).split())}", file=sys.stderr)
+            print_error(f"pointup: error: {one_line(error)}")
         return int(bool(self.errors))
 
     def _summary(self) -> str:
@@ -146,7 +146,7 @@ def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], boo
     # A file with nothing to write has no output.
     written = [job for job in jobs if job.target.exists()]
     if not written:
-        print(f"note: {path}: no file to show, not written", file=sys.stderr)
+        note(f"{path}: no file to show, not written")
         return
     sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
     up = "z" if has_heights(written[0]) else None
