@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import datasets
@@ -114,12 +115,18 @@ def load_splits(path_or_hub_id: str | Path) -> dict[str, datasets.Dataset]:
         raise DataError(f"{path}: is {kind}; expected a dataset of `pointup prepare`")
     if not path.exists() and (path.is_absolute() or len(path.parts) != 2):
         raise DataError(f"{path}: no such directory; make a dataset with `pointup prepare`")
+    if saved:
+        _saved_splits(path)
     try:
         if saved:
             loaded = datasets.load_from_disk(str(path))
         else:
             # A resolved path has a last part, which `datasets` needs, other than "." and "..".
             place = path.resolve() if path.exists() else path_or_hub_id
+            if path.exists():
+                named = datasets.load_dataset_builder(str(place)).config.data_files or {}
+                for file in chain.from_iterable(named.values()):
+                    _inside(path.resolve(), file)
             loaded = datasets.load_dataset(str(place))
         splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
         # Reading through offsets beyond the end of a damaged file would crash the process. The
@@ -203,21 +210,27 @@ class _StoredSplit:
 def _stored_splits(path_or_hub_id: str | Path) -> list[_StoredSplit]:
     """The splits that `write_pairs` or `save_to_disk` stored, else those that `datasets` finds."""
     folder = Path(path_or_hub_id)
+    return _saved_splits(folder) or [
+        _StoredSplit(name, folder, dataset._fingerprint, dataset=dataset)
+        for name, dataset in load_splits(path_or_hub_id).items()
+    ]
+
+
+def _saved_splits(folder: Path) -> list[_StoredSplit]:
+    """The splits that `save_to_disk` stored; none in other folders.
+
+    Raises DataError for a description that can't be read, or that names a file out of the folder.
+    """
     try:
         if (folder / "dataset_dict.json").exists():
             description = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))
-            folders = {name: folder / name for name in description["splits"]}
-        elif (folder / "state.json").exists():
-            folders = {"train": folder}
+            folders = {str(name): _inside(folder, name) for name in description["splits"]}
         else:
-            return [
-                _StoredSplit(name, folder, dataset._fingerprint, dataset=dataset)
-                for name, dataset in load_splits(path_or_hub_id).items()
-            ]
+            folders = {"train": folder} if (folder / "state.json").exists() else {}
         splits = []
         for name, place in folders.items():
             state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-            files = frozenset(place / file["filename"] for file in state["_data_files"])
+            files = frozenset(_inside(place, file["filename"]) for file in state["_data_files"])
             splits.append(_StoredSplit(name, folder, str(state["_fingerprint"]), files))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise DataError(
@@ -226,15 +239,31 @@ def _stored_splits(path_or_hub_id: str | Path) -> list[_StoredSplit]:
     return splits
 
 
+def _inside(folder: Path, name: str) -> Path:
+    """The path of a file that a dataset names. Raises DataError for one out of its folder."""
+    path = folder / name
+    if not _is_inside(folder, path):
+        raise DataError(f"{folder}: names the file {name!r}, which is not in it; delete the name")
+    return path
+
+
+def _is_inside(folder: Path, path: Path) -> bool:
+    """Whether a path below `folder`, as it is written, stays in it. Its links are not followed."""
+    return path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+
+
 def _table(split: _StoredSplit, label: str) -> SampleTable:
     """The table of a split as it is now. It is read from the folder of the dataset or the cache, or
     made and kept in the first of them that can be written."""
     beside = split.folder / FOLDER / f"{split.name}.arrow"
     cached = cache_root() / FOLDER / f"{split.fingerprint}-{split.name}.arrow"
-    for path in (beside, cached) if split.files else (cached,):
+    # A file that a link in the dataset leads to is not the dataset's own.
+    links = (beside.parent, beside, beside.with_suffix(".lock"))
+    is_own = bool(split.files) and not any(path.is_symlink() for path in links)
+    for path in (beside, cached) if is_own else (cached,):
         if table := _current_table(path, split):
             return table
-    path = beside if split.files and os.access(split.folder, os.W_OK) else cached
+    path = beside if is_own and os.access(split.folder, os.W_OK) else cached
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(path.with_suffix(".lock"))
@@ -264,6 +293,8 @@ def _current_table(path: Path, split: _StoredSplit) -> SampleTable | None:
         logger.debug("not used: %s", error)
         return None
     if table.fingerprint != split.fingerprint:
+        return None
+    if split.files and not all(_is_inside(split.folder, file) for file, _ in table.files):
         return None
     changed = table.changed_file()
     if changed and {file for file, _ in table.files} == split.files:
