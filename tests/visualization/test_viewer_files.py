@@ -283,7 +283,7 @@ def test_a_page_of_before_and_after_opens_on_what_it_is_about(
     points = np.array([[0.0, 0, 0], [1, 1, 1]])
     write_points(before, PointCloud(points))
     made = {"synthetic": np.array(synthetic, dtype=np.uint8)}
-    write_points(after, PointCloud(points + [0, 0, 0.25], made))
+    write_points(after, PointCloud(points + np.array([0, 0, 0.25]), made))
     write_before_after([before], [after], tmp_path / "page.html", up)
     (scene,) = Page(tmp_path / "page.html").scenes
     assert scene["color"] == color

@@ -67,7 +67,7 @@ def opened(browser: Any, path: Path) -> Iterator[OpenPage]:
 
 
 def num_different(before: np.ndarray, after: np.ndarray) -> int:
-    """Pixels that differ in what both pictures show: a higher legend leaves the points less room."""
+    """Pixels that differ in what both pictures show: a high legend leaves the points less room."""
     rows = min(len(before), len(after))
     return int((np.abs(after[:rows] - before[:rows]).max(axis=2) > 8).sum())
 

@@ -105,7 +105,7 @@ def error_channel(
 def density_channel(points: np.ndarray, unit: str = "") -> Channel:
     """Points per area on the ground around each point (N, 3), N > 1, with z up.
 
-    Other points in 3 x 3 cells, of about four points each where the density is typical. Too low near
+    Other points in 3 x 3 cells, of about four points each where the density is typical. Too low at
     the border of a survey, where some of the cells are empty.
     """
     side = 2 * point_spacing(points * (1, 1, 0)) or 1.0
