@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from itertools import chain, count
 from pathlib import Path
@@ -25,25 +26,26 @@ PREPARED_FROM = {"prepare pairs": "source", "prepare thin": "inputs", "prepare p
 MAX_RATIO = 16.0
 """The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
 
-PRESETS_OF = {
-    "prepare pairs": "airborne_to_drone",
-    "prepare scenes": "forest_scenes",
-    "prepare meshes": "shapes_4x",
+PRESETS_BELOW: tuple[tuple[float, str | None], ...] = (
+    (3.0, None),
+    (math.inf, "airborne_to_drone"),
+)
+"""The preset for pairs of surveys with a smaller ratio than this; None without one."""
+PRESETS_OF: dict[str, tuple[tuple[float, str | None], ...]] = {
+    "prepare pairs": PRESETS_BELOW,
+    "prepare passes": PRESETS_BELOW,
+    "prepare scenes": ((math.inf, "forest_scenes"),),
+    "prepare meshes": ((math.inf, "shapes_4x"),),
 }
-"""The preset for the dataset of a `pointup prepare` command, as its first lines say."""
-
-LEAST_RATIO_TO_DRONE = 3.0
-"""Two surveys that differ less in density are none from an aeroplane and from a drone."""
+"""The presets for the dataset of a `pointup prepare` command, as their first lines say."""
 
 
 def preset_of(data: Path, ratio: float) -> str | None:
     """The preset for a dataset of `pointup prepare` with `ratio` target points for each source
     point; None without one."""
     made_by = str(_description(data).get("made_by", ""))
-    found = [preset for command, preset in PRESETS_OF.items() if made_by.endswith(command)]
-    if not found or (found[0] == "airborne_to_drone" and ratio < LEAST_RATIO_TO_DRONE):
-        return None
-    return found[0]
+    by_ratio = (presets for command, presets in PRESETS_OF.items() if made_by.endswith(command))
+    return next((name for most, name in next(by_ratio, ()) if ratio < most), None)
 
 
 def describe_preset(preset: str) -> str:
