@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from huggingface_hub import ModelCard, ModelCardData
@@ -67,10 +66,8 @@ def card_of_run(
 
 
 def card_of_model(directory: Path, repo: str, license: str, limits: str) -> str:
-    """The card of a model directory: its own, where it was written by hand, with this licence.
-
-    Otherwise one that says that nothing is known about data and figures.
-    """
+    """The card of a model directory: its own, where it was written by hand, with this licence, or
+    one that says that nothing is known about data and figures."""
     path = directory / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     written = ModelCard(text).text.strip() if text else ""
@@ -86,22 +83,18 @@ def command_of_run(run: RunRecord) -> str:
     without its folder."""
     words = ["pointup", "train"]
     for name, (value, _) in differing_options([run]).items():
-        if name == "initial_model" and value is not None:
-            value = _name(value)
+        flag = option(name)
         if name == "data":
-            value = [_name(source.name) + _weight(source) for source in data_sources(value)]
-        if value is not None:
-            words += _flag(option(name), value)
+            for source in data_sources(value):
+                words += [flag, _name(source.name) + _weight(source)]
+        elif isinstance(value, bool):
+            prefix, _, last = flag.rpartition(".")
+            off = f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"
+            words.append(flag if value else off)
+        elif value is not None:
+            value = _name(value) if name == "initial_model" else value
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
     return shlex.join(words)
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        prefix, _, last = name.rpartition(".")
-        return [name] if value else [f"{prefix}.no-{last}" if prefix else f"--no-{last[2:]}"]
-    if name == "--data":
-        return [word for each in value for word in (name, each)]
-    return [name, *map(str, value if isinstance(value, list) else [value])]
 
 
 def _card(license: str, repo: str, picture: str, sections: Mapping[str, str]) -> str:
@@ -131,8 +124,8 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _table(facts: Mapping[str, object]) -> str:
-    """Two columns without a head."""
-    rows = [[name, str(value)] for name, value in facts.items()]
+    """Two columns without a head; empty facts are left out."""
+    rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "", [])]
     return "\n".join(pipe_table([["", ""], *rows], "<<"))
 
 
@@ -168,17 +161,13 @@ def _dataset(source: DataSource) -> str:
     if not (path / "pointup.json").is_file():
         return text
     info = json.loads((path / "pointup.json").read_text(encoding="utf-8"))
-    info["files"] = list(dict.fromkeys(Path(file).name for file in _inputs(info)))
-    known = {name: info[name] for name in DESCRIBED if info.get(name) not in (None, "", [])}
+    files = [file for side in ("inputs", "source", "target") for file in info.get(side, ())]
+    info["files"] = list(dict.fromkeys(Path(file).name for file in files))
     cells = {
         name.replace("_", " "): ", ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in known.items()
+        for name, value in ((name, info.get(name)) for name in DESCRIBED)
     }
     return f"{text}\n\n{_table(cells)}"
-
-
-def _inputs(info: Mapping[str, Any]) -> list[str]:
-    return [str(file) for side in ("inputs", "source", "target") for file in info.get(side, ())]
 
 
 def _weight(source: DataSource) -> str:
@@ -198,16 +187,16 @@ def _training(run: RunRecord, upsampler: Upsampler) -> str:
         "device": plan.get("device", "").strip(),
         "pointup": pointup.__version__,
     }
-    table = _table({name: value for name, value in facts.items() if value})
-    return f"```bash\n{command_of_run(run)}\n```\n\n{table}"
+    return f"```bash\n{command_of_run(run)}\n```\n\n{_table(facts)}"
 
 
 def _limits(run: RunRecord) -> list[str]:
     lines = list(LIMITS)
     share = run.best["share_of_midpoints"] if run.best else 0.0
     if share > 0.95:
-        verdict = "hardly better than" if share < 1 else "no better than"
-        verdict = "worse than" if share > 1 else verdict
+        verdict = (
+            "worse than" if share > 1 else "hardly better than" if share < 1 else "no better than"
+        )
         lines.append(
             f"On its validation data the model is {verdict} the midpoint baseline "
             f"({share:.1%} of its Chamfer distance)."

@@ -103,10 +103,7 @@ class Push:
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Upload a folder to a repository, which is made where it is missing. Returns its address.
-
-    Raises ModelError if the Hub can't be reached or refuses.
-    """
+    """Upload a folder to a repository, which is made where it is missing; returns its address."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 

@@ -17,7 +17,6 @@ from pointup.geometry.neighbors import knn
 from pointup.geometry.packed import (
     batch_from_ptr,
     copied_ahead,
-    outside_autocast,
     safe_sqrt,
     segment_mean,
 )
@@ -57,7 +56,6 @@ class LocalGeometry:
         return LocalGeometry(*(getattr(self, field.name)[rows] for field in fields(self)))
 
 
-@outside_autocast
 def local_geometry(pos: Tensor, ptr: Tensor, squared: Tensor, index: Tensor) -> LocalGeometry:
     """Neighbourhoods in units of the spacing, from the result of `knn` (the point itself first).
 
@@ -116,7 +114,6 @@ def mean_gaps(squared: Tensor, index: Tensor) -> Tensor:
     return distance / (4 - missing.sum(1)).clamp(min=1)
 
 
-@outside_autocast
 def plane_normals(covariance: Tensor) -> Tensor:
     """Unit eigenvectors (N, 3) of the smallest eigenvalue of positive semidefinite (N, 3, 3).
 
@@ -174,7 +171,6 @@ def determinant(matrix: Tensor) -> Tensor:
     return (torch.linalg.cross(x, y) * z).sum(1)
 
 
-@outside_autocast
 def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     """Offsets (N, R, 3) from midpoints between points and neighbours to the arch over both.
 
@@ -189,7 +185,6 @@ def arches(to_slot: Tensor, own: Tensor, normal: Tensor) -> Tensor:
     return (fall * normal - rise * own) / 8
 
 
-@outside_autocast
 def describe_neighbors(
     geometry: LocalGeometry, relative: Tensor, spacing: Tensor, normal: Tensor
 ) -> Tensor:
@@ -220,7 +215,6 @@ def describe_neighbors(
     return described
 
 
-@outside_autocast
 def describe_neighbors_of_children(
     geometry: LocalGeometry, from_parent: Tensor, to_slot: Tensor, normal: Tensor
 ) -> Tensor:
@@ -384,7 +378,6 @@ def nearest_in_plane(pos: Tensor, ptr: Tensor, size: int) -> Tensor:
     return knn(flat, ptr, size)[1]
 
 
-@outside_autocast
 def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
     """The columns of points, of which every `stride`-th of the nearest in the plane is kept.
 
@@ -404,13 +397,11 @@ def columns_of(pos: Tensor, nearest: Tensor, stride: int) -> Columns:
     return Columns(index, not_found[:, ::stride], relative, profile)
 
 
-@outside_autocast
 def drops(columns: Columns, most: Tensor) -> Tensor:
     """Drop (n, 1) from points to the lowest point of their column, at most `most` (n, 1)."""
     return torch.minimum(-columns.profile[:, :1], most)
 
 
-@outside_autocast
 def describe_columns(columns: Columns, spacing: Tensor) -> Tensor:
     """Description (n, K, 5) of the points of columns relative to their point.
 
@@ -424,7 +415,6 @@ def describe_columns(columns: Columns, spacing: Tensor) -> Tensor:
     return torch.cat([described, relative[..., 2:].tanh()], dim=-1)
 
 
-@outside_autocast
 def describe_profiles(columns: Columns, spacing: Tensor) -> Tensor:
     """The inverse hyperbolic sine (n, len(QUANTILES)) of the profiles in units of `spacing`."""
     return (columns.profile / spacing).asinh()

@@ -66,16 +66,10 @@ def slot_ranks(num_slots: int, extrapolation: bool) -> Tensor:
     point itself.
 
     With `extrapolation` every second slot extrapolates from the neighbour of the slot before it:
-    ranks 0, 1, 1, 2, 2, ... (`is_extrapolated`).
+    ranks 0, 1, 1, 2, 2, ...
     """
     slots = torch.arange(num_slots)
     return (slots + 1) // 2 if extrapolation else slots
-
-
-def is_extrapolated(num_slots: int, extrapolation: bool) -> Tensor:
-    """Which slots (num_slots,) bool start beyond the point, opposite to their neighbour."""
-    slots = torch.arange(num_slots)
-    return (slots > 0) & (slots % 2 == 0) & extrapolation
 
 
 def depths_of_slots(num_slots: int) -> Tensor:

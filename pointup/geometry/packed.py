@@ -5,11 +5,10 @@ Conversions between sizes, ptr and batch, sums over clouds, and bounds known to 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,27 +23,6 @@ _kept_counts = WeakTensorKeyDictionary()
 
 COPIED_AHEAD = ("cuda", "xpu")
 """Devices whose backend keeps the host's memory, or a copy of it, until a copy from it is done."""
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def outside_autocast(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorator: the function runs with autocast off, so that coordinates keep 32 bits.
-
-    At least one tensor must be a positional argument; the first of them names the device.
-    """
-
-    @functools.wraps(function)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        kind = next(value.device.type for value in args if isinstance(value, Tensor))
-        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-            return function(*args, **kwargs)
-        with torch.autocast(kind, enabled=False):
-            return function(*args, **kwargs)
-
-    return run
-
 
 def is_on(values: Tensor, device: torch.device) -> bool:
     """Whether the values are on a device; one without an index, as `cuda`, is the current one.

@@ -57,11 +57,11 @@ class RelativeAttention(nn.Module):
         q = self.query(x_NRC) * self.head_dim**-0.5
         dropout = self.dropout if self.training else 0.0
         # One product with a block per head is faster than many products with small matrices.
-        q_position = q @ block_diagonal(self.position_key.to(q.dtype))
+        q_position = q @ torch.block_diag(*self.position_key.to(q.dtype))
         out, out_position = _Attend.apply(
             q, q_position, kv_NK2C.to(q.dtype), g.to(q.dtype), missing_NK, self.heads, dropout
         )
-        values = block_diagonal(self.position_value.to(q.dtype))
+        values = torch.block_diag(*self.position_value.to(q.dtype))
         out = torch.addmm(out.flatten(0, 1), out_position.flatten(0, 1), values).view_as(out)
         out = out if self.concat else out.unflatten(-1, (self.heads, -1)).mean(2)
         out = self.out(out)
@@ -156,30 +156,6 @@ def spread_heads(values: Tensor, heads: int) -> Tensor:
     width = values.shape[-1] // heads
     mask = head_mask(heads, width, values.dtype, values.device)
     return (values.unsqueeze(2) * mask).flatten(1, 2)
-
-
-def block_diagonal(matrices: Tensor) -> Tensor:
-    """(H, A, B) to (H A, H B): the matrices of the heads as diagonal blocks, zero elsewhere."""
-    diagonal: Tensor = _BlockDiagonal.apply(matrices)
-    return diagonal
-
-
-class _BlockDiagonal(torch.autograd.Function):
-    """The derivative is written by hand: it is a view, where autograd multiplies and sums."""
-
-    @staticmethod
-    def forward(ctx: Any, matrices: Tensor) -> Tensor:
-        heads, _, width = matrices.shape
-        ctx.heads = heads
-        mask = head_mask(heads, width, matrices.dtype, matrices.device)
-        in_blocks = matrices.unsqueeze(2) * mask.view(heads, 1, heads, width)
-        return in_blocks.flatten(2, 3).flatten(0, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        by_block = grad.unflatten(1, (ctx.heads, -1)).unflatten(0, (ctx.heads, -1))
-        return by_block.diagonal(dim1=0, dim2=2).movedim(-1, 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -48,15 +48,12 @@ def in_blocks(
     """Results of `function(block, *of_neighbors, *of_slots, *of_points)` on blocks of points.
 
     For each (table, index) of `gathered` and `gathered_by_slot` the function receives the block's
-    part of `table[index]`, for each tensor of `rows` the block's rows. It returns one row per
-    point and, if anything is gathered by slot, one column per slot. Differentiable in tables, rows
-    and `parameters`; everything else that the function uses is constant.
+    part of `table[index]`, for each tensor of `rows` the block's rows. Differentiable in tables,
+    rows and `parameters`; everything else that the function uses is constant.
 
-    With `recompute` the backward pass computes each block again: between the passes only inputs
-    and outputs are kept, and each pass needs intermediates of one block only. On the CPU
-    the backward pass skips slots without a gradient, which halves the work where half of the
-    candidates are kept; on other devices counting them would wait for the device. For this no slot
-    may depend on the other slots of its point.
+    With `recompute` the backward pass computes each block again: only inputs and outputs are kept.
+    On the CPU it skips slots without a gradient, about half of them; on other devices counting them
+    would wait for the device. For this no slot may depend on the other slots of its point.
 
     Shapes: tables (M, F), index (N, K) and by slot (N, R) int64, rows (N, ...), result (N, ...) or
     (N, R, ...). Set `random` if the function draws random numbers: they are replayed.
@@ -94,19 +91,11 @@ class _Blocks(torch.autograd.Function):
     ) -> Tensor:
         ctx.function, ctx.extent, ctx.indices, ctx.counts = function, extent, indices, counts
         ctx.save_for_backward(*tensors)
-        device = tensors[-1].device
-        ctx.autocast = {
-            "device_type": device.type,
-            "dtype": torch.get_autocast_dtype(device.type),
-            "enabled": torch.is_autocast_enabled(device.type),
-            # A weight cast here, outside autograd, must not be reused where autograd records.
-            "cache_enabled": False,
-        }
         ctx.random_states, ctx.kept = [], {}
         keep = not recompute and any(ctx.needs_input_grad)
         joined = torch.empty(0)
         blocks = _all_blocks(*extent)
-        with torch.autocast(**ctx.autocast), torch.set_grad_enabled(keep):
+        with torch.set_grad_enabled(keep):
             for number, block in enumerate(blocks):
                 if random:
                     of_devices = get_device_states(tensors[-1])
@@ -140,11 +129,7 @@ class _Blocks(torch.autograd.Function):
             if result is None:
                 state = ctx.random_states[number] if ctx.random_states else None
                 inputs = _inputs_of(block, ctx, tensors)
-                with (
-                    _replayed(state, device),
-                    torch.enable_grad(),
-                    torch.autocast(**ctx.autocast),
-                ):
+                with _replayed(state, device), torch.enable_grad():
                     result = ctx.function(block, *inputs)
             sources = [*inputs, *tensors[num_inputs:]]
             found = torch.autograd.grad(
@@ -159,13 +144,14 @@ class _Blocks(torch.autograd.Function):
                 total = grads[position]
                 if position < num_tables:
                     if total is None:
-                        total = _zeros_to_sum(tensors[position])
+                        # About a dozen terms for each row, in float32 at least.
+                        total = torch.zeros_like(tensors[position], dtype=_widened(grad))
                     index = _index_of(block, position, ctx).flatten()
                     grads[position] = total.index_add_(
                         0, index, grad.flatten(0, -2).to(total.dtype)
                     )
                 elif position >= num_inputs:
-                    grads[position] = grad if total is None else _sum(total, grad)
+                    grads[position] = grad if total is None else total.to(_widened(total)) + grad
                 elif len(blocks) == 1 and isinstance(block.points, slice):
                     grads[position] = grad
                 else:
@@ -181,19 +167,8 @@ class _Blocks(torch.autograd.Function):
         return (*[None] * 6, *grads)
 
 
-def _zeros_to_sum(table: Tensor) -> Tensor:
-    """Zeros that accumulate the gradient of a table, about a dozen terms per row, in float32 at
-    least.
-
-    The CPU adds the terms in the same order at each run; CUDA adds them in the order of its
-    threads, so that the last bits of a gradient differ from run to run.
-    """
-    return torch.zeros_like(table, dtype=torch.promote_types(table.dtype, torch.float32))
-
-
-def _sum(total: Tensor, grad: Tensor) -> Tensor:
-    """Sum of the gradients of a weight from several blocks, in float32 at least."""
-    return total.to(torch.promote_types(total.dtype, torch.float32)) + grad
+def _widened(values: Tensor) -> torch.dtype:
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def _all_blocks(num_points: int, block_size: int) -> list[Block]:

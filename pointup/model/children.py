@@ -21,7 +21,7 @@ from pointup.geometry.local_geometry import (
     describe_neighbors_of_children,
     shortened,
 )
-from pointup.geometry.midpoints import depths_of_slots, is_extrapolated
+from pointup.geometry.midpoints import depths_of_slots
 from pointup.geometry.packed import to_device
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
@@ -286,7 +286,8 @@ def anchors_of_slots(
     anchor, direction = (own + others) * 0.5, (others - own) / spacing.unsqueeze(1)
     is_beyond = is_below = depth = None
     if config.extrapolation:
-        of_slots = to_device(is_extrapolated(num_slots, config.extrapolation), pos.device)
+        slots = torch.arange(num_slots)
+        of_slots = to_device((slots > 0) & (slots % 2 == 0), pos.device)
         is_beyond = of_slots.view(1, -1, 1).expand(num_points, -1, 1)
         anchor = torch.where(is_beyond, 1.5 * own - 0.5 * others, anchor)
         direction = torch.where(is_beyond, -direction, direction)

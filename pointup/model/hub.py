@@ -116,11 +116,10 @@ class StoredModel(PyTorchModelHubMixin):
 
         A `Path` always means a directory. As a string, a directory with the name of an included
         model is given as ./NAME. Only names of the form OWNER/NAME are looked up on the Hub. An
-        option that config.json lacks takes its default. An unknown option is ignored with a
-        warning: options that change the network change the format. Options of `ModelConfig` in
-        `kwargs` replace stored ones. Weights are always loaded strictly, whatever `strict` says.
-        Raises ModelError where there is no model, one of another format, or one with options out of
-        range.
+        option that config.json lacks takes its default, an unknown one is ignored with a warning.
+        Options of `ModelConfig` in `kwargs` replace stored ones. Weights are always loaded
+        strictly. Raises ModelError where there is no model, one of another format, or one with
+        options out of range.
         """
         name = str(pretrained_model_name_or_path)
         if strange := sorted(kwargs.keys() - LOADER_ARGUMENTS - OPTIONS):
@@ -165,16 +164,12 @@ class StoredModel(PyTorchModelHubMixin):
 
 
 def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raise ModelError for invalid options of a config.json, or of those that replace them.
-
-    Warns about unknown ones.
-    """
+    """Raise ModelError for invalid options of a config.json, or of those that replace them."""
     if unknown := sorted(stored.keys() - OPTIONS - {"format"}):
         logger.warning(
             "%s: config.json has options that this version of pointup doesn't know: %s; ignored",
-            name,
-            ", ".join(unknown)[:200],
-        )
+            name, ", ".join(unknown)[:200],
+        )  # fmt: skip
     for what, options in (("config.json:", stored), ("with the given options,", stored | given)):
         try:
             ModelConfig(**{key: value for key, value in options.items() if key in OPTIONS})
@@ -183,10 +178,7 @@ def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> N
 
 
 def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
-    """Read config.json of a model directory or Hub repository.
-
-    Raises ModelError where there is none, and where it is no valid JSON object.
-    """
+    """Read config.json of a model directory or Hub repository; ModelError without a valid one."""
     path = Path(name) / "config.json"
     try:
         if Path(name).is_file():
@@ -195,8 +187,7 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
             _check_hub_name(name)
             path = Path(hf_hub_download(name, "config.json", **kwargs))
         stored = json.loads(path.read_text(encoding="utf-8"))
-    # HFValidationError (a name that the Hub can't have) is a ValueError too, as are the errors of
-    # decoding UTF-8 and JSON: it is caught first, because no file is at fault.
+    # HFValidationError (a name that the Hub can't have) is a ValueError, too.
     except (EntryNotFoundError, HfHubHTTPError) as error:
         raise ModelError(f"{name}: no such directory; {reason_of_hub(error)}") from error
     except (OSError, HFValidationError) as error:
@@ -225,13 +216,13 @@ def reason_of_hub(error: Exception) -> str:
             return "the Hub's cache has no such model, and HF_HUB_OFFLINE is set; unset it"
         if error.__cause__ is None:
             return "the Hub's cache has no such model; leave out local_files_only"
-        return f"the Hub can't be reached ({first_line(error.__cause__)}); check the connection"
+        return f"the Hub can't be reached ({_first_line(error.__cause__)}); check the connection"
     if isinstance(error, EntryNotFoundError):
         return "the Hub repository has no config.json; it is no model of pointup"
-    return f"the Hub refuses ({first_line(error)}); {log_in}"
+    return f"the Hub refuses ({_first_line(error)}); {log_in}"
 
 
-def first_line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:200]
 
 

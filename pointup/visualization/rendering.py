@@ -196,27 +196,16 @@ def _eye_dome_shade(depth: np.ndarray, covered: np.ndarray, ball: float) -> np.n
 def _obscurance(depth: np.ndarray, covered: np.ndarray, reach: int, limit: float) -> np.ndarray:
     """How far pixels at distance `reach` in eight directions are nearer, a quarter of the sum of
     their terms of 0 to 1."""
-    total = np.zeros_like(depth)
+    total, (height, width) = np.zeros_like(depth), depth.shape
+    # Background, and what lies outside the picture, is not nearer.
+    around = np.pad(np.where(covered, depth, np.inf), reach, constant_values=np.inf)
     diagonal = max(1, round(reach * 0.7))
-    steps = [(0, reach), (reach, 0), (diagonal, diagonal), (diagonal, -diagonal)]
-    for dy, dx in steps:
-        for sy, sx in ((dy, dx), (-dy, -dx)):
-            here, there = _overlap(depth.shape, sy, sx)
-            rise = depth[here] - depth[there]
+    for dy, dx in ((0, reach), (reach, 0), (diagonal, diagonal), (diagonal, -diagonal)):
+        for top, left in ((reach + dy, reach + dx), (reach - dy, reach - dx)):
+            rise = depth - around[top : top + height, left : left + width]
             near = np.minimum(rise / (3 * reach), 1) * (limit / np.maximum(rise, limit))
-            total[here] += np.where(covered[there], np.maximum(near, 0), 0)
+            total += np.maximum(near, 0)
     return total / 4
-
-
-def _overlap(
-    shape: tuple[int, ...], dy: int, dx: int
-) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Slices of the overlap of a picture with itself shifted by (dy, dx)."""
-    rows, columns = max(0, shape[0] - abs(dy)), max(0, shape[1] - abs(dx))
-    top, left = max(0, -dy), max(0, -dx)
-    here = (slice(top, top + rows), slice(left, left + columns))
-    there = (slice(top + dy, top + dy + rows), slice(left + dx, left + dx + columns))
-    return here, there
 
 
 def _lamp_light(normals: np.ndarray) -> np.ndarray:

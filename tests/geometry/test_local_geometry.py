@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 from hypothesis import given
@@ -17,8 +15,6 @@ from pointup.geometry.local_geometry import (
     arches,
     columns_of,
     describe_columns,
-    describe_neighbors,
-    describe_neighbors_of_children,
     describe_profiles,
     local_geometry,
     nearest_in_plane,
@@ -83,55 +79,6 @@ def test_the_arch_over_two_points_of_a_sphere_is_nearly_on_it() -> None:
     middle, arch = arches_of(pos)
     chord = (middle.norm(dim=-1) - 1).abs().mean()
     assert ((middle + arch).norm(dim=-1) - 1).abs().mean() < 0.2 * chord
-
-
-def tilted_plane(num_points: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Points (N, 3) of a plane that contains no axis, and its normal (3,)."""
-    generator = torch.Generator().manual_seed(seed)
-    axes = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
-    points = torch.rand(num_points, 2, generator=generator, dtype=torch.float64) @ axes[:2]
-    return points.float(), axes[2]
-
-
-def largest_angle(normals: Tensor, expected: Tensor) -> float:
-    """Angles in degrees between directions of either sign, by cross products in float64."""
-    normals, expected = normals.double(), expected.double()
-    across = torch.linalg.cross(normals, expected.expand_as(normals)).norm(dim=1)
-    return float(torch.rad2deg(torch.atan2(across, (normals * expected).sum(1).abs())).max())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_normals_under_autocast_are_those_of_float32(dtype: torch.dtype) -> None:
-    points, normal = tilted_plane()
-    exact = geometry_of(points)
-    with torch.autocast("cpu", dtype):
-        cast = geometry_of(points)
-    assert largest_angle(cast.normal, exact.normal) < 0.01
-    assert largest_angle(cast.normal, normal) < 0.1
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_described_positions_do_not_depend_on_autocast(dtype: torch.dtype) -> None:
-    points, _ = tilted_plane()
-    points[:, 2] += 0.1 * torch.sin(5 * points[:, 0])
-
-    def seen() -> list[Tensor]:
-        geometry = geometry_of(points)
-        normal = geometry.normal[geometry.index]
-        to_slot = geometry.relative[:, 1:5]
-        return [
-            *(getattr(geometry, field.name) for field in fields(geometry)),
-            arches(to_slot, geometry.normal, normal[:, 1:5]),
-            describe_neighbors(
-                geometry, geometry.relative, geometry.spacing[geometry.index], normal
-            ),
-            describe_neighbors_of_children(geometry, 0.5 * to_slot, to_slot, normal),
-        ]
-
-    exact = seen()
-    with torch.autocast("cpu", dtype):
-        for value, expected in zip(seen(), exact, strict=True):
-            assert value.dtype == expected.dtype and torch.equal(value, expected)
 
 
 def forest(num_points: int = 300, seed: int = 0) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from pointup import upsample
 from pointup.datasets.batch import collate
 from pointup.errors import ModelError
-from pointup.geometry.local_geometry import plane_normals
+from pointup.geometry.local_geometry import LocalGeometry, local_geometry, plane_normals
 from pointup.geometry.midpoints import midpoint_upsample, same_number_of_slots
 from pointup.geometry.packed import ptr_from_sizes
 from pointup.model.upsampler import Upsampler, reference_clouds
@@ -371,6 +371,19 @@ def test_points_of_another_floating_dtype_are_cast_to_float32(
         made, expected = (model(points, ptr, 2.0) for points in (pos, pos.float()))
     assert made.pos.dtype == made.candidates.dtype == torch.float32
     assert torch.equal(made.pos, expected.pos)
+
+
+def test_coordinates_are_described_outside_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def recorded(*values: Tensor) -> LocalGeometry:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return local_geometry(*values)
+
+    monkeypatch.setattr("pointup.model.upsampler.local_geometry", recorded)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        as_if_trained()(*packed(60), 2.0)
+    assert seen and not any(seen)
 
 
 @pytest.mark.parametrize(

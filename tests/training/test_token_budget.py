@@ -253,7 +253,9 @@ def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limited(8e7)
-    with pytest.raises(TrainingError, match=r"cloud_\d+: 720 points do not fit into .* GB"):
+    with pytest.raises(
+        TrainingError, match=r"cloud_\d+: 720 points do not fit into the .* [MG]B that"
+    ):
         settle(dataset, accelerator, tmp_path)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     found, tried = settle(dataset, accelerator, tmp_path, crop=True)

@@ -39,11 +39,16 @@ class Doctor:
         for finding in self._findings():
             levels[finding.level] += 1
             print(finding, flush=True)
-        print(f"\n{summary(levels)}", flush=True)
+        number = levels["warn"]
+        warnings = f"{number} warning{'s' * (number != 1)}" if number else "no warnings"
+        failed = f"{levels['fail']} failed" if levels["fail"] else "No check failed"
+        print(f"\n{failed}, {warnings}.", flush=True)
         return int(levels["fail"] > 0)
 
     def _findings(self) -> Iterator[Finding]:
-        from pointup.cli.doctor.machine import device_findings, devices, machine_findings
+        import torch
+
+        from pointup.cli.doctor.machine import device_findings, machine_findings
         from pointup.cli.doctor.run_directory import data_findings, read_config, run_findings
         from pointup.model.config import ModelConfig
         from pointup.training.config import DEFAULT_TOKEN_BUDGET, TrainConfig
@@ -54,17 +59,11 @@ class Doctor:
         token_budget = options.get("found_token_budget", token_budget)
         to_hold = DEFAULT_TOKEN_BUDGET if token_budget is None else token_budget
         yield from machine_findings(num_workers, to_hold)
-        for device in devices():
-            yield from device_findings(device)
+        kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+        for device in [f"{kind}:{i}" for i in range(number)] or ["cpu"]:
+            yield from device_findings(torch.device(device))
         if self.data:
             min_points = options.get("model", {}).get("k", ModelConfig.k)
             yield from data_findings(self.data, min_points, token_budget)
         if self.run_dir:
             yield from run_findings(self.run_dir)
-
-
-def summary(levels: Counter[str]) -> str:
-    number = levels["warn"]
-    warnings = f"{number} warning{'s' * (number != 1)}" if number else "no warnings"
-    failed = f"{levels['fail']} failed" if levels["fail"] else "No check failed"
-    return f"{failed}, {warnings}."

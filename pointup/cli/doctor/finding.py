@@ -10,10 +10,7 @@ SUBJECT_WIDTH = 18
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; `remedy` is empty if nothing has to be fixed.
-
-    A warning is a problem that does not keep pointup from working.
-    """
+    """The result of one check; a warning is a problem that keeps nothing from working."""
 
     level: Literal["ok", "warn", "fail"]
     subject: str

@@ -112,12 +112,6 @@ def accelerators_finding() -> Finding:
     return fail(subject, reason, remedy or "install a build of torch for the driver's CUDA")
 
 
-def devices() -> list[torch.device]:
-    """All accelerators of this machine, or the CPU."""
-    kind, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
-    return [torch.device(f"{kind}:{i}") for i in range(number)] or [torch.device("cpu")]
-
-
 def device_findings(device: torch.device) -> Iterator[Finding]:
     """Check the memory of a device, a computation on it, and on CUDA the kernels."""
     if device.type == "cuda":

@@ -81,15 +81,14 @@ def heartbeat_finding(path: Path, is_training: bool) -> Finding:
     records = [record for record in map(parsed, lines) if record]
     if not records:
         return warn(subject, "metrics.jsonl is empty", "see logs/rank_0.log")
-    last = records[-1]
+    text = f"step {records[-1].get('step')}, {timedelta(seconds=round(age))} ago"
     losses = [record["loss"] for record in records if "loss" in record]
-    parts = [f"step {last.get('step')}, {timedelta(seconds=round(age))} ago"]
+    is_finite = not losses or losses[-1] is not None
     if losses:
-        parts.append("loss not finite" if losses[-1] is None else f"loss {losses[-1]:.4g}")
-    text = ", ".join(parts)
+        text += f", loss {losses[-1]:.4g}" if is_finite else ", loss not finite"
     if is_training and age > OLD_SECONDS:
         return warn(subject, text, "--hang-timeout ends a hang; see logs/rank_N.log")
-    if losses and losses[-1] is None:
+    if not is_finite:
         return warn(subject, text, "the log names the clouds; --debug names the operation")
     return ok(subject, text)
 
@@ -107,8 +106,7 @@ def checkpoint_findings(directory: Path) -> Iterator[Finding]:
     """Read and check every checkpoint. A damaged one fails if the run would continue from it."""
     subject, marker = "checkpoints", directory / LATEST
     latest, found = named_by(marker), checkpoint_directories(directory)
-    for path in found:
-        yield checkpoint_finding(path, path.name == latest)
+    yield from (checkpoint_finding(path, path.name == latest) for path in found)
     whole = whole_checkpoints(directory)
     if latest is None and not found:
         yield warn(subject, "none yet", "--save-every sets how often one is written")
@@ -152,11 +150,8 @@ def model_finding(directory: Path) -> Finding:
 
 
 def data_findings(name: str, min_points: int, token_budget: int | str | None) -> Iterator[Finding]:
-    """Check the sample tables, for a model that needs `min_points` points.
-
-    A run with `token_budget` must be able to use the samples. A `token_budget` of None is a budget
-    that grows to the largest pair.
-    """
+    """Check that a model that needs `min_points` points and a run with `token_budget` can use the
+    samples; a budget of None grows to the largest pair."""
     inspect = f"`pointup inspect {name}` lists them"
     for split in ("train", "validation"):
         subject = f"data, {split}"

@@ -22,7 +22,7 @@ from matplotlib.ticker import PercentFormatter
 from PIL import Image
 
 import pointup
-from pointup.cli.report.runs import RunRecord, differing_options, differing_references
+from pointup.cli.report.runs import BASELINE, RunRecord, differing_options, differing_references
 from pointup.datasets.batch import collate
 from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.pair_dataset import PairDataset
@@ -46,7 +46,7 @@ DIFFERENT_DATA = (
     "The references of the runs differ: the runs were validated on different data, or at different "
     "ratios. Compare each run with its own references, not with the other runs."
 )
-
+NO_STEP = "No step has been recorded."
 BEST = (
     "Each run at its best evaluation. The share is the mean of the ratios of the pairs, not the "
     "ratio of the means. The midpoint baseline uses no network."
@@ -57,9 +57,10 @@ def report_html(
     runs: Sequence[RunRecord], samples: ReportSamples | None, reason: str, title: str
 ) -> str:
     """The page as text. `reason` says why there are no samples, where there are none."""
+    charts = "".join(_figure(name, svg) for name, svg in curve_charts(runs).items())
     sections = {
         "Runs": _runs(runs),
-        "Curves": _charts(runs),
+        "Curves": f'<div class="charts">{charts}</div>' if charts else _text(NO_STEP),
         "Validation": _metrics(runs),
         "Samples": _samples(samples, runs, title) if samples else _text(reason),
         "Options": _options(runs),
@@ -93,49 +94,33 @@ def _runs(runs: Sequence[RunRecord]) -> str:
 
 
 def _unit(runs: Sequence[RunRecord]) -> str:
-    """The unit of lengths of all runs; empty if it is unknown, or if they differ."""
+    """The unit of lengths of all runs; empty if unknown, or if they differ."""
     units = {run.unit for run in runs}
     return units.pop() if len(units) == 1 else ""
 
 
-def _charts(runs: Sequence[RunRecord]) -> str:
-    charts = curve_charts(runs)
-    if not charts:
-        return _text("No step has been recorded.")
-    figures = (_figure(title, svg) for title, svg in charts.items())
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
 def _metrics(runs: Sequence[RunRecord]) -> str:
-    """Metrics of the best evaluation of each run, then those of the references; references that
-    differ between the runs have a row for each run."""
+    """Metrics of the best evaluation of each run, then those of the references."""
     evaluated = [run for run in runs if run.best]
     if not evaluated:
         return _text("No evaluation has been recorded.")
-    rows = [(run.name, run.best["validation"].get("model", {})) for run in evaluated if run.best]
+    rows = {run.name: run.best["validation"].get("model", {}) for run in evaluated if run.best}
     differing = differing_references(evaluated)
-    for row in dict.fromkeys(row for run in evaluated for row in run.references):
-        label, known = ROW_LABELS.get(row, row), [run for run in evaluated if row in run.references]
-        if row in differing:
-            rows += [(f"{label}, {run.name}", run.references[row]) for run in known]
-        else:
-            rows.append((label, known[0].references[row]))
-    given = list(dict.fromkeys(name for _, figures in rows for name in figures))
+    for run in evaluated:
+        for row, figures in run.references.items():
+            label = ROW_LABELS.get(row, row)
+            rows.setdefault(f"{label}, {run.name}" if row in differing else label, figures)
     metrics = metrics_in(_unit(evaluated))
-    names = [name for name in metrics if name in given]
+    names = [name for name in metrics if any(name in figures for figures in rows.values())]
     head = ["", *(f"{metrics[name].title}, {metrics[name].unit}".rstrip(", ") for name in names)]
-    body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows]
+    body = [[row, *(_number(figures.get(name)) for name in names)] for row, figures in rows.items()]
     conventions = "".join(
         f"<li>{escape(metrics[name].title)}: {escape(metrics[name].convention)}</li>"
         for name in names
         if metrics[name].convention
     )
-    note = DIFFERENT_DATA if differing else ""
-    return (
-        _table([head, *body], note)
-        + _text(AS_WRITTEN)
-        + _folded("Conventions", f"<ul>{conventions}</ul>")
-    )
+    table = _table([head, *body], DIFFERENT_DATA if differing else "")
+    return table + _text(AS_WRITTEN) + _folded("Conventions", f"<ul>{conventions}</ul>")
 
 
 def _samples(samples: ReportSamples, runs: Sequence[RunRecord], title: str) -> str:
@@ -149,7 +134,7 @@ def _samples(samples: ReportSamples, runs: Sequence[RunRecord], title: str) -> s
     )
     viewer = escape(viewer_html(samples.scenes, title), quote=True)
     pictures = "".join(
-        _figure(name, f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(picture)}">')
+        _figure(name, f'<img alt="{escape(name)}" src="{_png(picture)}">')
         for name, picture in samples.pictures.items()
     )
     return f'{_text(text)}<iframe title="Samples in 3D" srcdoc="{viewer}"></iframe>{pictures}'
@@ -222,7 +207,7 @@ def _percent(value: float | None, decimals: int = 0) -> str:
 def _png(picture: np.ndarray) -> str:
     stream = BytesIO()
     Image.fromarray(picture).save(stream, "PNG", optimize=True)
-    return b64encode(stream.getvalue()).decode("ascii")
+    return f"data:image/png;base64,{b64encode(stream.getvalue()).decode()}"
 
 
 RUN_COLORS = ("#1f6fb2", "#e08a3c", "#2f9e56", "#a64ca6", "#c0392b", "#5b6770")
@@ -238,8 +223,7 @@ SMOOTHED = 11
 def curve_charts(runs: Sequence[RunRecord]) -> dict[str, str]:
     """SVG of each chart by title; charts without values are left out."""
     known = next((run for run in runs if run.evaluations), runs[0])
-    differing = differing_references(runs)
-    levels = {}
+    differing, levels = differing_references(runs), {}
     for row, (label, style) in REFERENCES.items():
         if len(values := known.validation_curve("chamfer", row)[1]):
             name = f"{label}, {known.name}" if row in differing else label
@@ -252,7 +236,7 @@ def curve_charts(runs: Sequence[RunRecord]) -> dict[str, str]:
         "Share of the midpoint baseline": _chart(
             runs,
             lambda run: run.validation_curve("share"),
-            {"midpoint baseline": (1.0, "--")},
+            {BASELINE: (1.0, "--")},
             in_percent=True,
             marker="o",
             ms=3,
@@ -273,7 +257,7 @@ def _chart(
 ) -> str:
     """SVG of a curve of each run over its steps; empty if no run has values.
 
-    `levels`: height and line style of horizontal lines by name. Names may be any text.
+    `levels`: height and line style of horizontal lines by name.
     """
     curves = [curve(run) for run in runs]
     if not any(len(steps) for steps, _ in curves):
@@ -312,19 +296,16 @@ def _chart(
 
 @dataclass(frozen=True)
 class ReportSamples:
-    """Samples of a report.
-
-    Attributes:
-        scenes: for the viewer: source, midpoint baseline, the output of each run, target.
-        pictures: of the same samples by the first run, by name.
-        shares: of the first run's Chamfer distance, one for each measured pair, sorted.
-        num_pairs: number of usable validation pairs, of which some were measured.
-    """
+    """Samples of a report."""
 
     scenes: list[Scene]
+    """For the viewer: source, midpoint baseline, the output of each run, target."""
     pictures: dict[str, np.ndarray]
+    """Of the same samples by the first run, by name."""
     shares: np.ndarray
+    """Of the midpoint baseline's Chamfer distance, by the first run, sorted, of measured pairs."""
     num_pairs: int
+    """Number of usable validation pairs, of which some were measured."""
 
 
 @torch.no_grad()
@@ -334,7 +315,6 @@ def samples_of_runs(
     """Measure validation pairs with the model of the first run, and upsample three with all.
 
     `names_run` adds the name of the first run, whose figures they are, to the names of pictures.
-    A run must not have one of the names FIXED_CLOUDS of other clouds of a sample.
     Raises DataError if the dataset of the first run is gone, ModelError without a model.
     """
     first = runs[0]
@@ -376,10 +356,7 @@ def samples_of_runs(
         note += f", {first.name}" if names_run else ""
         vertical = usable.is_vertical(index)
         by = training_ratio(batch, ratio, max_ratio)
-        packed = {
-            "source": batch.pos,
-            "midpoint baseline": clouds_of_pairs(batch, by)["midpoints"][0],
-        }
+        packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
         for name, model in models.items():
             packed[name] = clouds_of_pairs(batch, by, model)["model"][0]
         clouds = {name: points.cpu().double().numpy() for name, points in packed.items()}
@@ -388,12 +365,8 @@ def samples_of_runs(
             clouds, target, unit, "z" if vertical else "y", name=title, note=note, of="target"
         )
         scenes.append(scene)
+        source, prediction = clouds["source"], clouds[first.name]
         pictures[f"{title}, {note}"] = evaluation_picture(
-            clouds["source"],
-            clouds[first.name],
-            target,
-            unit=unit,
-            vertical=vertical,
-            baseline=clouds["midpoint baseline"],
+            source, prediction, target, unit=unit, vertical=vertical, baseline=clouds[BASELINE]
         )
     return ReportSamples(scenes, pictures, np.sort(shares[np.isfinite(shares)]), len(pairs))

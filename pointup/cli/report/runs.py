@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,24 +24,16 @@ from pointup.training.config import (
 )
 
 NOT_COMPARED = frozenset({"output_dir"})
-SAME = 1e-3
-"""Relative difference up to which references of two runs are the same."""
-
-FIXED_CLOUDS = frozenset({"source", "midpoint baseline", "target"})
+BASELINE = "midpoint baseline"
+FIXED_CLOUDS = frozenset({"source", BASELINE, "target"})
 """Names of the clouds of a sample that no run has made."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its directory describes it.
-
-    Attributes:
-        name: unique among the runs of the report.
-        options: of config.json, nested ones as "model.k".
-        steps: lines of metrics.jsonl of training steps, in order.
-        evaluations: its lines of evaluations; may be empty.
-        plan: text of the start of the run; empty without one.
-    """
+    """A run as its directory describes it: options of config.json, nested ones as "model.k", the
+    lines of metrics.jsonl of steps and of evaluations, the text of its start; its name is unique
+    among the runs of a report."""
 
     path: Path
     name: str
@@ -147,17 +140,16 @@ def differing_options(runs: Sequence[RunRecord]) -> dict[str, list[Any]]:
 def differing_references(runs: Sequence[RunRecord]) -> set[str]:
     """Reference rows whose metrics are not the same in all runs with an evaluation: these were
     validated on different data, or at different ratios."""
-    rows = [(name, figures) for run in runs for name, figures in run.references.items()]
-    first: dict[str, dict[str, float]] = {}
-    for name, figures in rows:
-        first[name] = figures | first.get(name, {})
-    return {name for name, figures in rows if not _is_same(figures, first[name])}
-
-
-def _is_same(some: Mapping[str, float | None], others: Mapping[str, float | None]) -> bool:
-    """Whether the metrics of `some` are those of `others`, but for another device's rounding."""
-    table = np.array([(some[name], others[name]) for name in some], dtype=np.float64).reshape(-1, 2)
-    return np.allclose(table[:, 0], table[:, 1], rtol=SAME, atol=0, equal_nan=True)
+    # Three digits, because devices round in different ways.
+    figures = {
+        (row, name, f"{value:.3g}")
+        for run in runs
+        for row, metrics in run.references.items()
+        for name, value in metrics.items()
+        if value is not None
+    }
+    numbers = Counter((row, name) for row, name, _ in figures)
+    return {row for (row, _), number in numbers.items() if number > 1}
 
 
 def _columns(points: list[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:

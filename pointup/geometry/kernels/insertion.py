@@ -128,7 +128,8 @@ def settle(
     left = torch.empty(
         (len(grids) + 1, MOST_PROGRAMS.value), dtype=torch.int32, device=state.device
     )
-    patience = rounds_to_wait(state.device, num_levels)
+    # The interpreter runs one program after the other.
+    patience = PATIENCE * num_levels if state.device.type == "cuda" else 1
     with torch.cuda.device_of(state):
         for launch, grid in enumerate(grids):
             insertion_kernel[(grid,)](
@@ -137,12 +138,6 @@ def settle(
                 K=neighbor.shape[1], BLOCK=BLOCK, PASSES=PASSES, num_warps=NUM_WARPS,
             )  # fmt: skip
     return (state & 0x7FFFFFFF).view(torch.float32)
-
-
-def rounds_to_wait(device: torch.device, num_levels: int) -> int:
-    """Rounds without a change after which a program leaves; 1 in the interpreter, which runs one
-    program after the other."""
-    return PATIENCE * num_levels if device.type == "cuda" else 1
 
 
 def programs_at_once(device: torch.device) -> int:

@@ -190,7 +190,10 @@ def prepare_devices() -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # The launcher does not set it for several.
         return
     if torch.accelerator.is_available():
-        allocate_expandable()
+        is_set = "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ
+        if torch.version.cuda and sys.platform == "linux" and not is_set:
+            # Batches of changing sizes then leave no gaps. ROCm and Windows have no such segments.
+            os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         num_devices = torch.accelerator.device_count()
         if (number := local_processes(num_devices)) > num_devices:
             # NCCL refuses this only later.
@@ -239,14 +242,6 @@ def why_no_accelerator() -> str:
         message = " ".join(str(error).split())
         return f"{message or type(error).__name__} (torch {torch.__version__}, built for {build})"
     return f"the driver reports no GPU; see nvidia-smi (torch {torch.__version__})"
-
-
-def allocate_expandable() -> None:
-    """Use CUDA's expandable segments, in which batches of changing sizes leave no gaps, unless the
-    user has configured the allocator. ROCm and Windows have none."""
-    is_set = "PYTORCH_ALLOC_CONF" in os.environ or "PYTORCH_CUDA_ALLOC_CONF" in os.environ
-    if torch.version.cuda and sys.platform == "linux" and not is_set:
-        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def sum_in_float32() -> None:

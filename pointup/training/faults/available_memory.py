@@ -136,10 +136,6 @@ class PeakMemory:
                 return
 
 
-def in_gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
-
-
 def num_local_processes(num_processes: int) -> int:
     """Processes of this run on this machine, from the launcher's environment; else all of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))

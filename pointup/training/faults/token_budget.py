@@ -20,10 +20,10 @@ from pointup.datasets.pair_dataset import PairDataset
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.errors import TrainingError
 from pointup.geometry.midpoints import slots_for_ratio
+from pointup.terminal import in_bytes
 from pointup.training.config import TrainConfig, default_token_budget, write_config
 from pointup.training.faults.available_memory import (
     PeakMemory,
-    in_gb,
     memory_limit,
     num_local_processes,
 )
@@ -83,8 +83,8 @@ def settle_token_budget(
     found, limit = _fits_everywhere(probe, accelerator, smallest, most)
     if not found:
         raise TrainingError(
-            f"{probe.largest_name}: {smallest:,} points do not fit into the {in_gb(limit)} that a "
-            "process may use here; start fewer processes, or give a smaller --token-budget and "
+            f"{probe.largest_name}: {smallest:,} points do not fit into the {in_bytes(limit)} that "
+            "a process may use here; start fewer processes, or give a smaller --token-budget and "
             "--crop"
         )
     if accelerator.is_main_process:
@@ -104,8 +104,8 @@ def _default_budget(probe: Probe, accelerator: Accelerator, validation: PairData
         probe.dataset.max_tokens = None
         if found < SURE_TO_FIT * largest:
             raise TrainingError(
-                f"{probe.largest_name}: {largest:,} points do not fit into the {in_gb(limit)} that "
-                f"a process may use here, about {found:,} do; prepare the data with a smaller "
+                f"{probe.largest_name}: {largest:,} points do not fit into the {in_bytes(limit)} "
+                f"that a process may use here, about {found:,} do; prepare the data with a smaller "
                 "--tile, start fewer processes, or give --crop"
             )
     if validation is not None:
@@ -122,7 +122,7 @@ def _fits_everywhere(
     # All processes read the free memory before any of them uses some of it.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        logger.info("Searching for the largest token budget that fits into %s ...", in_gb(limit))
+        logger.info("Searching for the largest token budget that fits into %s ...", in_bytes(limit))
     with PeakMemory(accelerator.device) as before:
         pass
     found = largest_that_fits(probe.peak_bytes, before.bytes, smallest, largest, limit)
@@ -162,7 +162,7 @@ class Probe:
             if losses is None:
                 return None
             most = max(most, peak.bytes)
-        logger.debug("token budget %d takes %s", token_budget, in_gb(most))
+        logger.debug("token budget %d takes %s", token_budget, in_bytes(most))
         return most
 
 

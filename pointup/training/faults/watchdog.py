@@ -60,14 +60,12 @@ class Watchdog:
     """Ends a run in which some process has entered no phase for `hang_timeout` seconds.
 
     Waiting for others (`WAITING_PHASES`) may take longer, as long as another makes progress.
-    The training sets `step` and calls `enter_phase`. A thread beside the training posts both to the
-    launcher's store as heartbeats, and reads those of the other processes. If a process hangs, each
-    process writes the stacks of its threads to its log and to the store. The first live process
-    reports on the terminal which process stopped, at which step and phase, with all stacks. Then
-    all processes end. Processes of the same machine kill a process without heartbeat, so that no
-    launcher waits for it; if that process only holds the interpreter lock, its log still gets the
-    stacks. If the store is out of reach, each machine reports what it knows. A single process
-    watches itself.
+    The training sets `step` and calls `enter_phase`; a thread posts both to the launcher's store as
+    heartbeats, and reads those of the others. If a process hangs, each writes the stacks of its
+    threads to its log and to the store, the first live process reports on the terminal which
+    process stopped, at which step and phase, and all end. Processes of the same machine kill one
+    without heartbeat, so that no launcher waits for it. If the store is out of reach, each machine
+    reports what it knows. A single process watches itself.
     """
 
     def __init__(self, accelerator: Accelerator, hang_timeout: float) -> None:
@@ -84,14 +82,9 @@ class Watchdog:
         """Time of the store's last answer."""
         self.closed = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.log_file: IO[str] = next(
-            (
-                handler.stream
-                for handler in logging.getLogger().handlers
-                if isinstance(handler, logging.FileHandler) and handler.stream is not None
-            ),
-            sys.stderr,
-        )
+        handlers = logging.getLogger().handlers
+        streams = (each.stream for each in handlers if isinstance(each, logging.FileHandler))
+        self.log_file: IO[str] = next(filter(None, streams), sys.stderr)
 
     def __enter__(self) -> Watchdog:
         self.store = connect_store()
@@ -130,21 +123,16 @@ class Watchdog:
         while not self.closed.wait(self.interval):
             # If this thread is blocked too, a timer in C writes the stacks.
             faulthandler.dump_traceback_later(self.hang_timeout, file=self.log_file)
-            overslept = time.monotonic() - woke > self.hang_timeout / 2
-            if overslept:
+            if time.monotonic() - woke > self.hang_timeout / 2:
                 # This process or its machine was suspended; the other processes did not hang.
                 seen = {}
             woke = time.monotonic()
             for rank, heartbeat in (self.received | {self.rank: self.heartbeat()}).items():
-                before = seen.get(rank)
+                known, heartbeat_at, phase_at = seen.get(rank, (heartbeat, woke, woke))
                 seen[rank] = Observation(
                     heartbeat,
-                    woke
-                    if before is None or before.heartbeat.number != heartbeat.number
-                    else before.heartbeat_at,
-                    woke
-                    if before is None or before.heartbeat.num_phases != heartbeat.num_phases
-                    else before.phase_at,
+                    heartbeat_at if known.number == heartbeat.number else woke,
+                    phase_at if known.num_phases == heartbeat.num_phases else woke,
                 )
             if self.is_hung(seen, woke):
                 self.end(seen, woke)
@@ -187,13 +175,8 @@ class Watchdog:
         stacks = self.gather_stacks() if store_answers else {self.rank: stacks_of_threads()}
         text = report(seen, stacks, now, self.hang_timeout)
         print(f"\n{text}", file=self.log_file, flush=True)
+        here = alive = {r for r, s in seen.items() if s.heartbeat.host == platform.node()}
         # Without the store, only the processes of this host are certain to end.
-        here = {
-            rank
-            for rank, observation in seen.items()
-            if observation.heartbeat.host == platform.node()
-        }
-        alive = here
         if store_answers:
             alive = {r for r, s in seen.items() if not is_dead(s, now, self.interval)}
         for rank in here - alive:
@@ -231,11 +214,11 @@ def report(
         if rank not in stacks:
             state += f"; no heartbeat for {now - heartbeat_at:.0f} s"
         lines.append(f"  process {rank} (pid {heartbeat.pid} on {heartbeat.host}): {state}")
-    late = {r: s.heartbeat for r, s in seen.items() if now - s.phase_at > hang_timeout / 2}
     stopped = [
-        r
-        for r, heartbeat in late.items()
-        if heartbeat.phase not in WAITING_PHASES or r not in stacks
+        rank
+        for rank, (heartbeat, _, phase_at) in seen.items()
+        if now - phase_at > hang_timeout / 2
+        and (heartbeat.phase not in WAITING_PHASES or rank not in stacks)
     ]
     who = " and ".join(f"process {rank}" for rank in stopped)
     cause = f"{who} stopped" if who else "all wait for each other; check the network between them"
