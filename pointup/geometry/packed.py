@@ -24,6 +24,7 @@ _kept_counts = WeakTensorKeyDictionary()
 COPIED_AHEAD = ("cuda", "xpu")
 """Devices whose backend keeps the host's memory, or a copy of it, until a copy from it is done."""
 
+
 def is_on(values: Tensor, device: torch.device) -> bool:
     """Whether the values are on a device; one without an index, as `cuda`, is the current one.
 
