@@ -6,6 +6,7 @@ from pathlib import Path
 
 import laspy
 import numpy as np
+from las_files import las_data
 
 SIDE = 40.0
 
@@ -13,16 +14,13 @@ SIDE = 40.0
 def survey(num_points: int = 2000) -> laspy.LasData:
     """A survey of a square in random order; some of its points coincide."""
     rng = np.random.default_rng(0)
-    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=7))
-    las.header.scales, las.header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
     x, y = (SIDE - 0.1) * rng.random((2, num_points))
     points = np.column_stack([x + 5e5, y + 4e6, 2 * np.sin(x / 3)])
     points[:200] = points[200:400]
-    las.xyz = points
-    las.intensity = rng.permutation(num_points)
-    las.classification = rng.integers(1, 7, num_points)
-    las.gps_time = rng.random(num_points)
-    return las
+    return las_data(
+        points, 7, scale=0.01, intensity=rng.permutation(num_points),
+        classification=rng.integers(1, 7, num_points), gps_time=rng.random(num_points),
+    )  # fmt: skip
 
 
 def write_tiles(las: laspy.LasData, folder: Path, side: int = 2, buffer: float = 0.0) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import laspy
 import numpy as np
+from las_files import write_las
 
 from pointup.cli.main import main
 from pointup.io.files import read_points
@@ -20,14 +20,6 @@ def surface(number: int, seed: int, width: float = 3 * WIDTH) -> np.ndarray:
     xy = np.random.default_rng(seed).random((number, 2)) * [width, WIDTH]
     z = 2 * np.sin(xy[:, 0] / 7) + xy[:, 1] / 20
     return (CORNER + np.column_stack([xy, z])).round(3)
-
-
-def write_las(path: Path, points: np.ndarray) -> None:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.scales, header.offsets = [0.001] * 3, CORNER
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.T
-    las.write(path)
 
 
 def write_tiles(folder: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import laspy
 import numpy as np
+from las_files import las_data
 from laspy.vlrs.vlr import VLR
 
 WKT = VLR("LASF_Projection", 2112, "WKT", b'LOCAL_CS["somewhere"]')
@@ -28,13 +29,9 @@ def positions(num_points: int, seed: int = 0) -> np.ndarray:
 def write_las(path: Path, num_points: int = 300, point_format: int = 7) -> np.ndarray:
     """Write a survey with random attributes, a CRS and an extra dimension."""
     rng = np.random.default_rng(point_format)
-    version = "1.4" if point_format > 5 else "1.2"
-    header = laspy.LasHeader(version=version, point_format=point_format)
-    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
-    header.add_extra_dim(laspy.ExtraBytesParams("height", "int16", scales=[0.1], offsets=[5.0]))
-    header.vlrs.append(WKT)
-    las = laspy.LasData(header)
-    las.xyz = positions(num_points)
+    las = las_data(positions(num_points), point_format, scale=0.01)
+    las.add_extra_dim(laspy.ExtraBytesParams("height", "int16", scales=[0.1], offsets=[5.0]))
+    las.header.vlrs.append(WKT)
     for name, top in (("intensity", 2**16), ("red", 2**16), ("classification", 7)):
         las[name] = rng.integers(0, top, num_points)
     las.gps_time = np.sort(rng.random(num_points))
@@ -62,14 +59,12 @@ def write_scaled(
     path: Path, kind: str, scale: float, values: np.ndarray, shift: float = 0.0
 ) -> None:
     """Write a survey, moved by `shift` along x, with raw `values` in a scaled extra dimension."""
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4.1e6, 0.0])
-    header.add_extra_dim(
+    ones = np.ones(len(values), int)
+    points = positions(len(values)) + np.array([shift, 0.0, 0.0])
+    las = las_data(points, scale=0.01, return_number=ones, number_of_returns=ones)
+    las.add_extra_dim(
         laspy.ExtraBytesParams("value", kind, scales=np.array([scale]), offsets=np.array([0.0]))
     )
-    las = laspy.LasData(header)
-    las.xyz = positions(len(values)) + np.array([shift, 0.0, 0.0])
-    las.return_number = las.number_of_returns = np.ones(len(values), int)
     las.points.array["value"] = values
     las.write(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import laspy
+import las_files
 import numpy as np
 import pytest
 
@@ -23,12 +23,7 @@ def survey(number: int, seed: int, width: float = 50.0) -> np.ndarray:
 
 
 def write_las(path: Path, points: np.ndarray, offset: np.ndarray) -> Path:
-    header = laspy.LasHeader(point_format=0, version="1.2")
-    header.scales, header.offsets = [0.01] * 3, offset
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.T
-    las.write(path)
-    return path
+    return las_files.write_las(path, points, point_format=0, scale=0.01, offset=offset)
 
 
 def prepare(*words: object) -> int:

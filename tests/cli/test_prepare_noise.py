@@ -7,6 +7,7 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
+from las_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import regions
@@ -19,13 +20,10 @@ def write_survey(path: Path, noise: slice) -> np.ndarray:
     is_noise = np.zeros(3000, bool)
     is_noise[noise] = True
     points[is_noise, 2] -= 200
-    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
-    las.header.scales = np.full(3, 0.001)
-    las.xyz = points
     kind = np.arange(3000) % 3
-    las.classification = np.where(is_noise & (kind < 2), np.array([7, 18, 2])[kind], 2)
-    las.withheld = is_noise & (kind == 2)
-    las.write(path)
+    classes = np.where(is_noise & (kind < 2), np.array([7, 18, 2])[kind], 2)
+    withheld = is_noise & (kind == 2)
+    write_las(path, points, offset=np.zeros(3), classification=classes, withheld=withheld)
     return is_noise
 
 

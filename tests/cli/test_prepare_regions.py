@@ -13,6 +13,7 @@ from pathlib import Path
 import laspy
 import numpy as np
 import pytest
+from las_files import write_las
 
 from pointup.cli.main import main
 from pointup.datasets import block_pairs, pair_writer, regions
@@ -26,15 +27,6 @@ WIDTH = 50.0
 def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "LARGE_BYTES", 0)
     monkeypatch.setattr(regions, "POINTS_PER_REGION", 1500)
-
-
-def write_las(path: Path, points: np.ndarray) -> None:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.scales, header.offsets = [0.001] * 3, [500_000, 4_000_000, 0]
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.T
-    path.parent.mkdir(exist_ok=True)
-    las.write(path)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import laspy
+import las_files
 import numpy as np
-import pyproj
 import pytest
+from las_files import UTM_CORNER
 
 from pointup.cli.main import main
 from pointup.datasets import regions
@@ -19,13 +19,8 @@ FEET_ABOVE_METRES = "EPSG:32618+6360"
 
 
 def write_las(path: Path, system: int | str, num_points: int) -> Path:
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.scales, header.offsets = [0.001] * 3, [500_000, 4_000_000, 0]
-    header.add_crs(pyproj.CRS.from_user_input(system))
-    las = laspy.LasData(header)
-    las.xyz = header.offsets + np.random.default_rng(num_points).random((num_points, 3)) * 40
-    las.write(path)
-    return path
+    points = UTM_CORNER + np.random.default_rng(num_points).random((num_points, 3)) * 40
+    return las_files.write_las(path, points, system=system)
 
 
 def prepare(*words: object) -> int:

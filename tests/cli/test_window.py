@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import laspy
 import numpy as np
-import pyproj
 import pytest
+from las_files import write_las
 
 from pointup.cli.upsample import files
 from pointup.io.cloud import PointCloud
@@ -51,8 +50,6 @@ def test_the_counts_are_those_of_the_whole_cloud(
 
 
 def test_the_unit_is_that_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.add_crs(pyproj.CRS.from_epsg(2994))
-    laspy.LasData(header).write(tmp_path / "in.las")
+    write_las(tmp_path / "in.las", np.empty((0, 3)), system=2994)
     _, _, options = drawn(tmp_path, tmp_path / "in.las", True, monkeypatch)
     assert options["unit"] == "ft" and options["vertical"]

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import laspy
 import numpy as np
-import pyproj
 import pytest
+from las_files import write_las
 from matplotlib.image import imread
 from test_evaluate_command import chamfer_of, evaluate, figures_of
 from test_evaluate_command import model as model
@@ -78,9 +77,6 @@ def test_a_second_survey_is_measured_and_the_gap_to_it_is_printed(
 def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
     surveys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dense = np.loadtxt(surveys / "dense.xyz")
-    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
-    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
     given = ["--reference", surveys / "dense.xyz", "--source", surveys / "sparse.xyz"]
     for option, name in (("--prediction", "prediction"), ("--second", "second survey")):
         assert not evaluate("lidar", *given, option, surveys / "half.xyz")
@@ -90,9 +86,6 @@ def test_a_prediction_or_a_second_survey_of_a_part_of_the_area_is_named(
 
 
 def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surveys: Path) -> None:
-    dense = np.loadtxt(surveys / "dense.xyz")
-    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
-    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
     counts = {}
     for name in ("half", "dense"):
         assert not evaluate(
@@ -110,9 +103,6 @@ def test_baselines_cover_the_source_at_the_ratio_of_a_prediction_of_a_part(surve
 
 
 def test_errors_are_shown_where_both_surveys_are(surveys: Path) -> None:
-    dense = np.loadtxt(surveys / "dense.xyz")
-    middle = (dense[:, 0].min() + dense[:, 0].max()) / 2
-    np.savetxt(surveys / "half.xyz", dense[dense[:, 0] < middle])
     highs = {}
     for name in ("half", "dense"):
         assert not evaluate(
@@ -215,17 +205,6 @@ def test_a_thinned_survey_is_measured_against_its_other_points(
     assert figures(1)["rows"]["jitter"] != rows["jitter"]
 
 
-def write_las(path: Path, points: np.ndarray, classes: np.ndarray, epsg: int | None) -> None:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.scales, header.offsets = np.full(3, 0.001), np.floor(points.min(axis=0))
-    if epsg:
-        header.add_crs(pyproj.CRS.from_epsg(epsg))
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = points.T
-    las.classification = classes
-    las.write(path)
-
-
 def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     surveys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,8 +212,8 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     classes = np.where(points[:, 2] < 101, 2, 5)
     noisy = np.concatenate([points, [[points[0, 0], points[0, 1], 900.0]]])
     # NAD83 / Oregon GIC Lambert, in feet.
-    write_las(surveys / "dense.las", noisy, np.append(classes, 18), 2994)
-    write_las(surveys / "sparse.las", points[::4], classes[::4], 2994)
+    write_las(surveys / "dense.las", noisy, classification=np.append(classes, 18), system=2994)
+    write_las(surveys / "sparse.las", points[::4], classification=classes[::4], system=2994)
     given = ["--reference", surveys / "dense.las", "--source", surveys / "sparse.las"]
     assert not evaluate("lidar", *given, "--json", surveys / "out.json")
     content, text = figures_of(surveys / "out.json"), capsys.readouterr().out
@@ -242,13 +221,13 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
     assert "1 points left out: noise" in text
     assert content["ground"] == "the reference's points of classes 2 and 9, triangulated"
     assert content["rows"]["source"]["hausdorff"] < 10
-    write_las(surveys / "sparse.las", points[::4], classes[::4], 32618)
+    write_las(surveys / "sparse.las", points[::4], classification=classes[::4], system=32618)
     assert evaluate("lidar", *given) == 1
     assert "sparse.las: is in m, " in capsys.readouterr().err
     metres = [*given[:2], "--second", surveys / "sparse.las", "--prediction", surveys / "dense.las"]
     assert evaluate("lidar", *metres) == 1
     assert "sparse.las: is in m, " in capsys.readouterr().err
-    write_las(surveys / "sparse.las", points[::4], classes[::4], 4326)
+    write_las(surveys / "sparse.las", points[::4], classification=classes[::4], system=4326)
     assert evaluate("lidar", *given) == 1
     assert "its coordinates are in degrees" in capsys.readouterr().err
 
@@ -256,8 +235,8 @@ def test_units_and_classes_come_from_las_files_and_noise_is_left_out(
 def test_a_survey_is_measured_as_pointup_upsample_writes_it(surveys: Path, model: Path) -> None:
     points = np.loadtxt(surveys / "dense.xyz")
     classes = np.where(points[:, 2] < 101, 2, 5)
-    write_las(surveys / "dense.las", points, classes, None)
-    write_las(surveys / "sparse.las", points[::4], classes[::4], None)
+    write_las(surveys / "dense.las", points, classification=classes)
+    write_las(surveys / "sparse.las", points[::4], classification=classes[::4])
     assert not evaluate(
         "lidar", "--reference", surveys / "dense.las", "--source", surveys / "sparse.las",
         "--ratio", "3", "--model", model, "--json", surveys / "out.json",
@@ -276,12 +255,8 @@ def test_a_given_unit_replaces_that_of_the_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed, name in enumerate(("a.las", "b.las")):
-        header = laspy.LasHeader(version="1.4", point_format=6)
-        header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4.1e6, 0.0])
-        header.add_crs(pyproj.CRS("EPSG:26915+6360"))
-        las = laspy.LasData(header)
-        las.xyz = positions(2000, seed)
-        las.write(tmp_path / name)
+        points = positions(2000, seed)
+        write_las(tmp_path / name, points, scale=0.01, system="EPSG:26915+6360")
     files = "--reference", tmp_path / "a.las", "--prediction", tmp_path / "b.las"
     words = ["evaluate", "lidar", *map(str, files)]
     assert main(words) == 1

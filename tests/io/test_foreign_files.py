@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-import laspy
+import las_files
 import numpy as np
 import pytest
 from plyfile import PlyData, PlyElement
@@ -140,12 +140,7 @@ def test_lists_of_ply_vertices_are_left_out_by_name(
 
 
 def write_las(path: Path, xyz: np.ndarray = POINTS, scale: float = 0.001) -> Path:
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    header.scales, header.offsets = np.full(3, scale), np.zeros(3)
-    las = laspy.LasData(header)
-    las.xyz = xyz
-    las.write(path)
-    return path
+    return las_files.write_las(path, xyz, point_format=3, scale=scale, offset=np.zeros(3))
 
 
 def patched(path: Path, offset: int, format: str, *values: float) -> Path:

@@ -6,8 +6,9 @@ import re
 import struct
 from pathlib import Path
 
+import las_files
 import laspy
-import pyproj
+import numpy as np
 import pytest
 from laspy.vlrs.known import WktCoordinateSystemVlr
 from pyproj import CRS
@@ -29,11 +30,7 @@ from pointup.io.length_unit import (
 
 
 def las(path: Path, system: str | int | None) -> Path:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    if system is not None:
-        header.add_crs(pyproj.CRS.from_user_input(system))
-    laspy.LasData(header).write(path)
-    return path
+    return las_files.write_las(path, np.empty((0, 3)), system=system)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +66,7 @@ def test_the_unit_is_that_of_the_coordinate_system(
 def test_a_projection_without_a_code_is_not_taken_for_its_geographic_base(
     units: dict[int, int], unit: LengthUnit, tmp_path: Path
 ) -> None:
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    keys = {1024: 1, 2048: 4269, 3072: 32767, **units}
-    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
-    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
-    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
-    laspy.LasData(header).write(tmp_path / "a.las")
+    write_with_keys(tmp_path / "a.las", {1024: 1, 2048: 4269, 3072: 32767, **units})
     assert length_unit(tmp_path / "a.las") == unit
 
 
@@ -114,11 +106,7 @@ US_FOOT = unit_of(1200 / 3937)
 
 def write_with_keys(path: Path, keys: dict[int, int]) -> None:
     """Write a survey whose coordinate system is described by GeoTIFF keys."""
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in keys.items())
-    content = struct.pack("<4H", 1, 1, 0, len(keys)) + entries
-    header.vlrs.append(laspy.VLR("LASF_Projection", 34735, "", content))
-    laspy.LasData(header).write(path)
+    write_las(path, geo_keys(keys), point_format=3)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +150,10 @@ def test_keys_say_that_coordinates_are_geographic_or_geocentric_also_without_a_c
     assert names_geocentric(tmp_path / "a.las") == is_geocentric
 
 
-def write_las(path: Path, *records: laspy.VLR) -> Path:
-    header = laspy.LasHeader(point_format=6, version="1.4")
-    header.vlrs.extend(records)
-    laspy.LasData(header).write(path)
+def write_las(path: Path, *records: laspy.VLR, point_format: int = 6) -> Path:
+    las = las_files.las_data(np.empty((0, 3)), point_format)
+    las.header.vlrs.extend(records)
+    las.write(path)
     return path
 
 
@@ -173,8 +161,8 @@ def wkt(text: str) -> laspy.VLR:
     return WktCoordinateSystemVlr(text)
 
 
-def geo_keys(**values: int) -> laspy.VLR:
-    entries = b"".join(struct.pack("<4H", int(key[1:]), 0, 1, v) for key, v in values.items())
+def geo_keys(values: dict[int, int]) -> laspy.VLR:
+    entries = b"".join(struct.pack("<4H", key, 0, 1, value) for key, value in values.items())
     content = struct.pack("<4H", 1, 1, 0, len(values)) + entries
     return laspy.VLR("LASF_Projection", 34735, "", content)
 
@@ -194,10 +182,10 @@ def test_a_system_is_the_same_however_a_header_writes_it(code: int, tmp_path: Pa
         "on_ellipsoid": system.to_3d().to_wkt("WKT2_2019"),
     }
     files = [write_las(tmp_path / f"{name}.las", wkt(text)) for name, text in texts.items()]
-    files.append(write_las(tmp_path / "keys.las", geo_keys(k1024=1, k3072=code)))
+    files.append(write_las(tmp_path / "keys.las", geo_keys({1024: 1, 3072: code})))
     assert different_systems(files) == {files[0]: system.name}
     # Each way of writing is understood: it differs from another system.
-    other = write_las(tmp_path / "other.las", geo_keys(k3072=25833))
+    other = write_las(tmp_path / "other.las", geo_keys({3072: 25833}))
     assert all(len(different_systems([file, other])) == 2 for file in files)
 
 
@@ -220,7 +208,7 @@ def test_files_without_a_known_system_are_left_out(tmp_path: Path) -> None:
         write_las(tmp_path / "broken.las", wkt('PROJCS["foo",')),
         write_las(tmp_path / "local.las", wkt('LOCAL_CS["site",UNIT["metre",1]]')),
         # laspy takes the geographic base for the system.
-        write_las(tmp_path / "own.las", geo_keys(k1024=1, k2048=4269, k3072=32767)),
+        write_las(tmp_path / "own.las", geo_keys({1024: 1, 2048: 4269, 3072: 32767})),
     ]
     assert different_systems(files) == {}
 
@@ -229,6 +217,6 @@ def test_an_unknown_datum_is_any_on_its_ellipsoid(tmp_path: Path) -> None:
     unknown = CRS("+proj=utm +zone=32 +ellps=GRS80 +type=crs").to_wkt()
     files = [
         write_las(tmp_path / "a.las", wkt(unknown)),
-        write_las(tmp_path / "b.las", geo_keys(k3072=25832)),
+        write_las(tmp_path / "b.las", geo_keys({3072: 25832})),
     ]
     assert list(different_systems(files)) == files[:1]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
 
+import las_files
 import laspy
 import numpy as np
-import pyproj
 import pytest
 from scipy.spatial import cKDTree
 from sheets import small_model
@@ -152,12 +152,9 @@ def test_the_command_and_python_make_the_same_points(
 def test_the_largest_distance_holds_after_rounding_to_the_scale_of_the_file(
     tmp_path: Path, command: Callable[..., Result]
 ) -> None:
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
-    las = laspy.LasData(header)
     # Points 5 cm apart, so that there is room for new ones.
-    las.xyz = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
-    las.write(tmp_path / "in.las")
+    points = positions(600) * (0.1, 0.1, 0.02) + (4.5e5, 3.59e6, 0)
+    las_files.write_las(tmp_path / "in.las", points, scale=0.01)
     words = tmp_path / "in.las", "-o", tmp_path / "out.las", "--ratio", "3", "--max-distance"
     assert command(*words, "0.02").status == 0
     made = laspy.read(tmp_path / "out.las")
@@ -328,14 +325,8 @@ def test_points_that_want_other_options_are_noted_before_the_work(
 
 def in_system(path: Path, system: str, shift: float = 0.0) -> Path:
     """Write a survey, moved by `shift` along x, in a coordinate system."""
-    header = laspy.LasHeader(version="1.4", point_format=6)
-    header.scales, header.offsets = np.full(3, 0.01), np.array([5e5, 4e6, 0.0])
-    header.add_crs(pyproj.CRS.from_user_input(system))
-    las = laspy.LasData(header)
-    las.xyz = positions(100) + np.array([shift, 0, 0])
-    path.parent.mkdir(exist_ok=True)
-    las.write(path)
-    return path
+    points = positions(100) + np.array([shift, 0, 0])
+    return las_files.write_las(path, points, scale=0.01, system=system)
 
 
 def test_coordinates_that_are_no_lengths_are_refused_before_any_file_is_written(

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
+from las_files import write_las
 from sheets import sheet
-from tile_row import WIDTH, surface, upsample, write_las, write_model, write_tiles
+from tile_row import WIDTH, surface, upsample, write_model, write_tiles
 
 from pointup.cli.upsample.plan import Job
 from pointup.cli.upsample.survey_store import work_directory

@@ -10,8 +10,9 @@ import laspy
 import numpy as np
 import pytest
 from copc_files import write_copc
+from las_files import write_las
 from scipy.spatial import cKDTree
-from tile_row import CORNER, WIDTH, rows, surface, upsample, write_las, write_model, write_tiles
+from tile_row import CORNER, WIDTH, rows, surface, upsample, write_model, write_tiles
 
 from pointup.cli.upsample import plan
 from pointup.cli.upsample.files import NOT_WRITTEN
