@@ -24,7 +24,7 @@ TETRAHEDRON = "OFF\n4 4 0\n0 0 0\n1 0 0\n0 1 0\n0 0 1\n3 0 2 1\n3 0 1 3\n3 0 3 2
 
 @pytest.fixture
 def surveys(tmp_path: Path) -> Path:
-    """`dense.xyz`, and of its points `sparse.xyz` (every fourth), `half.xyz` (those in the west) and
+    """`dense.xyz`, and of its points `sparse.xyz` (every fourth), `half.xyz` (in the west) and
     `raised.xyz` (0.2 m higher)."""
     rng = np.random.default_rng(1)
     dense = rng.uniform(0, [12, 8, 3], (1600, 3)) + np.array([5e5, 4e6, 100])
