@@ -99,24 +99,14 @@ class Monitor:
         any process. `data_reading_seconds` and the like are the times of the stages of making the
         main process's batches, in its data workers if it has any.
         """
-        progress = self.progress
-        if progress.step % self.config.log_every == 0 or progress.evaluation_due:
-            if self.metrics is not None:
-                self._record(self.metrics, schedule, step.seconds, totals, learning_rate, grad_norm)
-            progress.unlogged_out_of_memory = 0
+        progress, sampler, seconds = self.progress, schedule.sampler, step.seconds
         if self.bar is not None:
             self.bar.move(schedule, progress, totals, learning_rate)
-
-    def _record(
-        self,
-        metrics: MetricsFile,
-        schedule: RunSchedule,
-        seconds: float,
-        totals: StepTotals,
-        learning_rate: float,
-        grad_norm: float,
-    ) -> None:
-        progress, sampler = self.progress, schedule.sampler
+        if progress.step % self.config.log_every and not progress.evaluation_due:
+            return
+        num_events, progress.unlogged_out_of_memory = progress.unlogged_out_of_memory, 0
+        if self.metrics is None:
+            return
         stages = {f"data_{stage}_seconds": time for stage, time in totals.data_seconds.items()}
         values: dict[str, float] = {
             "epoch": sampler.epoch,
@@ -131,20 +121,20 @@ class Monitor:
             **stages,
             "idle_fraction": totals.idle_fraction,
             "peak_memory_bytes": peak_memory_bytes(self.accelerator.device),
-            "out_of_memory": progress.unlogged_out_of_memory,
+            "out_of_memory": num_events,
             "unreadable_clouds": progress.unreadable,
         }
         record: dict[str, Any] = {"step": progress.step, **values, "limited_by": totals.limited_by}
         if self.data.labels:
-            numbers = zip(
-                totals.loss_by_dataset, totals.clouds_by_dataset, progress.seen, strict=True
-            )
             record["datasets"] = {
                 # NaN is the loss of a dataset without a cloud in the step.
                 label: {"loss": loss, "num_clouds": clouds, "seen_clouds": seen}
-                for label, (loss, clouds, seen) in zip(self.data.labels, numbers, strict=True)
-            }
-        metrics.write(record)
+                for label, loss, clouds, seen in zip(
+                    self.data.labels, totals.loss_by_dataset, totals.clouds_by_dataset,
+                    progress.seen, strict=True,
+                )
+            }  # fmt: skip
+        self.metrics.write(record)
         for label, figures in record.get("datasets", {}).items():
             curves = {training_tag(n): each for n, each in figures.items() if math.isfinite(each)}
             self.trackers.log_beside(progress.step, "datasets", label, curves)
@@ -162,17 +152,12 @@ class Monitor:
         """
         if self.metrics is None or self.bar is None:
             return
-        step = self.progress.step
-        if result.shares:
-            self._record_validation(self.metrics, step, result, is_kept)
-            self.bar.pause()
+        self.bar.pause()
+        step, rows, shares = self.progress.step, result.rows, result.shares
         for name, picture in result.pictures.items():
             self.trackers.log_picture(step, f"pictures/{literal(name)}", picture)
-
-    def _record_validation(
-        self, metrics: MetricsFile, step: int, result: EvaluationResult, is_kept: bool
-    ) -> None:
-        rows, shares = result.rows, result.shares
+        if not shares:
+            return
         share, lower = float(np.mean(shares)), float(np.mean(np.less(shares, 1.0)))
         by_dataset: dict[str, dict[str, Any]] = {
             label: {
@@ -186,20 +171,16 @@ class Monitor:
         record |= {"is_complete": result.is_complete, "is_kept": is_kept}
         if result.of_surveys:
             record["of_surveys"] = result.of_surveys
-        metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
-        for label, figures in by_dataset.items():
-            curves = curves_of(figures["validation"].get("model", {}))
-            if figures["share_of_midpoints"] is not None:
-                curves[TAGS["share_of_midpoints"]] = figures["share_of_midpoints"]
+        self.metrics.write(record | ({"datasets": by_dataset} if by_dataset else {}))
+        for label, there in by_dataset.items():
+            curves = curves_of(there["validation"].get("model", {}), there["share_of_midpoints"])
             self.trackers.log_beside(step, "datasets", label, curves)
         figures = rows.get("model", {}) | result.of_surveys.get("model", {})
-        self.trackers.log({TAGS["share_of_midpoints"]: share, **curves_of(figures)}, step)
+        self.trackers.log(curves_of(figures, share), step)
         for row, label in REFERENCES.items():
             if row in rows:
-                constants = {"share_of_midpoints": 1.0} if row == "midpoints" else {}
-                self.trackers.log_beside(
-                    step, "baselines", label, curves_of(rows[row]), **constants
-                )
+                curves = curves_of(rows[row], 1.0 if row == "midpoints" else None)
+                self.trackers.log_beside(step, "baselines", label, curves)
         is_first, title = self.num_evaluations == 0, f"step {step:,}"
         self.print(
             evaluation_table(rows, metrics_in(result.unit), title, conventions=is_first)
@@ -257,9 +238,10 @@ class Monitor:
         return "\n".join([plan_table(table), *left_out, *continued])
 
 
-def curves_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of an evaluation by the names of their curves."""
-    return {validation_tag(metric): value for metric, value in figures.items()}
+def curves_of(figures: Mapping[str, float], share: float | None) -> dict[str, float]:
+    """Metrics of an evaluation, and its share of the midpoint baseline, by names of curves."""
+    curves = {validation_tag(metric): value for metric, value in figures.items()}
+    return curves if share is None else {TAGS["share_of_midpoints"]: share, **curves}
 
 
 def describe_length(config: TrainConfig, schedule: RunSchedule) -> str:

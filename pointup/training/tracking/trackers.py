@@ -144,18 +144,12 @@ class Trackers:
         for tracker in self.accelerator.trackers:
             self._attempt(tracker.name, tracker.log, values, step=step)
 
-    def log_beside(
-        self, step: int, folder: str, label: str, values: Mapping[str, float], **constants: float
-    ) -> None:
-        """Points of the same curves of something beside the model: a reference, or one dataset.
-
-        TensorBoard has them as a run in `folder`, with the `constants`, lines across its charts;
-        the others as curves.
-        """
+    def log_beside(self, step: int, folder: str, label: str, values: Mapping[str, float]) -> None:
+        """Points of the same curves of something beside the model, a reference or one dataset: in
+        TensorBoard as a run in `folder`, in others as curves."""
         for tracker in self.accelerator.trackers:
             if tracker.name == "tensorboard":
-                lines = {**values, **{TAGS[name]: value for name, value in constants.items()}}
-                self._attempt(tracker.name, self._write, step, f"{folder}/{label}", lines)
+                self._attempt(tracker.name, self._write, step, f"{folder}/{label}", values)
             else:
                 own = {beside(tag, label): value for tag, value in values.items()}
                 self._attempt(tracker.name, tracker.log, own, step=step)
