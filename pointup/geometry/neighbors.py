@@ -30,30 +30,17 @@ _MAX_COPIES = 64
 
 
 @torch.no_grad()
-def knn(
-    pos: Tensor,
-    ptr: Tensor,
-    k: int,
-    query: Tensor | None = None,
-    query_ptr: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The k nearest points of the same cloud, for each query point.
+def knn(pos: Tensor, ptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k nearest points of the same cloud, for each point, which is its own first neighbour,
+    even among duplicates. Neighbours at equal distance are in no particular order.
 
-    Without `query` the points themselves are the queries, and each point is its own first
-    neighbour, even among duplicates. Neighbours at equal distance are in no particular order.
-
-    Shapes: pos (N, 3), query (Q, 3) -> squared_distance (Q, k), index (Q, k) int64 into `pos`,
-    nearest first. Where a cloud has fewer than k points, rows are padded with inf and -1.
-    Distances are float32 (float64 for float64 points), outside autograd and autocast.
-    Raises ValueError for k below 1, for coordinates that are not finite (naming the cloud) and
-    for a ptr that does not fit the points.
+    Shapes: pos (N, 3) -> squared_distance (N, k), index (N, k) int64, nearest first. Where a cloud
+    has fewer than k points, rows are padded with inf and -1. Distances are float32 (float64 for
+    float64 points), outside autograd. Raises ValueError for k below 1, for coordinates that are not
+    finite (naming the cloud) and for a ptr that does not fit the points.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    if query is not None and query_ptr is not None:
-        return _search(query, query_ptr, pos, ptr, k)
-    if query is not None or query_ptr is not None:
-        raise ValueError("give both query and query_ptr, or neither")
     squared_distance, index = _search(pos, ptr, pos, ptr, k)
     if not kernels.take(pos, k):
         put_own_first(index)

@@ -157,7 +157,7 @@ def expect_knn(sets: Sets, k: int, squared: Tensor, index: Tensor, rtol: float =
 @given(sets=two_packed_sets(), k=st.sampled_from([1, 2, 5, 16]))
 def test_knn_finds_what_brute_force_finds(sets: Sets, k: int) -> None:
     sets = tuple(tensor.to(DEVICE) for tensor in sets)
-    expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+    expect_knn(sets, k, *neighbors._search(*sets, k))
 
 
 @needs_device
@@ -168,7 +168,7 @@ def test_knn_of_ragged_clouds_of_several_blocks_and_tiles(k: int) -> None:
     sets = ragged(SIZES, offset=100.0)
     # Two tiles per chunk: several chunks, beginning with any.
     with mock.patch.object(module, "CHUNK", 2):
-        expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+        expect_knn(sets, k, *neighbors._search(*sets, k))
 
 
 @needs_device
@@ -202,7 +202,7 @@ def test_float64_neighbours_at_map_coordinates_keep_their_precision(k: int) -> N
 def test_distant_queries_find_the_nearest_points() -> None:
     pos, ptr, target, target_ptr = ragged([(40, 130), (10, 40)])
     sets = (pos + 1000.0, ptr, target, target_ptr)
-    expect_knn(sets, 4, *knn(target, target_ptr, 4, *sets[:2]))
+    expect_knn(sets, 4, *neighbors._search(*sets, 4))
 
 
 @needs_device
@@ -238,7 +238,7 @@ def test_the_points_of_very_many_clouds_stay_with_their_cloud() -> None:
 @pytest.mark.parametrize("k", [33, pytest.param(70, marks=long)])
 def test_more_than_32_neighbours_are_those_of_brute_force(k: int) -> None:
     sets = ragged([(4, 90), (1, 3), (2, 40)])
-    expect_knn(sets, k, *knn(*sets[2:], k, *sets[:2]))
+    expect_knn(sets, k, *neighbors._search(*sets, k))
 
 
 @pytest.mark.skipif(IS_INTERPRETED, reason="nothing is compiled there")
@@ -269,8 +269,8 @@ def test_clouds_of_any_extent_have_the_neighbours_of_brute_force(extent: float) 
     pos, other = pos * extent, other * extent
     curve = along_curve(pos.T.contiguous(), ptr, cloud_boxes(pos.T.contiguous(), ptr))
     # The code of a point contains the number of its cloud.
-    assert torch.equal(curve.code >> 48, batch_from_ptr(ptr))
-    squared, index = knn(pos, ptr, 4, other, other_ptr)
+    assert torch.equal(curve.code >> 42, batch_from_ptr(ptr))
+    squared, index = neighbors._search(other, other_ptr, pos, ptr, 4)
     expected, _ = neighbors._search_chunks(other, other_ptr, pos, ptr, 4)
     # Squares in float32 underflow below 1e-38 and overflow above 1e38.
     torch.testing.assert_close(squared, expected, rtol=1e-5, atol=1e-38)
@@ -311,7 +311,7 @@ def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
     def search() -> None:
         nearest(*sets)
         knn(*sets[:2], 8)
-        knn(*sets[2:], 8, *sets[:2])
+        neighbors._search(*sets, 8)
 
     search()
     torch.cuda.set_sync_debug_mode("error")
@@ -326,7 +326,7 @@ def test_searches_assumed_valid_never_wait_for_the_gpu() -> None:
 @pytest.mark.parametrize("k", [1, 16])
 def test_neighbours_in_large_clouds_are_those_of_trees(k: int) -> None:
     sets = ragged([(20_000, 100_000), (0, 10), (50_000, 30_000)], offset=100.0)
-    squared, _ = knn(*sets[2:], k, *sets[:2])
+    squared, _ = neighbors._search(*sets, k)
     query, query_ptr, pos, ptr = (tensor.cpu().numpy() for tensor in sets)
     for i in (0, 2):
         tree = cKDTree(pos[ptr[i] : ptr[i + 1]])

@@ -69,11 +69,8 @@ TILES = {"TILE": 32, "TILES_PER_PROGRAM": 16}
 def test_the_order_along_the_curve_compiles(floats: str) -> None:
     counts = {"num_points": "i32"}
     compile_kernel("knn.cloud_boxes_kernel", floats, {"ptr": "*i64"} | counts, CURVE)
-    from pointup.geometry.kernels.knn import FEWER_PLACE_BITS, PLACE_BITS
-
     arrays = {"cloud": "*i32", "code": "*i64"}
-    for bits in (PLACE_BITS, FEWER_PLACE_BITS):
-        compile_kernel("knn.curve_kernel", floats, arrays | counts, CURVE | {"BITS": bits})
+    compile_kernel("knn.curve_kernel", floats, arrays | counts, CURVE)
     compile_kernel("knn.tile_boxes_kernel", floats, {"num_tiles": "i32"} | counts, TILES)
 
 

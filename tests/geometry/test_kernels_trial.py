@@ -28,7 +28,7 @@ from test_kernels import (
 
 from pointup.errors import ConfigError, PointupError
 from pointup.geometry import kernels, neighbors
-from pointup.geometry.neighbors import knn, nearest
+from pointup.geometry.neighbors import nearest
 from pointup.geometry.thinning import insertion_radii
 
 CPU = torch.device("cpu")
@@ -74,7 +74,7 @@ def small_trial() -> Iterator[None]:
 def expect_right_answers(device: str = "cpu") -> None:
     sets = ragged([(20, 50), (0, 3), (3, 9)], device=device)
     expect_nearest(sets, *nearest(*sets))
-    expect_knn(sets, 4, *knn(*sets[2:], 4, *sets[:2]))
+    expect_knn(sets, 4, *neighbors._search(*sets, 4))
     counts = torch.tensor([7, 0, 3])
     radii = insertion_radii(*sets[:2], counts)
     with mock.patch.object(kernels, "take", return_value=False):

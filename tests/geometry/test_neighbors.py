@@ -60,7 +60,7 @@ def test_knn_finds_what_brute_force_finds(
 ) -> None:
     query, query_ptr, pos, ptr = sets
     with use(search):
-        squared, index = knn(pos, ptr, k, query, query_ptr)
+        squared, index = neighbors._search(query, query_ptr, pos, ptr, k)
     pairs = torch.nn.functional.pad(squared_distances(*sets), (0, k), value=torch.inf)
     torch.testing.assert_close(squared.double(), pairs.sort(1).values[:, :k], rtol=1e-5, atol=1e-6)
     assert squared.dtype == torch.float32 and index.dtype == torch.int64
@@ -81,7 +81,7 @@ def test_a_point_is_its_own_first_neighbour_even_among_duplicates(
     pos, ptr = torch.cat([sets[0], sets[0]]), torch.cat([sets[1], sets[1][1:] + sets[1][-1]])
     with use(search):
         squared, index = knn(pos, ptr, k)
-        expected, _ = knn(pos, ptr, k, pos, ptr)
+        expected, _ = neighbors._search(pos, ptr, pos, ptr, k)
     assert torch.equal(index[:, 0], torch.arange(len(pos)))
     assert torch.equal(squared, expected)
     for row in index:
@@ -227,8 +227,6 @@ def test_a_ptr_that_does_not_fit_the_points_is_refused() -> None:
         nearest(pos, torch.tensor([0, 3, 6]), pos, torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="k must be at least 1"):
         knn(pos, torch.tensor([0, 6]), 0)
-    with pytest.raises(ValueError, match="both"):
-        knn(pos, torch.tensor([0, 6]), 1, query=pos)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -228,10 +228,8 @@ def knn_search(
 TILE = 32
 """Consecutive points that share a box."""
 
-PLACE_BITS, MOST_CLOUDS = 48, 2**15
-"""Bits of a place on the curve, and the number of clouds that the other bits can count."""
-FEWER_PLACE_BITS = 32
-"""Bits of a place with more clouds than that: coarser, so that more points share a place."""
+AXIS_BITS = tl.constexpr(14)
+"""Bits of a place on the curve for each axis; the other 21 bits of a code count the clouds."""
 
 BLOCK = 1024
 TILES_PER_PROGRAM = 16
@@ -284,10 +282,10 @@ def spread(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def cell(offset: tl.tensor, side: tl.tensor) -> tl.tensor:
-    """Number of the cell, clamped to 0 ... 65535: more would overlap the number of the cloud."""
+    """Number of the cell, clamped: more bits would overlap the number of the cloud."""
     # Divided: the inverse of the side overflows for clouds smaller than 2e-34.
     share = offset / side
-    return tl.where(share >= 0, tl.minimum(share, 1.0) * 65535, 0.0).to(tl.int32)
+    return tl.where(share >= 0, tl.minimum(share, 1.0) * (2**AXIS_BITS - 1), 0.0).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["num_points"])
@@ -298,10 +296,8 @@ def curve_kernel(
     code: tl.tensor,
     num_points: tl.tensor,
     BLOCK: tl.constexpr,
-    BITS: tl.constexpr,
 ) -> None:
-    """Place on the curve, in cells of 1 / 65536 of the longest side of the cloud's box; the upper
-    `BITS` of its 48 bits are kept."""
+    """Place on the curve, in cells of 1 / 2**AXIS_BITS of the longest side of the cloud's box."""
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_point = point < num_points
     number = tl.load(cloud + point, mask=is_point, other=0)
@@ -319,8 +315,7 @@ def curve_kernel(
     place = spread(cell(tl.load(axes + point, mask=is_point, other=0.0) - low_x, side))
     place = place | (spread(cell(tl.load(y + point, mask=is_point, other=0.0) - low_y, side)) << 1)
     place = place | (spread(cell(tl.load(z + point, mask=is_point, other=0.0) - low_z, side)) << 2)
-    place = place >> (48 - BITS)
-    tl.store(code + point, (number.to(tl.int64) << BITS) | place, mask=is_point)
+    tl.store(code + point, (number.to(tl.int64) << (3 * AXIS_BITS)) | place, mask=is_point)
 
 
 @triton.jit(do_not_specialize=["num_points", "num_tiles"])
@@ -361,11 +356,10 @@ def along_curve(axes: Tensor, ptr: Tensor, boxes: Tensor) -> Curve:
     num_points = axes.shape[1]
     cloud = batch_from_ptr(ptr, num_points).int()
     code = torch.empty(num_points, dtype=torch.int64, device=axes.device)
-    bits = PLACE_BITS if len(boxes) <= MOST_CLOUDS else FEWER_PLACE_BITS
     if num_points:
         with torch.cuda.device_of(axes):
             curve_kernel[(triton.cdiv(num_points, BLOCK),)](
-                axes, cloud, boxes, code, num_points, BLOCK=BLOCK, BITS=bits, num_warps=4
+                axes, cloud, boxes, code, num_points, BLOCK=BLOCK, num_warps=4
             )
     code, order = code.sort(stable=True)
     return Curve(axes.index_select(1, order), order, cloud, code)
