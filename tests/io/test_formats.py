@@ -321,15 +321,19 @@ def test_pcd_of_another_program_is_read(tmp_path: Path, encoding: str) -> None:
     pypcd4 = pytest.importorskip("pypcd4", reason=READERS)
     rng = np.random.default_rng(1)
     count = 300
-    packed = pypcd4.PointCloud.encode_rgb(rng.integers(0, 256, (count, 3)).astype(np.uint8))
+    # Few different values: what gets no smaller is written uncompressed.
+    colours = rng.integers(0, 256, (8, 3)).astype(np.uint8)[rng.integers(0, 8, count)]
+    packed = pypcd4.PointCloud.encode_rgb(colours)
     if encoding == "ASCII":
         # pypcd4 writes 10 decimals, which lose small floats.
         packed = np.zeros(count, np.float32)
-    points = [*rng.random((3, count)).astype(np.float32), packed, np.arange(count)]
+    xyz = rng.integers(0, 40, (3, count)).astype(np.float32) / 8
+    points = [*xyz, packed, np.arange(count)]
     other = pypcd4.PointCloud.from_points(
         points, ("x", "y", "z", "rgb", "label"), (np.float32,) * 4 + (np.uint16,)
     )
     other.save(tmp_path / "a.pcd", getattr(pypcd4.Encoding, encoding))
+    assert f"DATA {encoding.lower()}\n".encode() in (tmp_path / "a.pcd").read_bytes()
     colours = pypcd4.PointCloud.decode_rgb(packed).T
     expected = dict(zip(("red", "green", "blue"), colours, strict=True)) | {
         "label": np.arange(count)
