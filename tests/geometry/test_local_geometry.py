@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pointup.geometry.local_geometry import (
+    BRIDGE,
+    GAP,
     NUM_FEATURES,
     QUANTILES,
     LocalGeometry,
@@ -19,6 +22,7 @@ from pointup.geometry.local_geometry import (
     local_geometry,
     nearest_in_plane,
     plane_normals,
+    without_bridges,
 )
 from pointup.geometry.neighbors import knn
 
@@ -136,3 +140,59 @@ def test_descriptions_do_not_change_with_origin_or_unit() -> None:
     assert one[0].shape == (300, 8, NUM_FEATURES) and one[1].shape == (300, len(QUANTILES))
     for before, after in zip(one, described(points * 4 + 16, spacing * 4), strict=True):
         torch.testing.assert_close(before, after, atol=2e-4, rtol=2e-4)
+
+
+def geometry_at(points: np.ndarray, k: int = 12) -> LocalGeometry:
+    return geometry_of(torch.from_numpy(points).float(), k)
+
+
+@pytest.mark.parametrize("gap", [8.0, 40.0, 4e5])
+def test_one_far_neighbour_does_not_move_the_spacing(gap: float) -> None:
+    rng = np.random.default_rng(0)
+    cluster = rng.random((12, 3))
+    alone = geometry_at(cluster, k=11)
+    both = geometry_at(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12)
+    assert torch.allclose(both.spacing[:12], alone.spacing)
+    assert both.missing[:12].sum(1).eq(1).all()
+
+
+@pytest.mark.parametrize("gap", [2.0, 3.0, 5.0])
+def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap: float) -> None:
+    rng = np.random.default_rng(0)
+    cluster = rng.random((12, 3))
+    alone = geometry_at(cluster, k=11).spacing
+    both = geometry_at(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12).spacing[:12]
+    assert (both / alone).max() < 1.15
+
+
+def test_neighbourhoods_without_a_gap_are_whole() -> None:
+    rng = np.random.default_rng(0)
+    plane = rng.random((3000, 3)) * [1, 1, 0]
+    line = np.linspace(0, 1, 500)[:, None] * [1, 2, 3]
+    grid = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3)
+    # Two returns of one pulse nearly coincide.
+    pairs = np.repeat(plane[:500], 2, axis=0) + 1e-4 * rng.random((1000, 3))
+    for points, most in ((plane, 3e-3), (line, 0.0), (grid, 0.0), (pairs, 0.02)):
+        assert geometry_at(points).missing.any(1).float().mean() <= most
+
+
+def test_a_bridge_is_long_against_the_spacing_on_both_sides() -> None:
+    rng = np.random.default_rng(0)
+    dense, sparse = rng.random((200, 3)) * [1, 1, 0], 10 * rng.random((200, 3)) * [1, 1, 0]
+    points = np.concatenate([dense, sparse + np.array([1.2, 0, 0])])
+    pos = torch.from_numpy(points).float()
+    geometry = geometry_at(points)
+    distance = np.linalg.norm(points[:, None] - points, axis=2)
+    index = torch.arange(400).expand(400, 400)
+    kept = without_bridges(index, slice(0, 400), pos, geometry.local_spacing) >= 0
+    spacing = geometry.local_spacing[:, 0].numpy()
+    expected = distance <= BRIDGE * np.maximum(spacing[:, None], spacing)
+    assert (kept.numpy() == expected).mean() > 0.9999
+    assert 0.01 < expected.mean() < 0.9
+
+
+def test_cutting_starts_at_the_first_gap() -> None:
+    points = np.array([[0, 0, 0], [1, 0, 0], [1.5, 0, 0], [2, 0, 0], [2 * GAP + 0.1, 0, 0.0]])
+    geometry = geometry_at(points, k=4)
+    assert geometry.missing.tolist()[0] == [False, False, False, False, True]
+    assert geometry.spacing[0] == pytest.approx(1.5)

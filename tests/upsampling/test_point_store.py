@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
-from sheets import UTM, StoreMaker, in_chunks, sheet, small_model
+from sheets import UTM, StoreMaker, grid, in_chunks, sheet, small_model
 
 from pointup import upsample
 from pointup.io.cloud import PointCloud
@@ -19,7 +20,13 @@ from pointup.model.config import ModelConfig
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.store import point_store
 from pointup.upsampling.store.bisection import BisectionOrder, split_boxes
-from pointup.upsampling.store.point_store import Frame, build_survey_store, own_frame
+from pointup.upsampling.store.point_store import (
+    Frame,
+    Store,
+    build_survey_store,
+    grid_resolution,
+    own_frame,
+)
 
 
 def test_boxes_are_the_largest_that_fit() -> None:
@@ -265,3 +272,117 @@ def test_heights_stay_vertical(tmp_path: Path) -> None:
             there = store.frame.to_file(rows["position"])
             assert np.allclose(there, points[rows["index"]], atol=1e-4)
             assert (there >= low[block] - 1e-9).all() and (there <= high[block] + 1e-9).all()
+
+
+def store_of(files: list[PointCloud], chunk_size: int = 100) -> Store:
+    with TemporaryDirectory() as folder:
+        chunks = [in_chunks(file, chunk_size) for file in files]
+        store = build_survey_store(chunks, Path(folder), block_size=50)
+        rows, repeated = store.read(0, len(store)), store._read_repeated
+        read = [repeated(block) for block in range(store.num_blocks)]
+        store.read = lambda start, stop: rows[start:stop]  # type: ignore[method-assign]
+        store._read_repeated = lambda block: read[block]  # type: ignore[method-assign]
+        return store
+
+
+def coarse_cloud(seed: int, num_points: int = 300) -> PointCloud:
+    """300 points in fewer places, some of them with equal attributes."""
+    rng = np.random.default_rng(seed)
+    points = np.floor(8 * rng.random((num_points, 3))) / (1, 1, 4) + UTM
+    return PointCloud(points, {"class": rng.integers(0, 3, num_points), "t": rng.random(300) > 0.5})
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.integers(1, 5))
+def test_splitting_into_files_and_shuffling_change_no_point_of_a_store(
+    seed: int, num_files: int
+) -> None:
+    cloud, rng = coarse_cloud(seed), np.random.default_rng(seed)
+    order = rng.permutation(300)
+    # Equal points stay in one file, so that none is stored as a repeated point.
+    place = np.unique(cloud.positions, axis=0, return_inverse=True)[1].ravel()
+    of_file = [order[place[order] % num_files == file] for file in range(num_files)]
+    whole, cut = store_of([cloud]), store_of([cloud.select(index) for index in of_file])
+    assert len(whole) == len(cut) == place.max() + 1
+    for name in ("position", "key", "attributes"):
+        assert np.array_equal(whole.read(0, 300)[name], cut.read(0, 300)[name])
+    assert np.array_equal(whole.block_ptr, cut.block_ptr)
+    rows = np.arange(len(cut))
+    for file, index in enumerate(of_file):
+        found = cut.places_in_file(rows, file)
+        assert set(place[index[found[found >= 0]]]) == set(place[index])
+        there = cloud.select(index[found[found >= 0]])
+        kept = cut.read(0, 300)[found >= 0]
+        assert np.array_equal(kept["position"] + cut.frame.origin, there.positions)
+        assert np.array_equal(kept["attributes"]["class"], there.attributes["class"])
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.integers(2, 4))
+def test_a_point_of_several_files_is_stored_once_and_found_in_each(
+    seed: int, num_files: int
+) -> None:
+    cloud, rng = coarse_cloud(seed), np.random.default_rng(seed)
+    of_file = [np.flatnonzero(rng.random(300) < 0.6) for _ in range(num_files)]
+    store = store_of([cloud.select(index) for index in of_file])
+    full = np.column_stack([cloud.positions, *cloud.attributes.values()])
+    content = np.unique(cloud.positions, axis=0, return_inverse=True)[1].ravel()
+    first_file = np.full(content.max() + 1, -1)
+    for number in np.unique(content):
+        has = [(content[index] == number).any() for index in of_file]
+        first_file[number] = has.index(True) if any(has) else -1
+    assert len(store) == np.count_nonzero(first_file >= 0)
+    rows = store.read(0, len(store))
+    for file, index in enumerate(of_file):
+        place = store.places_in_file(np.arange(len(store)), file)
+        inside = place[place >= 0]
+        assert len(np.unique(inside)) == len(inside)
+        there, kept = full[index[inside]], rows[place >= 0]
+        assert np.array_equal(kept["position"] + store.frame.origin, there[:, :3])
+        is_first = first_file[content[index[inside]]] == file
+        assert np.array_equal(kept["attributes"]["class"][is_first], there[is_first, 3])
+        assert np.array_equal(kept["attributes"]["t"][is_first], there[is_first, 4])
+        assert len(np.unique(content[index])) == len(np.unique(content[index[inside]]))
+    for block in range(store.num_blocks):
+        among = np.arange(store.block_ptr[block], store.block_ptr[block + 1])
+        has = [file for file in range(num_files) if (store.places_in_file(among, file) >= 0).any()]
+        assert store.files_of(block).tolist() == has
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 100), st.sampled_from([1e-3, 1.0, 1e5]))
+def test_the_grid_is_thousands_of_times_finer_than_the_point_spacing(
+    seed: int, scale: float
+) -> None:
+    points, rng = scale * sheet(3000, seed=seed), np.random.default_rng(seed)
+    points -= points.min(axis=0)
+    extent = points.max(axis=0)
+
+    def resolution(cloud: np.ndarray, size: int) -> float:
+        return grid_resolution(
+            lambda: (cloud[i : i + size] for i in range(0, len(cloud), size)), extent
+        )
+
+    whole = resolution(points, 3000)
+    assert np.log2(whole) == np.floor(np.log2(whole))
+    assert 2**13 < scale * 0.3 / whole < 2**15
+    twice = np.concatenate([points, points[:2000]])
+    assert resolution(rng.permutation(twice), 900) == whole
+
+
+def test_the_grid_does_not_depend_on_the_order_of_the_points() -> None:
+    cloud = np.concatenate([sheet(2000, side=1.0), 100 + sheet(2000, side=60.0)])
+    cloud -= cloud.min(axis=0)
+    found = {
+        grid_resolution(lambda points=points: iter(np.split(points, 4)), cloud.max(axis=0))
+        for points in (cloud, cloud[::-1], np.roll(cloud, 1000, axis=0))
+    }
+    assert len(found) == 1
+
+
+def test_the_resolution_of_a_regular_grid_does_not_depend_on_its_position() -> None:
+    points = grid(60)
+    for shift in (0.0, 1e5 / 3, 1e7 / 7):
+        there = points + shift
+        there -= there.min(axis=0)
+        assert grid_resolution(lambda there=there: iter([there]), there.max(axis=0)) == 2**-14

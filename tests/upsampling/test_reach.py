@@ -16,11 +16,8 @@ from sheets import CPU, UTM, StoreMaker, sheet, small_model, upsample_in_blocks
 
 from pointup import Upsampler, upsample
 from pointup.geometry.local_geometry import (
-    BRIDGE,
-    GAP,
     LocalGeometry,
     local_geometry,
-    without_bridges,
 )
 from pointup.geometry.neighbors import knn
 from pointup.io.cloud import PointCloud
@@ -109,58 +106,6 @@ def test_a_cluster_far_off_is_upsampled_by_itself(model: str, size: int) -> None
     assert np.abs(near - 500.5).max(initial=0.0) < 1.5
     if size >= 5:
         assert len(near) >= size
-
-
-@pytest.mark.parametrize("gap", [8.0, 40.0, 4e5])
-def test_one_far_neighbour_does_not_move_the_spacing(gap: float) -> None:
-    rng = np.random.default_rng(0)
-    cluster = rng.random((12, 3))
-    alone = geometry_of(np.concatenate([cluster]), k=11)
-    both = geometry_of(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12)
-    assert torch.allclose(both.spacing[:12], alone.spacing)
-    assert both.missing[:12].sum(1).eq(1).all()
-
-
-@pytest.mark.parametrize("gap", [2.0, 3.0, 5.0])
-def test_a_neighbour_that_is_a_little_far_hardly_moves_it(gap: float) -> None:
-    rng = np.random.default_rng(0)
-    cluster = rng.random((12, 3))
-    alone = geometry_of(cluster, k=11).spacing
-    both = geometry_of(np.concatenate([cluster, [[gap, 0.5, 0.5]]]), k=12).spacing[:12]
-    assert (both / alone).max() < 1.15
-
-
-def test_neighbourhoods_without_a_gap_are_whole() -> None:
-    rng = np.random.default_rng(0)
-    plane = rng.random((3000, 3)) * [1, 1, 0]
-    line = np.linspace(0, 1, 500)[:, None] * [1, 2, 3]
-    grid = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3)
-    # Two returns of one pulse nearly coincide.
-    pairs = np.repeat(plane[:500], 2, axis=0) + 1e-4 * rng.random((1000, 3))
-    for points, most in ((plane, 3e-3), (line, 0.0), (grid, 0.0), (pairs, 0.02)):
-        assert geometry_of(points).missing.any(1).float().mean() <= most
-
-
-def test_a_bridge_is_long_against_the_spacing_on_both_sides() -> None:
-    rng = np.random.default_rng(0)
-    dense, sparse = rng.random((200, 3)) * [1, 1, 0], 10 * rng.random((200, 3)) * [1, 1, 0]
-    points = np.concatenate([dense, sparse + np.array([1.2, 0, 0])])
-    pos = torch.from_numpy(points).float()
-    geometry = geometry_of(points)
-    distance = np.linalg.norm(points[:, None] - points, axis=2)
-    index = torch.arange(400).expand(400, 400)
-    kept = without_bridges(index, slice(0, 400), pos, geometry.local_spacing) >= 0
-    spacing = geometry.local_spacing[:, 0].numpy()
-    expected = distance <= BRIDGE * np.maximum(spacing[:, None], spacing)
-    assert (kept.numpy() == expected).mean() > 0.9999
-    assert 0.01 < expected.mean() < 0.9
-
-
-def test_cutting_starts_at_the_first_gap() -> None:
-    points = np.array([[0, 0, 0], [1, 0, 0], [1.5, 0, 0], [2, 0, 0], [2 * GAP + 0.1, 0, 0.0]])
-    geometry = geometry_of(points, k=4)
-    assert geometry.missing.tolist()[0] == [False, False, False, False, True]
-    assert geometry.spacing[0] == pytest.approx(1.5)
 
 
 def test_slack_is_what_is_left_of_the_reach_of_the_nearest_point(make_store: StoreMaker) -> None:
