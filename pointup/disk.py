@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from pointup.errors import FileError
@@ -136,6 +137,27 @@ def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, as UTF-8. Raises FileError if it can't be written."""
     with os_errors(path, "written"), written_whole(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def file_state(path: Path) -> tuple[int, int, int]:
+    """Inode, size and time of the last change, which differ once a file is replaced or changed."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no file. FileError for anything else in it."""
+    if not path.is_file():
+        return {}
+    with os_errors(path, "read"):
+        content = path.read_bytes()
+    try:
+        stored = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: is no valid JSON ({error}); copy it again") from None
+    if not isinstance(stored, dict):
+        raise FileError(f"{path}: holds no entries by name; copy it again")
+    return stored
 
 
 def acquire_lock(path: Path, refusal: str = "") -> AbstractContextManager[object]:

@@ -12,6 +12,7 @@ from pointup.disk import (
     UNFINISHED,
     acquire_lock,
     checksum,
+    read_json,
     replace_directory,
     write_text,
     written_whole,
@@ -118,3 +119,13 @@ def test_a_file_that_expands_too_far_is_refused(
     for read, name in ((read_points, "a.npz"), (Surface.load, "b.npz")):
         with pytest.raises(FileError, match=rf"{name}: its .* bytes would expand to 24,000,"):
             read(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [b'{"a": ', b"[1]", b"\xff\xfe{", b"[" * 100_000])
+def test_a_file_without_valid_entries_is_an_error_that_names_it(
+    content: bytes, tmp_path: Path
+) -> None:
+    assert read_json(tmp_path / "a.json") == {}
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(FileError, match=r"a\.json: .*copy it again"):
+        read_json(tmp_path / "a.json")

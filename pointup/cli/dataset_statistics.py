@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from pointup.datasets.samples import (
     UnreadableSample,
     damaged_samples,
 )
+from pointup.disk import read_json
 from pointup.errors import DataError
 from pointup.evaluation.pairs import ShownPair
 from pointup.progress import tracked
@@ -84,8 +84,7 @@ def held_out_of(path_or_hub_id: str) -> HeldOut:
 
 def read_info(label: str) -> dict[str, Any]:
     """The description of a dataset directory, pointup.json; {} without one."""
-    path = Path(label) / "pointup.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    return read_json(Path(label) / "pointup.json")
 
 
 def _inspect_split(name: str, samples: Samples, min_points: int, deep: bool) -> Split:

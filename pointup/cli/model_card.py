@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 import pointup
 from pointup.cli.report.runs import RunRecord, differing_options
+from pointup.disk import read_json
 from pointup.errors import PointupError
 from pointup.evaluation.cloud_metrics import metrics_in
 from pointup.evaluation.report import pipe_table
@@ -158,9 +158,9 @@ def _data(run: RunRecord) -> str:
 
 def _dataset(source: DataSource) -> str:
     text, path = f"Pairs of `{_name(source.name)}{_weight(source)}`.", Path(source.name)
-    if not (path / "pointup.json").is_file():
+    info = read_json(path / "pointup.json")
+    if not info:
         return text
-    info = json.loads((path / "pointup.json").read_text(encoding="utf-8"))
     files = [file for side in ("inputs", "source", "target") for file in info.get(side, ())]
     info["files"] = list(dict.fromkeys(Path(file).name for file in files))
     cells = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pointup.errors import DataError
+from pointup.disk import read_json
+from pointup.errors import DataError, PointupError
 from pointup.io.length_unit import (
     METRE,
     MIXED,
@@ -27,7 +27,7 @@ def readable_unit(directory: str | Path) -> LengthUnit:
     """`dataset_unit`; `UNKNOWN` if the description of the dataset can't be read."""
     try:
         return dataset_unit(directory)
-    except (DataError, OSError, ValueError):
+    except (PointupError, OSError, ValueError):
         return UNKNOWN
 
 
@@ -56,10 +56,7 @@ def dataset_units(directory: str | Path) -> dict[Path, LengthUnit]:
     It is that of the input files, if these still exist and can be read. Procedural pairs are in
     metres. All other datasets are `UNKNOWN`.
     """
-    path = Path(directory, "pointup.json")
-    if not path.is_file():
-        return {Path(directory): UNKNOWN}
-    info = json.loads(path.read_text(encoding="utf-8"))
+    info = read_json(Path(directory, "pointup.json"))
     if "recipe" in info:
         return {Path(directory): METRE}
     named = [Path(name) for side in ("inputs", "source", "target") for name in info.get(side, ())]

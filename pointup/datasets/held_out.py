@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pointup.datasets.samples import Samples
+from pointup.disk import read_json
 
 ROUNDING = 1e-4
 """Relative tolerance of a gap that should equal the strip, because points are stored as float32."""
@@ -229,8 +230,7 @@ def surveys_of(folder: Path) -> dict[str, SurveyFiles]:
     The name is "" for a survey that all pairs are of. Other datasets than those of surveys have
     none.
     """
-    path = folder / "pointup.json"
-    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    info = read_json(folder / "pointup.json")
     return {
         name: SurveyFiles(float(stored["strip"]), frozenset(stored["files"]))
         for name, stored in info.get(SURVEYS, {}).items()
@@ -254,9 +254,7 @@ def shapes_of(folder: Path) -> dict[str, str]:
     of a mesh without its extension, the name of a shape in HDF5 files, or else the path of such a
     file and the number of the shape in it.
     """
-    path = folder / SHAPES
-    shapes: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return shapes
+    return read_json(folder / SHAPES)
 
 
 def write_shapes(folder: Path, shapes: Mapping[str, str]) -> None:

@@ -173,7 +173,9 @@ def principal_axes(around: np.ndarray, distance: np.ndarray) -> tuple[np.ndarray
 
     And the variances (Q, 3) along them, up to a common factor.
     """
-    weight = np.exp(-_PLANE_FALL * np.square(distance / distance[:, -1:]))
+    # Points may be closer than the smallest number.
+    farthest = np.maximum(distance[:, -1:], np.finfo(np.float64).tiny)
+    weight = np.exp(-_PLANE_FALL * np.square(distance / farthest))
     mean = np.einsum("qk,qki->qi", weight, around) / weight.sum(axis=1, keepdims=True)
     away = around - mean[:, None]
     covariance = (away * weight[..., None]).transpose(0, 2, 1) @ away

@@ -195,10 +195,14 @@ def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
         return np.column_stack([column.astype(np.float64) for column in columns])
 
 
-def check_positions(positions: np.ndarray, what: str) -> None:
-    """Raise FileError unless `positions` are finite (N, 3) with N > 0.
+LARGEST_COORDINATE = 1e12
 
-    The message begins with `what`.
+
+def check_positions(positions: np.ndarray, what: str) -> None:
+    """Raise FileError unless `positions` are finite (N, 3) with N > 0, and below 1e12.
+
+    Larger coordinates are those of missing points, such as -3.4e38 in rasters of GDAL. One of them
+    makes all grids coarser than the spacing of the points. The message begins with `what`.
     """
     if positions.ndim != 2 or positions.shape[1] != 3:
         raise FileError(f"{what}: expected (N, 3) coordinates, not {positions.shape}")
@@ -209,6 +213,13 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         bad = int(np.count_nonzero(~np.isfinite(positions).all(axis=1)))
         raise FileError(
             f"{what}: {bad} of {len(positions)} have NaN or infinite coordinates; remove them"
+        )
+    largest = float(max(positions.min(), positions.max(), key=abs))
+    if abs(largest) >= LARGEST_COORDINATE:
+        bad = int(np.count_nonzero((np.abs(positions) >= LARGEST_COORDINATE).any(axis=1)))
+        raise FileError(
+            f"{what}: {bad} of {len(positions)} have coordinates of 1e12 or more, such as "
+            f"{largest:g}; remove them if that stands for no data, else use a larger unit"
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pointup.disk import os_errors, resolve_symlink, written_whole
+from pointup.disk import file_state, os_errors, resolve_symlink, written_whole
 from pointup.errors import FileError
 from pointup.geometry.surfaces import Surface
 from pointup.io.bounds import Bounds
@@ -204,13 +204,13 @@ def copy_file(path: Path, target: Path) -> None:
     Raises FileError when the file can't be read or the target can't be written.
     """
     with os_errors(path, "read"):
-        size = path.stat().st_size
+        state = file_state(path)
     with os_errors(target, "written"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(target) as part:
             # By the system: a survey may be larger than memory.
             shutil.copyfile(path, part)
-            if part.stat().st_size != size:
+            if (file_state(path), part.stat().st_size) != (state, state[1]):
                 raise FileError(f"{path}: changed while it was copied; repeat it")
 
 

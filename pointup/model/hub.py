@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import redirect_stdout
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from hashlib import sha256
-from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from huggingface_hub import PyTorchModelHubMixin, constants, hf_hub_download
 from huggingface_hub.constants import SAFETENSORS_SINGLE_FILE
 from huggingface_hub.errors import (
@@ -23,8 +23,8 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from safetensors import SafetensorError
-from safetensors.torch import save, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save, save_file
 from torch import Tensor, nn
 
 from pointup.errors import ModelError
@@ -41,7 +41,6 @@ FORMAT = 4
 """Version of the layout of weights and options; models of other versions are refused."""
 
 OPTIONS = frozenset(option.name for option in fields(ModelConfig))
-# Arguments that the Hub's loader passes on besides the content of config.json.
 DOWNLOAD_ARGUMENTS = ("revision", "cache_dir", "force_download", "local_files_only", "token")
 LOADER_ARGUMENTS = frozenset({*DOWNLOAD_ARGUMENTS, "model_id", "map_location", "strict"})
 
@@ -144,23 +143,51 @@ class StoredModel(PyTorchModelHubMixin):
                 f"{name}: format {stored.get('format')} of the model is not {FORMAT}, which this "
                 "version of pointup reads; train it again, or install the version that wrote it"
             )
-        check_options(name, stored, {k: v for k, v in kwargs.items() if k in OPTIONS})
+        given = {k: v for k, v in kwargs.items() if k in OPTIONS}
+        check_options(name, stored, given)
+        options = {k: v for k, v in {**stored, **given}.items() if k in OPTIONS}
         try:
-            # The Hub's loader prints the source of the weights.
-            with redirect_stdout(StringIO()):
-                model = super().from_pretrained(name, strict=True, **kwargs)
-        except (RuntimeError, SafetensorError, ValueError, OSError) as error:
+            weights = _weights_file(name, **download)
+            # Without memory: that of a damaged config.json may be larger than the machine's.
+            with torch.device("meta"):
+                model = cls(**options)
+            check_shapes(name, weights, model.state_dict())
+            model.to_empty(device=kwargs.get("map_location", "cpu"))
+            load_model(model, weights)
+        except (RuntimeError, SafetensorError, ValueError, OSError, HfHubHTTPError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ModelError(f"{name}: the weights can't be loaded ({reason})") from error
+        model.eval()
         card = read_card(name, **download)
         if card and model.config == ModelConfig(**{k: stored[k] for k in OPTIONS & stored.keys()}):
             model.source_card = SourceCard(card, model.fingerprint())
         return model
 
-    @classmethod
-    def _from_pretrained(cls, **kwargs: Any) -> Self:
-        known = LOADER_ARGUMENTS | OPTIONS
-        return super()._from_pretrained(**{k: v for k, v in kwargs.items() if k in known})
+
+def _weights_file(name: str, **kwargs: Any) -> Path:
+    """model.safetensors of a model directory or Hub repository; ModelError for none."""
+    if not Path(name).is_dir():
+        return Path(hf_hub_download(name, SAFETENSORS_SINGLE_FILE, **kwargs))
+    path = Path(name) / SAFETENSORS_SINGLE_FILE
+    if not path.is_file():
+        raise ModelError(f"{path}: no such file; copy the model directory again")
+    return path
+
+
+def check_shapes(name: str, weights: Path, expected: Mapping[str, Tensor]) -> None:
+    """Raise ModelError for weights that don't fit the options. Only the header of the file is read.
+
+    `expected` has the weights of a network with these options.
+    """
+    with safe_open(weights, "pt") as file:
+        stored = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    for key in sorted({*expected, *stored}):
+        by_options = tuple(expected[key].shape) if key in expected else "nothing"
+        if stored.get(key, "nothing") != by_options:
+            raise ModelError(
+                f"{name}: its weights don't fit its options: {key} is {stored.get(key, 'nothing')} "
+                f"in {SAFETENSORS_SINGLE_FILE} and {by_options} by config.json; copy both again"
+            )
 
 
 def check_options(name: str, stored: dict[str, Any], given: dict[str, Any]) -> None:
@@ -181,11 +208,13 @@ def read_config(name: str, **kwargs: Any) -> dict[str, Any]:
     """Read config.json of a model directory or Hub repository; ModelError without a valid one."""
     path = Path(name) / "config.json"
     try:
-        if Path(name).is_file():
+        if Path(name).exists() and not Path(name).is_dir():
             raise ModelError(f"{name}: is a file; give its directory, {Path(name).parent}")
         if not Path(name).is_dir():
             _check_hub_name(name)
             path = Path(hf_hub_download(name, "config.json", **kwargs))
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path}: is a device or a pipe; copy the model directory again")
         stored = json.loads(path.read_text(encoding="utf-8"))
     # HFValidationError (a name that the Hub can't have) is a ValueError, too.
     except (EntryNotFoundError, HfHubHTTPError) as error:

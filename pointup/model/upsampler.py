@@ -84,7 +84,9 @@ class Upsampler(
         super().__init__(config)
         self.float()  # Whatever the default dtype of torch is, as coordinates are.
         self.recompute: bool | None = None
-        calibrate(self, self.layers_to_calibrate())
+        # On the meta device there are only shapes: stored weights follow.
+        if self.embed[0].weight.device.type != "meta":
+            calibrate(self, self.layers_to_calibrate())
 
     def layers_to_calibrate(self) -> list[tuple[nn.Linear, float]]:
         """Layers that output features, in the order of `forward`, with the standard deviation of

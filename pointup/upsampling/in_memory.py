@@ -21,7 +21,7 @@ from pointup.upsampling.executor import SingleProcess
 from pointup.upsampling.filtering import PointFilter
 from pointup.upsampling.options import DEFAULT_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
-from pointup.upsampling.store.point_store import build_survey_store, check_magnitudes
+from pointup.upsampling.store.point_store import build_survey_store
 
 Cloud = TypeVar("Cloud", np.ndarray, PointCloud)
 
@@ -131,7 +131,6 @@ def upsample(
     if cloud.positions.shape == (0, 3):
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
-    check_magnitudes(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         try:
             store = build_survey_store(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,10 +75,31 @@ def test_a_missing_option_takes_its_default(
 def test_an_option_of_a_newer_version_is_ignored_with_a_warning(
     change: Callable[..., Path], model_directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    newer = Upsampler.from_pretrained(change({"colour_head": 3}))
+    newer = Upsampler.from_pretrained(change({"colour_head": 3, "token": "a", "model_id": "b/c"}))
     assert newer.config == Upsampler.from_pretrained(model_directory).config
     (record,) = caplog.records
-    assert "doesn't know: colour_head; ignored" in record.getMessage()
+    assert "doesn't know: colour_head, model_id, token; ignored" in record.getMessage()
+
+
+def test_options_of_another_size_are_refused_before_a_network_is_built(
+    change: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Upsampler, "to_empty", None)
+    largest = {"feature_dim": 4096, "position_hidden": 4096, "num_layers": 4}
+    for options in (largest, {"num_layers": 5}):
+        with pytest.raises(ModelError, match=r"its weights don't fit its options: .* by config"):
+            Upsampler.from_pretrained(change(options))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_pipe_is_no_file_of_a_model(name: str, change: Callable[..., Path]) -> None:
+    copy = change({})
+    (copy / name).unlink()
+    os.mkfifo(copy / name)
+    with pytest.raises(ModelError, match=f"{name}: "):
+        Upsampler.from_pretrained(copy)
+    with pytest.raises(ModelError, match="is a file; give its directory"):
+        Upsampler.from_pretrained(copy / name)
 
 
 def test_an_unknown_argument_is_an_error(model_directory: Path) -> None:

@@ -21,6 +21,8 @@ from pointup.cli.upsample.plan import Job, plan_jobs
 from pointup.errors import ConfigError
 from pointup.io.files import PointCloud, write_points
 from pointup.model.upsampler import Upsampler
+from pointup.upsampling import passes
+from pointup.upsampling.new_points import NewPoints
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass import upsampling_pass as job
 from pointup.upsampling.store.point_store import Store
@@ -165,6 +167,46 @@ def test_an_interrupt_leaves_nothing(
     result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
     assert result.status == cli.INTERRUPTED
     assert left_in(tmp_path) == ["in.las"]
+
+
+def replace(path: Path) -> None:
+    write_las(path.with_name("other.las"), 100)
+    path.with_name("other.las").replace(path)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as stream:
+        stream.write(b"more")
+
+
+@pytest.mark.parametrize("change", [replace, append, Path.unlink])
+def test_an_input_that_changes_while_it_is_upsampled_is_an_error_and_nothing_is_written(
+    change: Callable[[Path], None],
+    tmp_path: Path,
+    command: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_las(tmp_path / "in.las")
+
+    def run_passes(*arguments: Any, **options: Any) -> NewPoints:
+        new_points = passes.run_passes(*arguments, **options)
+        change(tmp_path / "in.las")
+        return new_points
+
+    monkeypatch.setattr("pointup.cli.upsample.files.run_passes", run_passes)
+    result = command(tmp_path / "in.las", "-o", tmp_path / "out.las")
+    assert result.status == 1 and is_one_line(result.err) and "in.las: " in result.err
+    assert "out.las" not in left_in(tmp_path)
+
+
+def test_a_loop_of_links_is_no_output(tmp_path: Path, command: Callable[..., Result]) -> None:
+    write_las(tmp_path / "in.las")
+    for name in ("a.las", "folder"):
+        (tmp_path / name).symlink_to(tmp_path / f"{name}.link")
+        (tmp_path / f"{name}.link").symlink_to(tmp_path / name)
+        result = command(tmp_path / "in.las", "-o", tmp_path / name)
+        assert result.status == 1
+        assert is_one_line(result.err) and "a symbolic link that leads nowhere" in result.err
 
 
 @pytest.mark.parametrize(

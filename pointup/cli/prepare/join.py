@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 
 from pointup.cli.prepare.new_dataset import OutputDirectory
 from pointup.cli.prepare.survey_pairs import NO_TRAINING_PAIRS, strip_remark
+from pointup.disk import read_json
 from pointup.errors import ConfigError, FileError
 from pointup.terminal import note
 
@@ -137,8 +137,7 @@ def shard_descriptions(inputs: Sequence[Path]) -> list[dict[str, Any]]:
 
     Raises ConfigError if only some are shards, FileError for a folder that does not exist.
     """
-    paths = [folder / "pointup.json" for folder in inputs]
-    infos = [json.loads(path.read_text()) if path.is_file() else {} for path in paths]
+    infos = [read_json(folder / "pointup.json") for folder in inputs]
     are_shards = ["shard" in info for info in infos]
     if any(are_shards) and not all(are_shards):
         other = inputs[are_shards.index(False)]

@@ -373,6 +373,7 @@ def _write(
             progress.add(len(cloud))
             if window:
                 window.add(cloud.positions)
+        job.check_source()
         return writer.num_points
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from pointup.cli.coordinate_systems import note_mixed
 from pointup.cli.input_files import find_inputs
 from pointup.cli.worker_group import LaunchedWorkerGroup
+from pointup.disk import file_state, os_errors
 from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
 from pointup.geometry.grids import morton_codes
 from pointup.io.bounds import Bounds
@@ -56,6 +57,7 @@ class Job:
         bounds: the part that is written; all if None.
         margin: width of the strip around the bounds that is read as well.
         is_context: whether it is only read, for the new points of files that border on it.
+        state: the `file_state` of the source before it was read.
     """
 
     source: Path
@@ -65,6 +67,17 @@ class Job:
     bounds: Bounds | None = None
     margin: float = 0.0
     is_context: bool = False
+    state: tuple[int, ...] = ()
+
+    def check_source(self) -> None:
+        """Raise FileError if the source is no longer what it was: call it before the output is
+        complete, which would mix points of two files."""
+        with os_errors(self.source, "read"):
+            if file_state(self.source) != self.state:
+                raise FileError(
+                    f"{self.source}: changed while it was upsampled, nothing is written; upsample "
+                    "it again when it is complete"
+                )
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,8 @@ def plan_jobs(
                 "different folders"
             )
         targets[target] = source
-        jobs.append(Job(source, target, model or shipped_for(source, denoise)))
+        chosen = model or shipped_for(source, denoise)
+        jobs.append(Job(source, target, chosen, state=file_state(source)))
     return jobs, complaints
 
 
@@ -208,14 +222,16 @@ def written_name(source: Path) -> str:
 def _find(path: Path, output: Path) -> list[Path]:
     """The files of an input, without those in an output folder inside of it."""
     found = find_inputs([path], point_extensions)
-    inner = output.resolve()
-    if not path.is_dir() or inner == path.resolve() or not output.is_dir():
+    if not (path.is_dir() and output.is_dir()) or output.samefile(path):
         return found
+    inner = output.resolve()
     return [source for source in found if inner not in Path(os.path.realpath(source)).parents]
 
 
 def _check_writable(output: Path, into_folder: bool) -> None:
     folder = output if into_folder else output.parent
+    if folder.is_symlink() and not folder.exists():
+        raise FileError(f"{folder}: a symbolic link that leads nowhere; remove it")
     if into_folder:
         # The output folder is created, with its missing parents.
         while not folder.exists():

@@ -22,7 +22,6 @@ from pointup.upsampling.store.point_store import (
     CHUNK_SIZE,
     Store,
     build_survey_store,
-    check_magnitudes,
 )
 
 
@@ -118,7 +117,6 @@ def sort_points(
                         f"{job.source}: has points outside of the extent in its header, so "
                         f"that its neighbours are unknown; repair the header{remedy}"
                     )
-                check_magnitudes(chunk.positions, f"{job.source}: points")
                 inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
                 files.num_inside[number] += int(inside)
                 files.num_read[number] += len(chunk)

@@ -101,9 +101,7 @@ class FinishedFiles:
             weights = zlib.crc32(weight.detach().cpu().numpy().tobytes(), weights)
         files = []
         for job in survey:
-            stat = job.source.stat()
-            values = [str(job.source.resolve()), stat.st_size, stat.st_mtime_ns, job.is_context]
-            files.append(values)
+            files.append([str(job.source.resolve()), job.state[1:], job.is_context])
         content = [self.options, asdict(model.config), weights, files]
         text = json.dumps(content, default=str, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.spatial import cKDTree
 
 from pointup.disk import os_errors
-from pointup.errors import DataError, FileError
+from pointup.errors import DataError
 from pointup.io.cloud import PointCloud, plain_name
 from pointup.upsampling.store.bisection import KEY_BITS, BisectionOrder, split_boxes
 
@@ -482,26 +482,9 @@ def _content(rows: np.ndarray, only: tuple[str, ...] | None = None) -> np.ndarra
     return number
 
 
-LARGEST_COORDINATE = 1e12
-
 _NUM_SEEDS, _NUM_AROUND = 8, 512
 # Grid steps per extent that positions are hashed on, coarse compared to errors of coordinates.
 _HASHED_STEPS = 2.0**20
-
-
-def check_magnitudes(positions: np.ndarray, what: str) -> None:
-    """Raise FileError if coordinates (N, 3) are 1e12 or more; the message begins with `what`.
-
-    They are those of missing points, such as -3.4e38 in rasters of GDAL. One of them makes the grid
-    coarser than the spacing of the points.
-    """
-    largest = float(max(positions.min(), positions.max(), key=abs))
-    if abs(largest) >= LARGEST_COORDINATE:
-        bad = int(np.count_nonzero((np.abs(positions) >= LARGEST_COORDINATE).any(axis=1)))
-        raise FileError(
-            f"{what}: {bad} of {len(positions)} have coordinates of 1e12 or more, such as "
-            f"{largest:g}; remove them if that stands for no data, else use a larger unit"
-        )
 
 
 def grid_resolution(chunks: Callable[[], Iterator[np.ndarray]], extent: np.ndarray) -> float:
