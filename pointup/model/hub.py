@@ -151,6 +151,7 @@ class StoredModel(PyTorchModelHubMixin):
             # Without memory: that of a damaged config.json may be larger than the machine's.
             with torch.device("meta"):
                 model = cls(**options)
+            assert isinstance(model, nn.Module)
             check_shapes(name, weights, model.state_dict())
             model.to_empty(device=kwargs.get("map_location", "cpu"))
             load_model(model, weights)
