@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import get_device_states, set_device_states
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ def in_blocks(
     gathered_by_slot: Sequence[tuple[Tensor, Tensor]] = (),
     rows: Sequence[Tensor] = (),
     parameters: Iterable[Tensor] = (),
-    random: bool = False,
     recompute: bool = True,
 ) -> Tensor:
     """Results of `function(block, *of_neighbors, *of_slots, *of_points)` on blocks of points.
@@ -56,7 +53,7 @@ def in_blocks(
     would wait for the device. For this no slot may depend on the other slots of its point.
 
     Shapes: tables (M, F), index (N, K) and by slot (N, R) int64, rows (N, ...), result (N, ...) or
-    (N, R, ...). Set `random` if the function draws random numbers: they are replayed.
+    (N, R, ...). Random numbers of the function, as of dropout, need `recompute` off.
     """
     pairs = [*gathered, *gathered_by_slot]
     tables, indices = [table for table, _ in pairs], [index for _, index in pairs]
@@ -66,7 +63,6 @@ def in_blocks(
         (num_points, block_size),
         indices,
         counts,
-        random,
         # Without a backward pass nothing is kept. `apply` shows the function neither grad mode nor
         # inference mode, and says of weights that they need a gradient there too.
         recompute or not torch.is_grad_enabled(),
@@ -85,21 +81,17 @@ class _Blocks(torch.autograd.Function):
         extent: tuple[int, int],
         indices: list[Tensor],
         counts: tuple[int, int, int],
-        random: bool,
         recompute: bool,
         *tensors: Tensor,
     ) -> Tensor:
         ctx.function, ctx.extent, ctx.indices, ctx.counts = function, extent, indices, counts
         ctx.save_for_backward(*tensors)
-        ctx.random_states, ctx.kept = [], {}
+        ctx.kept = {}
         keep = not recompute and any(ctx.needs_input_grad)
         joined = torch.empty(0)
         blocks = _all_blocks(*extent)
         with torch.set_grad_enabled(keep):
             for number, block in enumerate(blocks):
-                if random:
-                    of_devices = get_device_states(tensors[-1])
-                    ctx.random_states.append((torch.get_rng_state(), *of_devices))
                 inputs = _inputs_of(block, ctx, tensors)
                 result = function(block, *inputs)
                 if keep:
@@ -120,16 +112,14 @@ class _Blocks(torch.autograd.Function):
         needed = ctx.needs_input_grad[-len(tensors) :]
         grads: list[Tensor | None] = [None] * len(tensors)
         with_grad = [position for position, need in enumerate(needed) if need]
-        device = tensors[-1].device
         blocks = _all_blocks(*ctx.extent)
-        if ctx.counts[1] and not ctx.kept and not ctx.random_states and device.type == "cpu":
+        if ctx.counts[1] and not ctx.kept and tensors[-1].device.type == "cpu":
             blocks = _blocks_with_gradient(grad_joined, ctx.extent[1])
         for number, block in enumerate(blocks):
             inputs, result = ctx.kept.pop(number, (None, None))
             if result is None:
-                state = ctx.random_states[number] if ctx.random_states else None
                 inputs = _inputs_of(block, ctx, tensors)
-                with _replayed(state, device), torch.enable_grad():
+                with torch.enable_grad():
                     result = ctx.function(block, *inputs)
             sources = [*inputs, *tensors[num_inputs:]]
             found = torch.autograd.grad(
@@ -164,7 +154,7 @@ class _Blocks(torch.autograd.Function):
                 grads[position] = total.to(tensor.dtype)
             elif not blocks:
                 grads[position] = torch.zeros_like(tensor)
-        return (*[None] * 6, *grads)
+        return (*[None] * 5, *grads)
 
 
 def _widened(values: Tensor) -> torch.dtype:
@@ -234,18 +224,3 @@ def _index_of(block: Block, position: int, ctx: Any) -> Tensor:
     by_slot = position >= ctx.counts[0]
     index: Tensor = ctx.indices[position]
     return block.of_slots(index) if by_slot else block.of_points(index)
-
-
-@contextmanager
-def _replayed(
-    state: tuple[Tensor, list[int], list[Tensor]] | None, device: torch.device
-) -> Iterator[None]:
-    """Context: random generators start from `state`; the states of the caller are restored."""
-    if state is None:
-        yield
-        return
-    of_host, places, of_devices = state
-    with torch.random.fork_rng(places, device_type=device.type):
-        torch.set_rng_state(of_host)
-        set_device_states(places, of_devices, device_type=device.type)
-        yield

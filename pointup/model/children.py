@@ -149,8 +149,7 @@ class ChildDecoder(PointEncoder):
             gathered_by_slot=[(tables.neighbor, slot_neighbor), (normals, slot_neighbor)],
             rows=[tables.parent[rows], g[rows], normals[rows]],
             parameters=self.weights_of_children(),
-            random=self.random,
-            recompute=recompute,
+            recompute=recompute and not self.random,
         )
 
     def features_of_slots(

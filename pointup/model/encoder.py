@@ -188,8 +188,7 @@ class PointEncoder(nn.Module):
             gathered=[(layer.key_value(features), index)],
             rows=[features if len(index) == len(features) else features[: len(index)], g],
             parameters=layer.parameters(),
-            random=self.random,
-            recompute=recompute,
+            recompute=recompute and not self.random,
         )
 
     def turn_normals(
@@ -245,4 +244,5 @@ class PointEncoder(nn.Module):
 
     @property
     def random(self) -> bool:
+        """Whether attention draws random numbers: its intermediate values are kept then."""
         return self.training and self.config.dropout > 0
