@@ -291,7 +291,6 @@ def make_part(
         "points_in_pairs": 0,
         "num_repeated": 0,
         "num_outside": 0,
-        "passes": {},
         "noise": {
             file.folder.name: file.num_noise
             for tiles in ground
@@ -307,7 +306,7 @@ def make_part(
             if found.passes is not None:
                 # Once for a block with training and validation tiles.
                 name, passes, area = found.passes
-                facts["passes"][name] = [area, *map(asdict, passes)]
+                facts.setdefault("passes", {})[name] = [area, *map(asdict, passes)]
             for pair in found.pairs:
                 facts["points_in_pairs"] += len(pair.source) + len(pair.target)
                 yield pair

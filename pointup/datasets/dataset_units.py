@@ -1,20 +1,16 @@
-"""The unit of length of pair datasets, by the files that they were made from."""
+"""The unit of length of pair datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pointup.disk import read_json
 from pointup.errors import DataError, PointupError
-from pointup.io.length_unit import (
-    METRE,
-    MIXED,
-    UNKNOWN,
-    LengthUnit,
-    agreed_unit,
-    units_of_readable,
-)
+from pointup.io.length_unit import METRE, UNKNOWN, LengthUnit, unit_of
+
+UNIT, JOINED_UNITS = "metres_per_unit", "joined_units"
 
 
 def dataset_unit(directory: str | Path) -> LengthUnit:
@@ -53,17 +49,22 @@ def agreed_dataset_unit(directory: str | Path) -> LengthUnit:
 def dataset_units(directory: str | Path) -> dict[Path, LengthUnit]:
     """The unit of a pair dataset, or of each one that it was joined of, by directory.
 
-    It is that of the input files, if these still exist and can be read. Procedural pairs are in
-    metres. All other datasets are `UNKNOWN`.
+    It is what `stored_units` wrote: that of the surveys which the pairs were made from. Procedural
+    pairs are in metres. All other datasets are `UNKNOWN`.
     """
     info = read_json(Path(directory, "pointup.json"))
-    if "recipe" in info:
-        return {Path(directory): METRE}
-    named = [Path(name) for side in ("inputs", "source", "target") for name in info.get(side, ())]
-    if str(info.get("made_by", "")).endswith("prepare join"):
-        return {leaf: unit for path in named for leaf, unit in dataset_units(path).items()}
-    files = [f for path in named for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    units_of_files = units_of_readable([file for file in files if file.is_file()])
-    # `pointup prepare` took the heights of these to be in the unit of x and y.
-    lengths = {file: unit for file, unit in units_of_files.items() if unit != MIXED}
-    return {Path(directory): agreed_unit(lengths)}
+    if JOINED_UNITS in info:
+        return {Path(name): _unit(metres) for name, metres in info[JOINED_UNITS].items()}
+    return {Path(directory): METRE if "recipe" in info else _unit(info.get(UNIT))}
+
+
+def _unit(metres: object) -> LengthUnit:
+    return unit_of(metres) if isinstance(metres, int | float) and metres > 0 else UNKNOWN
+
+
+def stored_units(units: Mapping[Path, LengthUnit]) -> dict[str, Any]:
+    """The entry of pointup.json that `dataset_units` reads, from the units of files or datasets."""
+    metres = {str(path): unit.metres for path, unit in units.items() if unit.metres is not None}
+    if len(set(metres.values())) > 1:
+        return {JOINED_UNITS: metres}
+    return {UNIT: next(iter(metres.values()))} if metres else {}

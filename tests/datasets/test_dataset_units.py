@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-import numpy as np
-from las_files import write_las
+import pytest
 
-from pointup.datasets.dataset_units import dataset_unit, known_unit
-from pointup.io.length_unit import UNKNOWN
+from pointup.datasets.dataset_units import (
+    agreed_dataset_unit,
+    dataset_unit,
+    known_unit,
+    stored_units,
+)
+from pointup.errors import DataError
+from pointup.io.length_unit import METRE, UNKNOWN, LengthUnit, unit_of
+
+FOOT = unit_of(0.3048)
 
 
-def las(path: Path, system: int) -> Path:
-    return write_las(path, np.empty((0, 3)), system=system)
-
-
-def test_a_dataset_has_the_unit_of_its_input_files(tmp_path: Path) -> None:
-    def unit(info: dict[str, object]) -> str:
+def test_a_dataset_has_the_unit_that_was_stored_with_it(tmp_path: Path) -> None:
+    def unit(info: dict[str, object]) -> LengthUnit:
         (tmp_path / "pointup.json").write_text(json.dumps(info))
-        return dataset_unit(tmp_path).name
+        return dataset_unit(tmp_path)
 
-    folder = tmp_path / "surveys" / "tiles"
-    folder.mkdir(parents=True)
-    feet = las(folder / "ft.las", 2994)
-    assert unit({"inputs": [str(feet)]}) == unit({"inputs": [str(folder)]}) == "ft"
-    assert unit({"source": [str(feet)], "target": [str(tmp_path / "gone.las")]}) == "ft"
-    assert unit({"recipe": 1}) == "m"
-    # Folders are searched at any depth. Files that can't be read were left out of the dataset.
-    assert unit({"inputs": [str(tmp_path / "surveys")]}) == "ft"
-    (folder / "damaged.las").write_bytes(b"no header")
-    assert unit({"inputs": [str(folder)]}) == "ft"
-    assert unit({"inputs": [str(tmp_path / "gone.las")]}) == unit({}) == "unit"
-    assert dataset_unit(tmp_path / "elsewhere") == UNKNOWN
+    for units, expected in (
+        ({}, UNKNOWN),
+        ({"a.las": UNKNOWN}, UNKNOWN),
+        ({"a.las": UNKNOWN, "b.las": FOOT, "c.las": FOOT}, FOOT),
+        ({"a.las": unit_of(0.2012)}, unit_of(0.2012)),
+        ({"a.las": FOOT, "b.las": METRE}, UNKNOWN),
+    ):
+        assert unit(stored_units({Path(name): unit for name, unit in units.items()})) == expected
+    assert unit({"recipe": 1}) == METRE
+    assert unit({"metres_per_unit": "x"}) == dataset_unit(tmp_path / "elsewhere") == UNKNOWN
 
 
-def test_a_joined_dataset_has_the_unit_of_its_datasets_if_they_agree(tmp_path: Path) -> None:
-    datasets = {}
-    for name, system in (("feet", 2994), ("also_feet", 2994), ("metres", 32618)):
-        datasets[name] = tmp_path / name
-        datasets[name].mkdir()
-        survey = las(tmp_path / f"{name}.las", system)
-        (datasets[name] / "pointup.json").write_text(json.dumps({"inputs": [str(survey)]}))
+def test_the_units_of_joined_datasets_are_named_if_they_differ(tmp_path: Path) -> None:
+    info = stored_units({Path("feet"): FOOT, Path("metres"): METRE, Path("unknown"): UNKNOWN})
+    (tmp_path / "pointup.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match="joined of feet in ft, metres in m; evaluate these one by"):
+        agreed_dataset_unit(tmp_path)
 
-    def unit(*names: str) -> str:
-        inputs = [str(datasets[name]) for name in names]
-        joined = {"made_by": "pointup 0.1.0 prepare join", "inputs": inputs}
-        (tmp_path / "pointup.json").write_text(json.dumps(joined))
-        return dataset_unit(tmp_path).name
 
-    assert unit("feet", "also_feet") == "ft"
-    assert unit("feet", "metres") == "unit"
+def test_no_file_that_a_dataset_was_made_from_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.las")
+    info = {"inputs": ["/", str(tmp_path / "pipe.las")], "made_by": "pointup 1 prepare thin"}
+    (tmp_path / "pointup.json").write_text(json.dumps(info))
+    assert dataset_unit(tmp_path) == UNKNOWN
 
 
 def test_several_datasets_have_a_unit_if_it_is_known_and_the_same(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Join:
             raise ConfigError("no input: name directories made by `pointup prepare`")
         if shards := shard_descriptions(self.inputs):
             return join_shards(self.inputs, shards, self.dataset)
-        from pointup.datasets.dataset_units import dataset_units
+        from pointup.datasets.dataset_units import dataset_units, stored_units
         from pointup.datasets.held_out import shapes_of, stored_surveys, surveys_of
         from pointup.io.length_unit import UNKNOWN
 
@@ -65,9 +65,10 @@ class Join:
             for number, folder in enumerate(self.inputs)
             for name, shape in shapes_of(folder).items()
         }
-        units = {unit for folder in self.inputs for unit in dataset_units(folder).values()}
-        if len(units - {UNKNOWN}) > 1:
-            names = " and ".join(sorted(unit.name for unit in units - {UNKNOWN}))
+        units = {path: unit for each in self.inputs for path, unit in dataset_units(each).items()}
+        info |= stored_units(units)
+        if len(known := set(units.values()) - {UNKNOWN}) > 1:
+            names = " and ".join(sorted(unit.name for unit in known))
             note(f"the datasets are in {names}; `pointup evaluate pairs` needs them one by one")
         with self.dataset.making() as making:
             splits = [self._pairs(split, surfaces) for split in ("train", "validation")]

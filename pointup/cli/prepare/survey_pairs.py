@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pointup.datasets.regions import RegionSplit, SurveyRegion
     from pointup.datasets.survey_tiles import Place
     from pointup.io.extents import FileExtent
+    from pointup.io.length_unit import LengthUnit
 
 MOSTLY = 0.8
 """Files that share a larger part of their areas lie on top of one another."""
@@ -303,10 +304,11 @@ class SurveyDataset:
         A shard may be without pairs, so that all shards can be joined; other datasets without
         training pairs raise DataError.
         """
+        from pointup.datasets.dataset_units import stored_units
         from pointup.datasets.pair_writer import PartSource, assemble, read_part, total, total_rows
         from pointup.datasets.regions import LARGE_BYTES, is_large
 
-        check_systems(self.sides, self.tiling.separate)
+        units = check_systems(self.sides, self.tiling.separate)
         by_regions = not self.tiling.separate and is_large(list(chain.from_iterable(self.sides)))
         if self.shard is not None and not by_regions:
             raise ConfigError(
@@ -315,7 +317,7 @@ class SurveyDataset:
             )
         strip = self.tiling.strip_width
         info = {**info, **asdict(self.tiling), "strip": strip, **_surveys(self.sides, self.tiling)}
-        info |= {"shard": list(self.shard)} if self.shard else {}
+        info |= stored_units(units) | ({"shard": list(self.shard)} if self.shard else {})
         with self.dataset.making(is_resumable=by_regions) as making:
             folders = self._by_regions(making, info) if by_regions else [self._at_once(making)]
             parts = [read_part(folder) for folder in folders]
@@ -568,7 +570,7 @@ def print_passes(parts: Sequence[DatasetPart], survey: str) -> None:
     """Print the flight passes of a survey. Raises DataError if there are not two of them."""
     from pointup.datasets.flight_passes import FlightPass, check_passes, merged, table_of
 
-    blocks = [block for part in parts for block in part.facts["passes"].values()]
+    blocks = [block for part in parts for block in part.facts.get("passes", {}).values()]
     passes = merged(FlightPass(**each) for _, *found in blocks for each in found)
     print("\n".join(table_of(passes, sum(area for area, *_ in blocks))))
     check_passes(passes, survey)
@@ -663,8 +665,8 @@ def _surveys(sides: list[list[Path]], tiling: Tiling) -> dict[str, Any]:
     return stored_surveys({stem: survey(paths) for stem, paths in files})
 
 
-def check_systems(sides: Sequence[Sequence[Path]], separate: bool) -> None:
-    """Print notes on mixed units and on files that are paired but in different systems.
+def check_systems(sides: Sequence[Sequence[Path]], separate: bool) -> dict[Path, LengthUnit]:
+    """The units of files; prints notes on mixed ones and on paired files in different systems.
 
     If the files are separate surveys, only the two files of a pair
     are compared, and only the first note is printed: others are often the same.
@@ -683,3 +685,4 @@ def check_systems(sides: Sequence[Sequence[Path]], separate: bool) -> None:
             note(text)
         if found:
             break
+    return lengths
