@@ -1,11 +1,11 @@
 """Draws the pictures of README and docs with the included models:
 
-    python docs/pictures.py [--survey transect_als.laz [--reference transect_drone.laz]]
+    python docs/pictures.py [--survey transect_als.laz --reference transect_drone.laz]
                             [--meshes FOLDER]
 
-rooms.svg needs no data. transect.png needs an airborne survey, and slices.png and columns.png a
-drone survey of the same ground besides. shape_good.png and shape_bad.png need a folder with the
-meshes that `SHAPES` names. docs/results.md says where these data come from.
+rooms.svg needs no data. transect.png and columns.png need an airborne survey and a drone survey of
+the same ground, shape_good.png and shape_bad.png a folder with the meshes that `SHAPES` names.
+docs/results.md says where these data come from.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent
 
-SHAPES = {"shape_good.png": "boat", "shape_bad.png": "skull"}
-"""Picture, and the end of the name of its mesh. Clouds are the first sampling of
-`pointup evaluate shapes`."""
-
 RATIO = 4
+SHAPES = {
+    "shape_good.png": ("odedstein__boat", 2048),
+    "shape_bad.png": ("odedstein__scorpion", 512),
+}
+"""Picture, its mesh and its number of points, the first sampling of `pointup evaluate shapes`."""
 
-SLICE_RATIO = 8
 SLICE = {"along": (20.0, 50.0), "across": (1.5, 3.5)}
 """Metres from the corner of the survey with the lowest coordinates: a slice through trees."""
 
@@ -102,21 +102,9 @@ def _rooms_lines() -> Iterator[str]:
     yield "</svg>"
 
 
-def draw_survey(survey: Path, picture: Path) -> None:
-    """`pointup upsample SURVEY --picture`, without keeping the upsampled survey."""
-    from tempfile import TemporaryDirectory
-
-    from pointup.cli.main import main as pointup
-
-    with TemporaryDirectory() as folder:
-        output = Path(folder) / "dense.laz"
-        options = ["--ratio", str(RATIO), "--model", "forest", "--picture", str(picture)]
-        if pointup(["upsample", str(survey), "-o", str(output), *options]):
-            raise SystemExit(f"pictures.py: {survey} was not upsampled")
-
-
 def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
-    """A vertical slice of a survey, of what the models make of it, and of the reference."""
+    """A slice of a survey before and after upsampling to the density of the reference, and of the
+    reference. New points are blue."""
     from tempfile import TemporaryDirectory
 
     import laspy
@@ -125,33 +113,32 @@ def draw_slices(survey: Path, reference: Path, picture: Path) -> None:
 
     from pointup.cli.main import main as pointup
 
-    files = {"aeroplane": survey}
+    before, drone = laspy.read(survey), laspy.read(reference)
     with TemporaryDirectory() as folder:
-        for model in ("lidar", "forest"):
-            output = Path(folder) / f"{model}.laz"
-            options = ["--ratio", str(SLICE_RATIO), "--model", model]
-            if pointup(["upsample", str(survey), "-o", str(output), *options]):
-                raise SystemExit(f"pictures.py: {survey} was not upsampled")
-            files[f"{model}, {SLICE_RATIO}x"] = output
-        files["drone"] = reference
-        clouds = {title: laspy.read(path) for title, path in files.items()}
+        output = Path(folder) / "dense.laz"
+        options = ["--ratio", f"{len(drone) / len(before):.3f}", "--model", "forest"]
+        if pointup(["upsample", str(survey), "-o", str(output), *options]):
+            raise SystemExit(f"pictures.py: {survey} was not upsampled")
+        clouds = {"aeroplane": before, "upsampled": laspy.read(output), "drone": drone}
     corner = clouds["aeroplane"].xyz.min(axis=0)
     long = int(np.ptp(clouds["aeroplane"].xyz, axis=0)[:2].argmax())
-    figure, axes = plt.subplots(1, 4, figsize=(16, 6), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(16, 7.6), sharey=True, layout="constrained")
     for panel, (title, cloud) in zip(axes, clouds.items(), strict=True):
         points = cloud.xyz - corner
         inside = np.ones(len(points), dtype=bool)
         for axis, (low, high) in ((long, SLICE["along"]), (1 - long, SLICE["across"])):
             inside &= (points[:, axis] >= low) & (points[:, axis] <= high)
         is_new = np.asarray(cloud.synthetic, dtype=bool)
-        for shown, color in ((inside & is_new, "#1565c0"), (inside & ~is_new, "#212121")):
-            panel.scatter(points[shown, long], points[shown, 2], s=0.6, c=color, linewidths=0)
-        panel.set_title(f"{title}: {inside.sum():,} points")
-        panel.set_xlabel("m")
+        for shown, color in ((inside & is_new, "#1e88e5"), (inside & ~is_new, "#212121")):
+            panel.scatter(points[shown, long], points[shown, 2], s=3, c=color, linewidths=0)
+        panel.set_title(f"{title}: {inside.sum():,} points", fontsize=18)
         panel.set_aspect("equal")
-    axes[0].set_ylabel("height, m")
-    figure.savefig(picture, dpi=70)
+        panel.tick_params(labelsize=13)
+        panel.set_xlabel("m", fontsize=13)
+    axes[0].set_ylabel("height, m", fontsize=13)
+    figure.savefig(picture, dpi=100)
     plt.close(figure)
+    with_few_colours(picture)
 
 
 def draw_columns(survey: Path, reference: Path, picture: Path) -> None:
@@ -170,18 +157,14 @@ def draw_shapes(meshes: Path, folder: Path) -> None:
     from pointup.evaluation.pu_gcn import DrawnShapes
     from pointup.visualization import evaluation_picture, save_picture
 
-    drawn = {}
-    for shape in DrawnShapes(meshes=meshes, ratio=RATIO):
-        for picture, name in SHAPES.items():
-            if shape.name.endswith(name):
-                prediction = upsample(shape.source, ratio=RATIO, model="shapes")
-                title = f"{name}, {RATIO}x"
-                drawn[picture] = evaluation_picture(
-                    shape.source, prediction, shape.truth, title=title
-                )
-    if missing := SHAPES.keys() - drawn.keys():
-        raise SystemExit(f"pictures.py: {meshes} has no mesh for {', '.join(sorted(missing))}")
-    for picture, pixels in drawn.items():
+    for picture, (name, number) in SHAPES.items():
+        drawn = DrawnShapes(meshes=meshes, num_source=number, ratio=RATIO)
+        shape = next((shape for shape in drawn if shape.name == name), None)
+        if shape is None:
+            raise SystemExit(f"pictures.py: {meshes} has no mesh {name}")
+        prediction = upsample(shape.source, ratio=RATIO, model="shapes")
+        title = f"{name.partition('__')[2]}, {number:,} points, {RATIO}x"
+        pixels = evaluation_picture(shape.source, prediction, shape.truth, title=title)
         save_picture(pixels, folder / picture)
         with_few_colours(folder / picture)
 
@@ -197,16 +180,14 @@ def main(args: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--survey", type=Path, help="airborne survey of transect.png")
-    parser.add_argument("--reference", type=Path, help="drone survey of slices.png and columns.png")
+    parser.add_argument("--survey", type=Path, help="airborne survey")
+    parser.add_argument("--reference", type=Path, help="drone survey of the same ground")
     parser.add_argument("--meshes", type=Path, help="folder of the meshes of shape_*.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures")
     options = parser.parse_args(args)
     (options.output / "rooms.svg").write_text(rooms_picture(), encoding="utf-8")
-    if options.survey:
-        draw_survey(options.survey, options.output / "transect.png")
     if options.survey and options.reference:
-        draw_slices(options.survey, options.reference, options.output / "slices.png")
+        draw_slices(options.survey, options.reference, options.output / "transect.png")
         draw_columns(options.survey, options.reference, options.output / "columns.png")
     if options.meshes:
         draw_shapes(options.meshes, options.output)

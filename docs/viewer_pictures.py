@@ -34,7 +34,6 @@ SECOND_SAMPLE = """() => {
     samples.value = "1";
     samples.dispatchEvent(new Event("change"));
 }"""
-FROM_SOUTH = ("viewer.change({projection: 'parallel'})", "viewer.stage.look(0, 0)")
 
 
 def draw(page: Page, options: argparse.Namespace) -> None:
@@ -44,16 +43,8 @@ def draw(page: Page, options: argparse.Namespace) -> None:
             draw_surveys(page, options.surveys, work)
         if options.meshes:
             view = work / "shapes.html"
-            run(
-                "evaluate",
-                "shapes",
-                "--meshes",
-                options.meshes,
-                "--model",
-                "shapes",
-                "--view",
-                view,
-            )
+            noisy = ["--noise", 0.01, "--denoise", "--model", "noisy", "--view", view]
+            run("evaluate", "shapes", "--meshes", options.meshes, *noisy)
             picture(page, view, "viewer_shape.png", SECOND_SAMPLE)
         if options.runs:
             run("report", *options.runs, "-o", work / "report.html")
@@ -63,20 +54,15 @@ def draw(page: Page, options: argparse.Namespace) -> None:
 
 
 def draw_surveys(page: Page, surveys: Path, work: Path) -> None:
-    """The forest from an aeroplane, upsampled by two models, and from a drone; an aerial survey."""
-    airborne, view = surveys / "transect_als.laz", work / "view.html"
-    models = ("lidar", "forest")
-    for model in models:
-        run("upsample", airborne, "-o", work / f"{model}.laz", "--model", model, "--ratio", 8)
-    clouds = [airborne, *(work / f"{model}.laz" for model in models)]
-    names = ["airborne", *(f"{model}, 8x" for model in models)]
-    drone = surveys / "transect_drone.laz"
-    more = ["--reference", drone, "--title", "Forest transect", "-o", view]
-    run("view", *clouds, "--names", *names, *more)
-    picture(page, view, "viewer_forest.png", "viewer.change({color: 'height'})", *FROM_SOUTH)
+    """A forest from an aeroplane, upsampled to the density of a drone survey; an aerial survey."""
+    airborne, drone = surveys / "transect_als.laz", surveys / "transect_drone.laz"
+    dense, view = work / "dense.laz", work / "view.html"
+    run("upsample", airborne, "-o", dense, "--model", "forest", "--ratio", 2.02)
+    names = ["--names", "airborne", "forest, 2x", "--title", "Forest transect"]
+    run("view", airborne, dense, *names, "--reference", drone, "-o", view)
+    picture(page, view, "viewer_forest.png", "viewer.change({color: 'height'})")
     run("view", surveys / "autzen_trim.las", "-o", view)
-    nearer = "viewer.stage.pose = {...viewer.stage.pose, distance: viewer.stage.pose.distance / 2}"
-    picture(page, view, "viewer_autzen.png", "viewer.change({color: 'rgb'})", nearer)
+    picture(page, view, "viewer_autzen.png", "viewer.change({color: 'rgb'})")
 
 
 def run(*words: object) -> None:

@@ -98,24 +98,18 @@ def main() -> None:
             print(f"| {width} | {name} | {share:.2%} |", flush=True)
             shown.append((f"{name}, {width} spacings apart", clouds[0], is_between(clouds[0], gap)))
     if options.picture:
-        draw([shown[1], shown[2], shown[4], shown[6]], options.picture)
+        draw(shown[4:7], options.picture)
 
 
 def draw(shown: list[tuple[str, np.ndarray, np.ndarray]], path: Path) -> None:
-    """Cross-sections: sheets from the side, forks from above, points between the sides in red."""
+    """New points of forks from above, those between the prongs in red."""
     matplotlib.use("Agg")
-    figure, panels = pyplot.subplots(
-        1, len(shown), figsize=(12, 3.4), dpi=100, layout="constrained"
-    )
+    figure, panels = pyplot.subplots(1, len(shown), figsize=(12, 5), dpi=100, layout="constrained")
     for panel, (name, new, is_between) in zip(panels, shown, strict=True):
-        is_fork = "fork" in name
-        inside = np.full(len(new), True) if is_fork else np.abs(new[:, 1] - 0.5) < 0.15
-        x, y = (0, 1) if is_fork else (0, 2)
-        for chosen, color, size in ((~is_between, "0.35", 2), (is_between, "tab:red", 8)):
-            panel.scatter(*new[chosen & inside][:, [x, y]].T, s=size, c=color, linewidths=0)
-        panel.set_title(name, fontsize=9)
-        if not is_fork:
-            panel.set(xlim=(0.3, 0.7), ylim=(-0.1, 0.3))
+        near = (new[:, 1] > 0.7 * BASE) & (np.abs(new[:, 0] - new[:, 0].mean()) < 0.3)
+        for chosen, color, size in ((~is_between, "0.55", 4), (is_between, "tab:red", 24)):
+            panel.scatter(*new[near & chosen][:, :2].T, s=size, c=color, linewidths=0)
+        panel.set_title(name, fontsize=13)
         panel.set_aspect("equal")
         panel.axis("off")
     figure.savefig(path)

@@ -282,6 +282,7 @@ def _pairs_to_show(dataset: str, split: Split, number: int) -> list[ShownPair]:
             pair.vertical,
             unit,
             notes={"target": f"{len(pair.target) / len(pair.source):.3g} for each source point"},
+            origin=pair.origin,
         )
         for pair in pairs
     ]

@@ -303,6 +303,10 @@ class Samples:
         """Whether z is up in a sample; True if unknown."""
         return self.value("vertical", index) is not False
 
+    def origin(self, index: int) -> np.ndarray:
+        """(3,) float64: origin + points are the coordinates of the input file."""
+        return np.array(self.value("origin", index))
+
     def surface(self, index: int) -> Path | None:
         """The file of the true surface of a sample; None without one."""
         name = self.value("surface", index)
@@ -316,7 +320,7 @@ class Samples:
         """A sample as it was written; raises UnreadableSample."""
         return Pair(
             name=self.name(index),
-            origin=np.array(self.value("origin", index)),
+            origin=self.origin(index),
             vertical=self.is_vertical(index),
             surface=self.value("surface", index) or "",
             **self.points(index),
@@ -405,6 +409,11 @@ class JoinedSamples:
         """Whether z is up in a sample; True if unknown."""
         number, own = self._find(index)
         return self.parts[number].is_vertical(own)
+
+    def origin(self, index: int) -> np.ndarray:
+        """(3,) float64: origin + points are the coordinates of the input file."""
+        number, own = self._find(index)
+        return self.parts[number].origin(own)
 
     def surface(self, index: int) -> Path | None:
         """The file of the true surface of a sample; None without one."""

@@ -211,6 +211,7 @@ class ShownPair:
         note: one line about the pair.
         notes: a few words about each cloud, and about the target, by name.
         of: name of the target.
+        origin: (3,) added to all clouds, so that heights are those of the input file.
     """
 
     name: str
@@ -221,6 +222,7 @@ class ShownPair:
     note: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
     of: str = "target"
+    origin: np.ndarray = field(default_factory=lambda: np.zeros(3))
 
     def scene(self) -> Scene:
         """For the viewer, coloured by the distance to the target."""
@@ -228,7 +230,7 @@ class ShownPair:
 
         return compare_with_reference(
             self.titled(),
-            self.target,
+            self.target + self.origin,
             self.unit,
             "z" if self.vertical else "y",
             name=self.name,
@@ -242,7 +244,7 @@ class ShownPair:
 
         return columns_picture(
             self.titled(),
-            self.target,
+            self.target + self.origin,
             of=self.of,
             unit=self.unit,
             vertical=self.vertical,
@@ -254,7 +256,11 @@ class ShownPair:
 
     def titled(self) -> dict[str, np.ndarray]:
         """The clouds by their titles, from left to right."""
-        return {title: self.clouds[name] for name, title in TITLES.items() if name in self.clouds}
+        return {
+            title: self.clouds[name] + self.origin
+            for name, title in TITLES.items()
+            if name in self.clouds
+        }
 
 
 def worst_to_best(scores: Sequence[float]) -> dict[str, int]:

@@ -249,12 +249,14 @@ class Evaluation:
                 continue
             name = str(self.data.validation.names[record["index"]])
             vertical = samples.is_vertical(record["index"])
+            origin = samples.origin(record["index"])
+            clouds = {row: points + origin for row, points in record["clouds"].items()}
             try:
                 # Imported here, because only the main process needs matplotlib.
                 from pointup.visualization import evaluation_picture
 
                 pictures[name] = evaluation_picture(
-                    **record["clouds"], title=name, unit=unit if vertical else "", vertical=vertical
+                    **clouds, title=name, unit=unit if vertical else "", vertical=vertical
                 )
             except Exception as error:
                 logger.warning("no picture of %s: %s", name, error)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from viewer_files import scenes_of
 
 from pointup.cli.dataset_statistics import inspect_dataset
 from pointup.cli.main import main
@@ -27,6 +28,15 @@ def dataset(path: Path, train: list[Pair], validation: list[Pair] | None = None)
         {"made_by": "tests", "num_source": 10},
     )
     return path
+
+
+def test_pairs_are_shown_in_the_coordinates_of_their_files(tmp_path: Path) -> None:
+    place = np.array([500_000.0, 4_100_000, 900])
+    pair = Pair.centred("hill", place + cloud(10), place + cloud(40))
+    path = dataset(tmp_path / "pairs", [pair], [pair])
+    assert main(["inspect", str(path), "--view", str(tmp_path / "page.html")]) == 0
+    origin = scenes_of(tmp_path / "page.html")[0]["origin"]
+    assert origin == pytest.approx(place + 0.5, abs=0.5)
 
 
 @pytest.fixture

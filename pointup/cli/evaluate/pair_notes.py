@@ -74,7 +74,8 @@ class MeasuredPairs:
             for row, figures in self.rows[number].items()
         }
         name = f"{place}: {self.pairs.names[index]}"
-        return ShownPair(name, clouds, target, vertical, unit, note, notes)
+        origin = self.pairs.samples.origin(index)
+        return ShownPair(name, clouds, target, vertical, unit, note, notes, origin=origin)
 
 
 def _share(rows: Mapping[str, Figures]) -> float:

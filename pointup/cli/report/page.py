@@ -359,8 +359,9 @@ def samples_of_runs(
         packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
         for name, model in models.items():
             packed[name] = clouds_of_pairs(batch, by, model)["model"][0]
-        clouds = {name: points.cpu().double().numpy() for name, points in packed.items()}
-        target = batch.target.cpu().double().numpy()
+        origin = usable.origin(index)
+        clouds = {name: points.cpu().numpy() + origin for name, points in packed.items()}
+        target = batch.target.cpu().numpy() + origin
         scene = compare_with_reference(
             clouds, target, unit, "z" if vertical else "y", name=title, note=note, of="target"
         )
