@@ -23,7 +23,6 @@ from pointup.upsampling.ground_points import (
     may_have_ground,
 )
 from pointup.upsampling.options import UpsampleOptions
-from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.single_pass.upsampling_pass import UpsamplingPass
 from pointup.upsampling.store.point_store import BLOCK_SIZE, Store
 
@@ -112,8 +111,8 @@ def choose_from_second_pass(
 
 def make_ground_points(
     measured: Store, options: UpsampleOptions, workers: WorkerGroup
-) -> PassOutput | None:
-    """The new points on the ground below crowns, see `GroundPoints`; None without any.
+) -> GroundPoints | None:
+    """The new points on the ground below crowns; None without any.
 
     Where they would be more than `LARGEST_SHARE` of the new points, their density is lower.
     """
@@ -133,13 +132,14 @@ def make_ground_points(
     if not (returns.by_class or may_have_ground(returns)):
         return None
     every_block(returns.save)
-    density = options.ground_density
+    limits = [given for given in (options.ground_density, options.density) if given is not None]
+    density = min(limits, default=None)
     while most and (surface := ground_surface(returns, density)):
         ground = GroundPoints(returns, surface, options)
         every_block(ground.make)
         num_made = ground.output.num_new()
         if num_made <= most:
-            return ground.output if num_made else None
+            return ground if num_made else None
         density = 0.9 * surface.density * most / num_made
         with workers.barrier():
             pass  # All processes have counted.

@@ -451,6 +451,33 @@ def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
     return covered
 
 
+# A place is afloat from this distance to the nearest measured point on, in local spacings, and in
+# horizontal spacings of the points around it; and with so many of these points below it.
+_AFLOAT, _AFLOAT_HORIZONTALLY, _LEAST_BELOW = 1.25, 3.5, 2
+
+
+def is_afloat(region: Region, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+    """Whether each of the points (Q, 3) is in empty air, by the points of the region.
+
+    Pulses from above that come back from below a place passed it, and met nothing there. A place is
+    afloat if two or more of the `NUM_ABOVE` horizontally nearest points are below it, and none is
+    near: the nearest is farther than 3.5 times their spacing, and than 1.25 local spacings. In a
+    cloud with fewer points nothing is afloat.
+
+    in_spacings: (Q,) distances of the points to the nearest measured ones, in local spacings.
+    """
+    afloat = np.zeros(len(points), dtype=bool)
+    far = np.flatnonzero(in_spacings > _AFLOAT)
+    if not len(far) or region.num_points < NUM_ABOVE:
+        return afloat
+    distance, nearest = region.neighbors(points[far], NUM_ABOVE, dims=2)
+    spacing = distance[:, -1] * np.sqrt(np.pi / NUM_ABOVE)
+    num_below = (region.rows["position"][:, 2][nearest] < points[far, 2:]).sum(axis=1)
+    gap = region.neighbors(points[far], 1, dims=3)[0][:, 0]
+    afloat[far] = (num_below >= _LEAST_BELOW) & (gap > _AFLOAT_HORIZONTALLY * spacing)
+    return afloat
+
+
 def _plane(relative: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The least-squares plane of the heights of points (Q, K, 3), relative to a place.
 

@@ -268,6 +268,7 @@ class GroundPoints:
         margin = surface.trusted
         returns, number = self._returns.within(low - 1.5 * margin, high + 1.5 * margin)
         points, distance, parent = np.empty((0, 3)), np.empty(0), np.empty(0, dtype=np.int64)
+        above = np.empty((0, NUM_ABOVE), dtype=np.int64)
         attributes = returns["attributes"][:0]
         start, stop = store.block_ptr[block : block + 2]
         is_own = (number >= start) & (number < stop)
@@ -276,7 +277,7 @@ class GroundPoints:
             places = _places(low - margin, high + margin, surface.spacing, self._options.seed)
             gap, nearest = (np.asarray(found) for found in tree.query(places))
             places = places[(gap > surface.spacing) & (gap <= margin) & is_own[nearest]]
-            points, distance = self._below_crowns(returns["position"], places)
+            points, distance, above = self._below_crowns(returns["position"], places)
             ranks = np.arange(1, NUM_NEIGHBORS + 1)
             gap, nearest = (np.asarray(found) for found in tree.query(points[:, :2], k=ranks))
             parent = number[nearest[:, 0]]
@@ -288,20 +289,28 @@ class GroundPoints:
             position=points,
             parent=parent,
             row=parent - start,
+            above=above,
             distance=distance.astype(np.float32),
             is_below=np.zeros(len(points), dtype=bool),
             attributes=attributes,
         )
 
+    def num_below(self) -> np.ndarray:
+        """Number (N,) of made points below each measured one, in equal shares of those above."""
+        blocks = range(self._store.num_blocks)
+        above = np.concatenate([self.output.values(block, "above").ravel() for block in blocks])
+        return np.bincount(above, minlength=len(self._store)) / NUM_ABOVE
+
     def _below_crowns(
         self, returns: np.ndarray, places: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Points (M, 3) on the ground at those of the places (Q, 2) that lie below crowns, between
-        ground returns (G, 3), and their distances (M,) to the nearest measured point."""
+        ground returns (G, 3); their distances (M,) to the nearest measured point; and the numbers
+        (M, `NUM_ABOVE`) of the measured points above them."""
         spacing = self._surface.spacing
         points = np.pad(places, ((0, 0), (0, 1)))
         if not len(points) or len(self._store) < NUM_ABOVE:
-            return points[:0], np.empty(0)
+            return points[:0], np.empty(0), np.empty((0, NUM_ABOVE), dtype=np.int64)
         region = Region.around(self._store, points)
         beside, above = region.neighbors(points, NUM_ABOVE, dims=2)
         rows = np.flatnonzero(
@@ -322,7 +331,8 @@ class GroundPoints:
         if self._options.max_distance is not None:
             # The ground is upright, so that its unit is that of the options.
             kept &= distance <= self._options.max_distance - self._store.rounding
-        return points[kept], distance[kept]
+        numbers = region.numbers(above[rows[is_right]])
+        return points[kept], distance[kept], numbers[kept]
 
 
 def _places(low: np.ndarray, high: np.ndarray, side: float, seed: int) -> np.ndarray:

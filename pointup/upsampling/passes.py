@@ -46,11 +46,15 @@ def run_passes(
     configuration, a second pass over the output of the first supplies more candidates, and the
     points are selected again.
     """
-    ground = make_ground_points(measured, options, workers)
-    if ground and options.density is None:
-        # They count for the ratio like all others.
-        num_other = options.num_out(len(measured)) - ground.num_new()
+    made = make_ground_points(measured, options, workers)
+    ground = made.output if made else None
+    of_first_pass: dict[str, Any] = {}
+    # They count for the ratio and the density like all others.
+    if made and options.density is None:
+        num_other = options.num_out(len(measured)) - made.output.num_new()
         options = replace(options, ratio=num_other / len(measured))
+    elif made:
+        of_first_pass = {"num_made": made.num_below()}
     oversampling = options.oversampling_of(model.config)
     ratios = options.pass_ratios(len(measured), model.config.max_pass_ratio)
     passes: list[UpsamplingPass] = []
@@ -75,7 +79,8 @@ def run_passes(
     def run_oversampled(ratio: float | None) -> UpsamplingPass:
         """The first pass, with its points selected again from the candidates of a second pass."""
         settings: dict[str, Any] = {"num_steps": OVERSAMPLING_RELAXATION_STEPS}
-        first = run(measured, "upsampling", ratio=ratio, oversampling=oversampling, **settings)
+        of_first = settings | of_first_pass
+        first = run(measured, "upsampling", ratio=ratio, oversampling=oversampling, **of_first)
         if first.output.num_new():
             finer = store_of(first.output.for_second_pass, "second_pass")
             # The second pass keeps the points of the first one, even if the output leaves the
@@ -98,7 +103,7 @@ def run_passes(
         elif oversampling > 1:
             passes.append(run_oversampled(ratio))
         else:
-            passes.append(run(measured, "upsampling", ratio=ratio))
+            passes.append(run(measured, "upsampling", ratio=ratio, **of_first_pass))
         if number < len(ratios):
             if not passes[-1].needs_next_pass():
                 break

@@ -1,4 +1,4 @@
-"""Nothing is generated below closed surfaces: roofs, embankments."""
+"""Nothing is generated below closed surfaces, such as roofs, or in empty air beside crowns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, small_model
 
 from pointup import upsample
-from pointup.upsampling.ground import NEAR, NUM_ABOVE, is_covered
+from pointup.upsampling.ground import NEAR, NUM_ABOVE, is_afloat, is_covered
 from pointup.upsampling.single_pass import measured
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -155,3 +155,73 @@ def test_places_do_not_depend_on_the_scale_or_the_first_block(make_store: StoreM
     assert expected.any() and not expected.all()
     larger = make_store(points * 8, block_size=64)
     assert np.array_equal(of_store(larger, places * 8 - larger.frame.origin), expected)
+
+
+def trees(seed: int = 0, num_points: int = 3000) -> np.ndarray:
+    """Returns of four trees of 3 m radius on flat ground of 20 x 20 m: of crowns from 4 to 10 m."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((2, num_points)) * 20
+    in_crown = np.hypot((x % 10) - 5, (y % 10) - 5) < 3
+    z = np.where(in_crown & (rng.random(num_points) < 0.8), 4 + 6 * rng.random(num_points), 0.0)
+    return np.stack([x, y, z], axis=1)
+
+
+def afloat_one_by_one(points: np.ndarray, place: np.ndarray, in_spacings: float) -> bool:
+    """`is_afloat` of one place, by a full search."""
+    across = np.linalg.norm(points[:, :2] - place[:2], axis=1)
+    nearest = np.argsort(across)[:12]
+    spacing = across[nearest[-1]] * np.sqrt(np.pi / 12)
+    gap = np.linalg.norm(points - place, axis=1).min()
+    num_below = (points[nearest, 2] < place[2]).sum()
+    return bool(in_spacings > 1.25 and gap > 3.5 * spacing and num_below >= 2)
+
+
+def test_places_afloat_are_those_of_a_search_one_by_one(make_store: StoreMaker) -> None:
+    store = make_store(trees(), block_size=100)
+    points = store.read(0, len(store))["position"]
+    rng = np.random.default_rng(1)
+    places = rng.uniform(points.min(axis=0), points.max(axis=0), (400, 3))
+    in_spacings = rng.uniform(1, 2, 400)
+    region = Region.around(store, places)
+    found = is_afloat(region, places, in_spacings)
+    expected = [afloat_one_by_one(points, *of) for of in zip(places, in_spacings, strict=True)]
+    assert np.array_equal(found, expected)
+    assert 100 < found.sum() < 300
+    one_block = Region(store, 0, 1)
+    assert np.array_equal(is_afloat(one_block, places, in_spacings), expected)
+
+
+def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(
+    make_store: StoreMaker,
+) -> None:
+    points = trees()
+    store = make_store(points, block_size=256)
+    beside, below = np.full((2, 300, 3), [10.0, 10.0, 6.0])
+    beside[:, :2] += np.random.default_rng(2).uniform(-1, 1, (300, 2))
+    below[:, :2] = 5 + np.random.default_rng(3).uniform(-1, 1, (300, 2))
+    below[:, 2] = 2.5
+    crown_only = make_store(points[points[:, 2] > 0], block_size=256)
+    far = np.full(300, 9.0)
+
+    def share_afloat(of: Store, places: np.ndarray) -> float:
+        places = places - of.frame.origin
+        return float(is_afloat(Region.around(of, places), places, far).mean())
+
+    assert share_afloat(store, beside) == 1
+    assert share_afloat(crown_only, below) == 0
+    assert share_afloat(make_store(points[:11], block_size=8), beside) == 0
+
+
+def test_fewer_new_points_hang_in_empty_air_with_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = trees(num_points=1500)
+    tree = cKDTree(points)
+    model = small_model(**FOREST | {"column_neighbors": 12, "column_stride": 8}, reach=8.0)
+
+    def num_hanging() -> int:
+        new = upsample(points, ratio=8, model=model, above_ground=True, ground_density=0)[1500:]
+        assert len(new) == 7 * 1500
+        return int(((tree.query(new)[0] > 2) & (new[:, 2] > 2)).sum())
+
+    with_rule = num_hanging()
+    monkeypatch.setattr(measured, "is_afloat", lambda _, points, __: np.zeros(len(points), bool))
+    assert with_rule < num_hanging() / 2

@@ -54,10 +54,10 @@ def survey(
 def made(store: Store, **options: object) -> np.ndarray:
     """The points (M, 3) that are made on the ground, in the coordinates of the file."""
     settings = UpsampleOptions(**({"ratio": 4.0, "above_ground": True} | options))  # type: ignore[arg-type]
-    output = make_ground_points(store, settings, SingleProcess())
-    if output is None:
+    points = make_ground_points(store, settings, SingleProcess())
+    if points is None:
         return np.empty((0, 3))
-    return np.concatenate([output.positions(block) for block in range(store.num_blocks)])
+    return np.concatenate([points.output.positions(block) for block in range(store.num_blocks)])
 
 
 def test_the_ground_below_a_crown_is_filled_at_the_density_of_the_ground_around_it(
@@ -107,6 +107,7 @@ def test_options_limit_the_points_on_the_ground(make_store: StoreMaker) -> None:
     assert not len(made(store, above_ground=False))
     sparse = made(store, ground_density=1.0)
     assert 0.5 < len(sparse) / (np.pi * HOLE**2) < 1.2
+    assert len(made(store, density=1.0)) == len(sparse)
     num_new = round(0.2 * len(cloud))
     assert 0 < len(made(store, ratio=1.2)) <= LARGEST_SHARE * num_new
     near = made(store, max_distance=1.0)
@@ -128,6 +129,19 @@ def test_points_on_the_ground_count_for_the_ratio_and_have_its_class_and_their_d
     assert (cloud.attributes["classification"][parent] == 2).all()
     distance = np.linalg.norm(ground.positions[:, None] - cloud.positions, axis=2).min(axis=1)
     assert ground.attributes["distance_to_measured"] == pytest.approx(distance, abs=0.01)
+
+
+def test_points_on_the_ground_count_for_the_density() -> None:
+    cloud, model = survey(), small_model()
+    settings = {"model": model, "density": 25.0, "above_ground": True, "only_new": True}
+    with_ground, without = (
+        upsample(cloud, ground_density=ground_density, **settings).positions
+        for ground_density in (None, 0.0)
+    )
+    inside = [np.hypot(*(new[:, :2] - SIDE / 2).T) < HOLE - 1 for new in (with_ground, without)]
+    num_ground = (inside[0] & (with_ground[:, 2] < terrain(*with_ground[:, :2].T) + 1)).sum()
+    assert num_ground > 50
+    assert abs(int(inside[0].sum()) - int(inside[1].sum())) < 0.2 * num_ground
 
 
 def test_blocks_do_not_change_the_points(make_store: StoreMaker) -> None:

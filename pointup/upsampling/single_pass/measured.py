@@ -6,7 +6,7 @@ import numpy as np
 
 from pointup.errors import ConfigError
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
-from pointup.upsampling.ground import NEAR, Ground, is_covered
+from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Reach
 from pointup.upsampling.store.point_store import Store
@@ -14,6 +14,8 @@ from pointup.upsampling.store.region import Region
 
 # Relative rounding error of the positions of candidates, which are float32.
 _ROUNDING = 1e-4
+# Reach from which on a distance has a value in spacings.
+_LEAST_REACH = 1e-30
 
 
 class Measured:
@@ -55,23 +57,23 @@ class Measured:
         is_far: np.ndarray = distance > self.max_distance
         return is_far
 
-    def is_hidden(self, points: np.ndarray, is_near: np.ndarray) -> np.ndarray:
-        """Whether points (Q, 3) lie below the ground or below a closed surface, such as a roof; all
-        False without `above_ground`.
+    def is_empty(self, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+        """Whether points (Q, 3) lie where nothing is: below the ground, below a closed surface such
+        as a roof, or afloat; all False without `above_ground`.
 
-        is_near: (Q,) whether they are within `NEAR` spacings of a point: nothing covers them.
+        in_spacings: (Q,) their distances to the nearest point, in local spacings.
         """
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        return self._is_hidden(self._ground(points), points + self._shift, is_near)
+        return self._is_empty(self._ground(points), points + self._shift, in_spacings)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Final positions of new points (Q, 3), with all that is stored of them.
 
-        A point that is too far from measured points, below the ground or below a closed surface is
-        replaced by `instead` (Q, 3), and if that is still too far by its nearest measured point.
+        A point that is too far from measured points, or `is_empty`, is replaced by `instead`
+        (Q, 3), and if that is still too far by its nearest measured point.
 
         Returns `position`; `distance` to the nearest measured point; `slack`, see `Reach.slack`;
         `is_below` (Q,), whether it is lower than all returns around it; and `attributes`.
@@ -94,9 +96,9 @@ class Measured:
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
         if ground:
-            local_spacing = (slack + gaps[:, 0]) / self._reach_in_spacings
-            is_near = gaps[:, 0] <= NEAR * local_spacing
-            rejected |= self._is_hidden(ground, points + self._shift, is_near)
+            reach = slack + gaps[:, 0]
+            in_spacings = self._reach_in_spacings * gaps[:, 0] / np.maximum(reach, _LEAST_REACH)
+            rejected |= self._is_empty(ground, points + self._shift, in_spacings)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
         too_far = slack < -_ROUNDING * gaps[:, 0]
@@ -139,13 +141,14 @@ class Measured:
         low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
         return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
 
-    def _is_hidden(self, ground: Ground, points: np.ndarray, is_near: np.ndarray) -> np.ndarray:
-        """`is_hidden` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
-        hidden: np.ndarray = points[:, 2] < ground.floor(points)
-        far = np.flatnonzero(~(hidden | is_near))
+    def _is_empty(self, ground: Ground, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+        """`is_empty` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
+        is_empty: np.ndarray = points[:, 2] < ground.floor(points)
+        far = np.flatnonzero(~is_empty & (in_spacings > NEAR))
         if len(far):
-            hidden[far] = is_covered(Region.around(self._store, points[far]), points[far])
-        return hidden
+            region, there = Region.around(self._store, points[far]), points[far]
+            is_empty[far] = is_covered(region, there) | is_afloat(region, there, in_spacings[far])
+        return is_empty
 
     def _nearest(
         self, region: Region, points: np.ndarray, k: int

@@ -53,24 +53,24 @@ class PassOutput:
 
     def parents(self, block: int) -> np.ndarray:
         """(M,) int64, `PARENT` of the new points of a block."""
-        return self._load(block, "parent")
+        return self.values(block, "parent")
 
     def positions(self, block: int) -> np.ndarray:
         """(M, 3) float64, the new points of a block in the coordinates of the file."""
-        return self._in_file(self._load(block, "position"))
+        return self._in_file(self.values(block, "position"))
 
     def distances(self, block: int) -> np.ndarray:
         """(M,) float64, distances of the new points of a block to their nearest measured point."""
-        return self._load(block, "distance").astype(np.float64) * self._measured.frame.unit
+        return self.values(block, "distance").astype(np.float64) * self._measured.frame.unit
 
     def are_below(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points lie below all measured points around them; all False
         without `above_ground`."""
-        return self._load(block, "is_below")
+        return self.values(block, "is_below")
 
     def num_new(self) -> int:
         """Number of new points."""
-        return sum(len(self._load(block, "row")) for block in range(self.store.num_blocks))
+        return sum(len(self.values(block, "row")) for block in range(self.store.num_blocks))
 
     def num_points(self) -> int:
         """Number of points after this pass."""
@@ -79,7 +79,8 @@ class PassOutput:
     def largest_target_count(self) -> float:
         """Largest target count of any point, the ratio that later passes have to reach."""
         return max(
-            float(self._load(block, "target_count").max()) for block in range(self.store.num_blocks)
+            float(self.values(block, "target_count").max())
+            for block in range(self.store.num_blocks)
         )
 
     def for_next_pass(self) -> Iterator[PointCloud]:
@@ -121,7 +122,8 @@ class PassOutput:
         positions = self.store.frame.to_file(position)
         return positions if self.measured is None else self.measured.frame.to_file(positions)
 
-    def _load(self, block: int, name: str) -> np.ndarray:
+    def values(self, block: int, name: str) -> np.ndarray:
+        """What a pass saved of the new points of a block, by its name."""
         with self.files.load(block, "points") as saved:
             values: np.ndarray = saved[name]
         return values

@@ -133,8 +133,9 @@ def _rounded(target_counts: np.ndarray, like: list[np.ndarray]) -> list[np.ndarr
 class TargetCounts:
     """Target counts of one pass over a store.
 
-    `ratio` is the ratio of this pass; None computes it from the target density, point by point. In
-    a later pass (`is_first` is False) it is the attribute `TARGET_COUNT` of the points.
+    `ratio` is the ratio of this pass; None computes it from the target density, point by point,
+    less what is made already around each point, `num_made` (N,). In a later pass
+    (`is_first` is False) it is the attribute `TARGET_COUNT` of the points.
     """
 
     def __init__(
@@ -144,22 +145,25 @@ class TargetCounts:
         config: ModelConfig,
         ratio: float | None,
         is_first: bool,
+        num_made: np.ndarray | None = None,
     ) -> None:
         self._store, self._options, self._config = store, options, config
-        self._ratio, self._is_first = ratio, is_first
+        self._ratio, self._is_first, self._num_made = ratio, is_first, num_made
 
     def ratios(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Ratios (N,) of the points of a block in this pass, and those (N,) left for the next.
 
         The first pass saves the `UnreachedArea` of a target density.
         """
-        size = int(self._store.block_ptr[block + 1] - self._store.block_ptr[block])
+        start, stop = self._store.block_ptr[block : block + 2].tolist()
         if self._ratio is not None:
-            return np.full(size, self._ratio), np.ones(size)
+            return np.full(stop - start, self._ratio), np.ones(stop - start)
         if self._is_first:
             assert self._options.density is not None
             largest = max(MAX_LOCAL_RATIO, self._config.max_pass_ratio)
             needed = ratios_for_density(self._store, block, self._options.density)
+            if self._num_made is not None:
+                needed -= self._num_made[start:stop]
             UnreachedArea(self._store).save(block, needed, largest)
             target_count = needed.clip(1.0, largest)
         else:

@@ -19,7 +19,6 @@ from scipy.spatial import cKDTree
 
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import PARENT
-from pointup.upsampling.ground import NEAR
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Candidates, make_candidates
 from pointup.upsampling.single_pass.measured import Measured
@@ -60,7 +59,7 @@ class UpsamplingPass:
     With `oversampling` above 1, a second pass supplies that many candidates for each point that is
     kept, and the points are selected again: call `take_second_pass`, `candidates_from_second_pass`
     for every block, and then all steps from `colors` on. `num_steps` is the number of relaxation
-    steps; by default that of the model's configuration.
+    steps; by default that of the model's configuration. For `num_made` see `TargetCounts`.
     """
 
     def __init__(
@@ -75,6 +74,7 @@ class UpsamplingPass:
         measured: Store | None = None,
         oversampling: float = 1.0,
         num_steps: int | None = None,
+        num_made: np.ndarray | None = None,
     ) -> None:
         self.store, self.model, self.options, self.device = store, model, options, device
         self.ratio, self.measured, self.oversampling = ratio, measured, oversampling
@@ -83,7 +83,7 @@ class UpsamplingPass:
         self.output = PassOutput(store, self._files, measured, options.originals)
         self._measured = Measured(store, measured, options, model.config.reach)
         self._target_counts = TargetCounts(
-            store, options, model.config, ratio, is_first=measured is None
+            store, options, model.config, ratio, measured is None, num_made
         )
         self._second_pass: OversampledCandidates | None = None
         on_cpu = device.type == "cpu"
@@ -269,8 +269,8 @@ class UpsamplingPass:
     ) -> None:
         rows = self.store.read_block(block)
         points = rows["position"][found.parent] + found.offset
-        is_near = found.distance <= NEAR * found.spacing[found.parent]
-        found = found.copies(self._measured.is_hidden(points, is_near))
+        in_spacings = found.distance / found.spacing[found.parent]
+        found = found.copies(self._measured.is_empty(points, in_spacings))
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
