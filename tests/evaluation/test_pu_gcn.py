@@ -103,30 +103,14 @@ def test_unsquared_figures_of_a_pair_are_those_computed_by_hand() -> None:
     assert figures["p2f"] == pytest.approx(1000)
 
 
-def test_packed_clouds_are_measured_one_by_one_as_by_brute_force() -> None:
+def test_of_packed_clouds_only_those_with_points_on_both_sides_are_measured() -> None:
     rng = np.random.default_rng(0)
-    clouds = [rng.normal(size=(num, 3)) * 3 for num in (30, 0, 7, 12)]
-    targets = [rng.normal(size=(num, 3)) + 1 for num in (11, 5, 0, 40)]
-
-    def pack(parts: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        bounds = np.cumsum([0, *map(len, parts)])
-        return torch.tensor(np.concatenate(parts)).float(), torch.tensor(bounds)
-
-    measured = measure(*pack(clouds), *pack(targets))
-    assert measured[1] == measured[2] == {}
-    for figures, cloud, target in [
-        (measured[0], clouds[0], targets[0]),
-        (measured[3], clouds[3], targets[3]),
-    ]:
-        forward, backward = nearest_by_brute_force(cloud, target)
-        assert figures["chamfer"] == pytest.approx(forward.mean() + backward.mean(), rel=1e-5)
-        assert figures["hausdorff"] == pytest.approx(max(forward.max(), backward.max()), rel=1e-5)
-        own = [points - points.mean(axis=0) for points in (cloud, target)]
-        own = [points / np.linalg.norm(points, axis=1).max() for points in own]
-        forward, backward = (d**2 for d in nearest_by_brute_force(*own))
-        assert figures["cd"] == pytest.approx(1e3 * (forward.mean() + backward.mean()), rel=1e-4)
-        assert figures["hd"] == pytest.approx(1e3 * (forward.max() + backward.max()), rel=1e-4)
-        assert "p2f" not in figures
+    pos, target = (torch.tensor(rng.normal(size=(n, 3))).float() for n in (49, 56))
+    ptr, target_ptr = torch.tensor([0, 30, 30, 37, 49]), torch.tensor([0, 11, 16, 16, 56])
+    measured = measure(pos, ptr, target, target_ptr)
+    assert [bool(figures) for figures in measured] == [True, False, False, True]
+    (alone,) = measure(pos[37:], torch.tensor([0, 12]), target[16:], torch.tensor([0, 40]))
+    assert measured[3] == alone and "p2f" not in alone
 
 
 def test_figures_don_t_depend_on_where_a_shape_is_and_only_p2f_on_its_size() -> None:

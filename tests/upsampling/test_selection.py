@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 from sheets import small_model
@@ -21,6 +21,7 @@ from pointup.upsampling.single_pass.selection import first_radius, select_evenly
     st.lists(st.tuples(st.floats(0.01, 100.0), st.integers(0, 9)), min_size=1, max_size=30),
     st.floats(0.0, 1.0),
 )
+@example([(0.1, 9), (0.3, 9)], 0.3)
 def test_cells_get_their_total_by_weight_and_never_more_than_they_have(
     cells: list[tuple[float, int]], part: float
 ) -> None:
