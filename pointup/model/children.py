@@ -26,8 +26,7 @@ from pointup.geometry.packed import to_device
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
 from pointup.model.encoder import ChildTables, PointEncoder, attention_block
-from pointup.model.offsets import encode_positions, mean_offset, offset_along
-from pointup.model.precision import described_in
+from pointup.model.offsets import described_in, encode_positions, mean_offset, offset_along
 
 SMALLEST_LOG_ERROR, LARGEST_LOG_ERROR = -2.0, 4.0
 """Bounds of the logarithm of the predicted error, in spacings of the target."""

@@ -26,8 +26,7 @@ from pointup.geometry.local_geometry import (
 from pointup.model.attention import AttentionBlock, RelativeAttention
 from pointup.model.blocks import Block, in_blocks, points_per_block
 from pointup.model.config import ModelConfig
-from pointup.model.offsets import offset_along
-from pointup.model.precision import described_in
+from pointup.model.offsets import described_in, offset_along
 
 
 def attention_block(config: ModelConfig, heads: int, feed_forward: bool = True) -> AttentionBlock:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from pointup.model.precision import described_in
+LARGEST_IN_FP16 = 1e3
+"""Bound of described positions in float16, which ends at 65,504. Of two points much closer to each
+other than to all others, products of positions in units of their spacing exceed it."""
+
+
+def described_in(dtype: torch.dtype, described: Tensor) -> Tensor:
+    """Described positions in the dtype of features; in float16 within `LARGEST_IN_FP16`."""
+    if dtype == torch.float16:
+        described = described.clamp(-LARGEST_IN_FP16, LARGEST_IN_FP16)
+    return described.to(dtype)
 
 
 class _Encode(torch.autograd.Function):

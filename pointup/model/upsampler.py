@@ -8,7 +8,7 @@ Legend of shape suffixes:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ from pointup.model.blocks import children_kept
 from pointup.model.children import ChildDecoder
 from pointup.model.config import ModelConfig
 from pointup.model.hub import MODEL_CARD, StoredModel
-from pointup.model.precision import autocast_dtype, in_precision
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Upsampler(
@@ -120,11 +121,11 @@ class Upsampler(
                 "columns that are no coordinates, and convert integers"
             )
         pos = pos.float()
-        dtype = autocast_dtype(pos.device)
-        if dtype is None:
+        kind = pos.device.type
+        if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
             return self.upsample(pos, ptr, ratio)
-        model = in_precision(self, dtype, exact=("quota_powers",))
-        with torch.autocast(pos.device.type, enabled=False):
+        model = in_precision(self, torch.get_autocast_dtype(kind), exact="quota_powers")
+        with torch.autocast(kind, enabled=False):
             return model.upsample(pos, ptr, ratio)
 
     def upsample(self, pos: Tensor, ptr: Tensor, ratio: Tensor | float) -> UpsamplerOutput:
@@ -210,6 +211,35 @@ class Upsampler(
             mean_gaps(squared, neighbors),
             None if log_error is None else log_error[picked],
         )
+
+
+def in_precision(model: Upsampler, dtype: torch.dtype, exact: str) -> Upsampler:
+    """A copy of the model with its weights in `dtype`, except the one that is named `exact`.
+
+    Autocast would cast each weight at each use, its gradient in the backward pass, and features to
+    float32 and back around each normalisation: more than half of the operations of a step. Layers
+    of the copy normalise and multiply in `dtype` and accumulate in float32. Gradients reach the
+    weights of the model. Use the copy for one forward pass and its backward pass.
+    """
+    weights = [p for name, p in model.named_parameters() if name != exact]
+    flat = torch.cat([weight.flatten() for weight in weights]).to(dtype)
+    parts = flat.split([weight.numel() for weight in weights])
+    cast = {id(weight): part.view_as(weight) for weight, part in zip(weights, parts, strict=True)}
+    return cast_module(model, cast)
+
+
+def cast_module(module: Module, weights: dict[int, Tensor]) -> Module:
+    copy = object.__new__(type(module))
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__["_parameters"] = {
+        name: weight if weight is None else weights.get(id(weight), weight)
+        for name, weight in module._parameters.items()
+    }
+    copy.__dict__["_modules"] = {
+        name: child if child is None else cast_module(child, weights)
+        for name, child in module._modules.items()
+    }
+    return copy
 
 
 # Groups of clouds with similar numbers of slots, whose points are expanded together.

@@ -142,7 +142,7 @@ class TrainConfig:
     """Largest gradient norm of a step; larger gradients are scaled down to it."""
     gradient_checkpointing: GradientCheckpointing = "auto"
     """Recompute activations in the backward pass instead of storing them: less memory, more time,
-    the same gradients. "auto" does so for batches with many children, nothing with dropout."""
+    the same gradients. "auto" does so for batches with many children; dropout needs them stored."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """Seed of everything random: weights, order of samples, augmentation, dropout."""
     num_workers: Annotated[int, Field(ge=0, le=1024, strict=True)] = 1

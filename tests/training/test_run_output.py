@@ -18,9 +18,8 @@ from accelerate import Accelerator
 from monitored import METRICS, ROWS, SCHEDULE, recording, totals
 
 from pointup.training.progress import Progress
-from pointup.training.run_directory.metrics_file import MetricsFile
 from pointup.training.run_directory.rank_log import LogFile, RankLog
-from pointup.training.tracking.monitor import TrainingBar
+from pointup.training.tracking.monitor import MetricsFile, TrainingBar
 from pointup.training.tracking.tables import evaluation_table, plan_table, share_line
 
 

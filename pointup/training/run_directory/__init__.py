@@ -1,1 +1,1 @@
-"""Files of a run: lock, checkpoints, metrics.jsonl, and the log of every process."""
+"""Files of a run: lock, checkpoints, and the log of every process."""
