@@ -192,15 +192,15 @@ def evaluate(
 
     Returns False if a stop request defers the evaluation to the next start.
     """
-    records = []
-    state.model.eval()
+    records, model = [], state.average.model()
+    model.eval()
     for batch in evaluation.batches:
         watchdog.enter_phase("evaluation")
         if stop.requested:
             records.append(evaluation.aborted)
             break
-        records += evaluation.records_of(move(batch, accelerator.device), state.model)
-    state.model.train()
+        records += evaluation.records_of(move(batch, accelerator.device), model)
+    model.train()
     watchdog.enter_phase("gathering the evaluation")
     records = accelerator.gather_for_metrics(records, use_gather_object=True)
     result = evaluation.result_of(records)

@@ -27,7 +27,7 @@ MAX_RATIO = 16.0
 """The default of `--max-ratio` of train.py and of `pointup evaluate pairs`."""
 
 PRESETS_BELOW: tuple[tuple[float, str | None], ...] = (
-    (3.0, None),
+    (3.0, "similar_density"),
     (math.inf, "airborne_to_drone"),
 )
 """The preset for pairs of surveys with a smaller ratio than this; None without one."""
@@ -89,11 +89,8 @@ def commands_after_training(config: TrainConfig) -> list[str]:
     if surveys:
         ratio = _ratio_of(Path(names[0])) if config.ratio is None else config.ratio
         commands.append([*upsampling, *_ratio_option(ratio, config.max_ratio)])
-    is_of_surveys = config.model.predict_error
-    commands += [
-        _evaluation(name, model, config.ratio, config.max_ratio, is_of_surveys)
-        for name in _with_held_out(names)
-    ]
+    ratios = config.ratio, config.max_ratio
+    commands += [_evaluation(name, model, *ratios) for name in _with_held_out(names)]
     return [shlex.join(command) for command in commands]
 
 
@@ -106,8 +103,7 @@ def command_after_upsampling(model: str | Path) -> str | None:
 
         name = _with_held_out([source.name for source in data_sources(options["data"])])[0]
         ratios = options.get("ratio"), options.get("max_ratio", MAX_RATIO)
-        is_of_surveys = bool(options.get("model", {}).get("predict_error"))
-        return shlex.join(_evaluation(name, model, *ratios, is_of_surveys))
+        return shlex.join(_evaluation(name, model, *ratios))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, ConfigError):
         return None
 
@@ -125,15 +121,9 @@ def _with_held_out(names: list[str]) -> list[str]:
         return names
 
 
-def _evaluation(
-    name: str, model: str | Path, ratio: float | None, max_ratio: float, is_of_surveys: bool
-) -> list[str]:
-    """The words of the command that evaluates a model on pairs at the ratio of its training.
-
-    One whose thinning selects by predicted errors, as of surveys, is evaluated as it is used.
-    """
-    words = ["pointup", "evaluate", "pairs", name, "--model", str(model)]
-    words += ["--as-written"] if is_of_surveys else []
+def _evaluation(name: str, model: str | Path, ratio: float | None, max_ratio: float) -> list[str]:
+    """The words of the command that evaluates a model on pairs as validation in training does."""
+    words = ["pointup", "evaluate", "pairs", name, "--model", str(model), "--as-written"]
     if ratio is not None:
         words += ["--ratio", f"{ratio:g}"]
     return words if max_ratio == MAX_RATIO else [*words, "--max-ratio", f"{max_ratio:g}"]

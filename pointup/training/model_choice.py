@@ -19,9 +19,9 @@ SURVEY_FIGURES = ("beyond_0.5", "beyond_1", "below_ground", "ground_rmse", "cano
 """Figures of surveys that a run reports beside the one it chooses by."""
 FEWEST_PARTS = 16
 """With fewer validation pairs, each is divided into parts, so that a test is possible."""
-SIGNIFICANCE = 0.01
-"""Largest probability by which a model that is no better may be kept. A run has several attempts,
-and parts of one pair resemble each other, so that it is smaller than the usual 0.05."""
+SIGNIFICANCE = 0.05
+"""Largest probability by which an evaluation may find a model better that is as good as the
+initial one. One that is worse passes more rarely."""
 WORSE_BY = 0.01
 """Share by which a figure must be worse to be named."""
 

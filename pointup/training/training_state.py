@@ -62,16 +62,32 @@ class WeightAverage:
     weights at once. It is less noisy than the weights, above all with few clouds in a step. Polyak
     and Juditsky 1992, Acceleration of Stochastic Approximation by Averaging.
 
+    With an `initial_share` s, the model to evaluate and to save is s w_0 + (1 - s) a_n, which keeps
+    more of what the initial model can do on other data. Wortsman et al. 2022, Robust Fine-Tuning of
+    Zero-Shot Models.
+
     Every process has its own copy. The copies are equal, because the weights are.
 
     Attributes:
-        model: the model to evaluate and to save. Without a decay it is `weights` itself.
+        average: the average. Without a decay it is `weights` itself.
         num_steps: number of steps that were averaged.
     """
 
-    def __init__(self, weights: Upsampler, decay: float | None) -> None:
+    def __init__(self, weights: Upsampler, decay: float | None, initial_share: float = 0.0) -> None:
         self.weights, self.decay, self.num_steps = weights, decay, 0
-        self.model = weights if decay is None else copy.deepcopy(weights).requires_grad_(False)
+        self.average = weights if decay is None else copy.deepcopy(weights).requires_grad_(False)
+        self.initial_share = initial_share
+        self.initial = [p.detach().clone() for p in weights.parameters()] if initial_share else []
+
+    @torch.no_grad()
+    def model(self) -> Upsampler:
+        """The model to evaluate and to save."""
+        if not self.initial_share:
+            return self.average
+        model = copy.deepcopy(self.average)
+        for weights, initial in zip(model.parameters(), self.initial, strict=True):
+            weights.lerp_(initial, self.initial_share)
+        return model
 
     @torch.no_grad()
     def update(self) -> None:
@@ -81,13 +97,13 @@ class WeightAverage:
         self.num_steps += 1
         decay = min(self.decay, (1 + self.num_steps) / (10 + self.num_steps))
         average = get_ema_multi_avg_fn(decay)
-        average(list(self.model.parameters()), list(self.weights.parameters()), None)
+        average(list(self.average.parameters()), list(self.weights.parameters()), None)
 
     def state_dict(self) -> dict[str, Any] | None:
         """What a checkpoint stores; None without a decay, where the weights are enough."""
         if self.decay is None:
             return None
-        return {"num_steps": self.num_steps, "weights": self.model.state_dict()}
+        return {"num_steps": self.num_steps, "weights": self.average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Continue from `state`. Raises ValueError if it has no average."""
@@ -95,7 +111,7 @@ class WeightAverage:
             return
         if state is None:
             raise ValueError("optimizer.pt has no average of the weights")
-        self.model.load_state_dict(state["weights"])
+        self.average.load_state_dict(state["weights"])
         self.num_steps = int(state["num_steps"])
 
 
@@ -118,16 +134,11 @@ class RunState:
     ) -> None:
         self.config, self.accelerator, self.data = config, accelerator, data
         self.weights, self.optimizer, self.sampler = weights, optimizer, sampler
-        self.average = WeightAverage(weights, config.ema_decay)
+        self.average = WeightAverage(weights, config.ema_decay, config.initial_share)
         # A run that starts from a model measures it before the first step.
         self.progress = Progress(evaluation_due=config.initial_model is not None)
         self.saved_at = 0.0
         """Training time in seconds of the last attempt to save, or of the loaded checkpoint."""
-
-    @property
-    def model(self) -> Upsampler:
-        """The model to evaluate and to save: the average of the weights, or the weights."""
-        return self.average.model
 
     def load_latest(self, schedule: RunSchedule) -> Path | None:
         """Load the run's latest checkpoint, and return its path; None for a new run.
@@ -181,10 +192,11 @@ class RunState:
         is raised. The log warns at the end of a run in which no model was saved.
         """
         progress, output_dir = self.progress, self.config.output_dir
+        model = self.average.model()
         before = progress.best, progress.kept
         is_best = progress.judge(result.measured(progress.step), self.config)
         if is_best and not self._write(
-            lambda: save_model(self.model, output_dir / "model"), must_succeed=progress.finished
+            lambda: save_model(model, output_dir / "model"), must_succeed=progress.finished
         ):
             (progress.best, progress.kept), is_best = before, False
         if progress.finished and math.isinf(progress.best):

@@ -30,7 +30,6 @@ from pointup.cli.next_commands import (
 from pointup.cli.prepare.summary import print_summary
 from pointup.datasets.pair import Pair
 from pointup.datasets.pair_writer import write_pairs
-from pointup.model.config import ModelConfig
 from pointup.shipped import shipped_options
 from pointup.training.config import TrainConfig, as_dict
 
@@ -96,9 +95,9 @@ def test_a_configuration_of_the_user_needs_no_option(
 @pytest.mark.parametrize(
     ("made_by", "ratio", "preset", "length"),
     [
-        ("prepare pairs", 5.0, "airborne_to_drone", "200 steps from the included model forest"),
-        ("prepare pairs", 1.5, None, ""),
-        ("prepare passes", 12.0, "airborne_to_drone", "200 steps from the included model forest"),
+        ("prepare pairs", 5.0, "airborne_to_drone", "100 steps from the included model forest"),
+        ("prepare pairs", 1.5, "similar_density", "100 steps from the included model lidar"),
+        ("prepare passes", 12.0, "airborne_to_drone", "100 steps from the included model forest"),
         ("prepare scenes", 2.0, "forest_scenes", "2,000 steps from random weights"),
         ("prepare meshes", 4.0, "shapes_4x", "7,000 steps from random weights"),
         ("prepare thin", 4.0, None, ""),
@@ -145,7 +144,7 @@ def test_the_summary_of_a_dataset_says_how_long_its_preset_trains(
     write_pairs(pairs[:2], pairs[2:], tmp_path / "p", {"made_by": "pointup 1 prepare pairs"})
     print_summary(tmp_path / "p", 0.3, "", 1.0)
     *_, preset, command = capsys.readouterr().out.splitlines()
-    assert preset == "preset airborne_to_drone: 200 steps from the included model forest"
+    assert preset == "preset airborne_to_drone: 100 steps from the included model forest"
     assert command.startswith("next: pointup train --config $(pointup config airborne_to_drone) ")
 
 
@@ -194,11 +193,7 @@ def test_after_training_on_a_thinned_survey_it_is_upsampled_at_the_ratio_of_the_
     ("changes", "options"),
     [
         ({"ratio": 2.5, "max_ratio": 8.0}, "--ratio 2.5 --max-ratio 8"),
-        # A model that predicts errors is evaluated as its output is written.
-        (
-            {"max_ratio": 64.0, "model": ModelConfig(predict_error=True)},
-            "--as-written --max-ratio 64",
-        ),
+        ({"max_ratio": 64.0}, "--max-ratio 64"),
     ],
 )
 def test_a_model_is_evaluated_at_the_ratio_of_its_training(
@@ -209,7 +204,7 @@ def test_a_model_is_evaluated_at_the_ratio_of_its_training(
     monkeypatch.chdir(tmp_path)
     config = replace(run_of(Path("a"), Path("pairs"), made_by="x"), **changes)
     (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
-    command = f"pointup evaluate pairs pairs --model a/model {options}"
+    command = f"pointup evaluate pairs pairs --model a/model --as-written {options}"
     assert commands_after_training(config) == [command]
     assert command_after_upsampling("a/model") == command
 
@@ -239,7 +234,7 @@ def test_after_training_the_survey_is_upsampled_and_the_model_evaluated(
     surveys = " ".join(name.rstrip("/") for name in source)
     assert commands_after_training(config) == [
         f"pointup upsample {surveys} -o {output} --model runs/a/model",
-        "pointup evaluate pairs pairs --model runs/a/model",
+        "pointup evaluate pairs pairs --model runs/a/model --as-written",
     ]
     assert command_after_upsampling("runs/a/model") == commands_after_training(config)[1]
 
@@ -254,7 +249,7 @@ def test_only_datasets_with_held_out_pairs_are_evaluated(
     write_pairs(pairs, pairs, Path("split"), {})
     config = replace(run_of(Path("a"), Path("p"), made_by="x"), data=("whole", "split"))
     (tmp_path / "a" / "config.json").write_text(json.dumps(as_dict(config)))
-    command = "pointup evaluate pairs split --model a/model"
+    command = "pointup evaluate pairs split --model a/model --as-written"
     assert commands_after_training(config) == [command]
     assert command_after_upsampling("a/model") == command
 

@@ -35,7 +35,7 @@ def test_the_average_follows_its_recursion(decay: float, steps: int, seed: int) 
         share = min(decay, (1 + step) / (10 + step))
         new = [w.detach().double() for w in weights.parameters()]
         expected = [share * e + (1 - share) * w for e, w in zip(expected, new, strict=True)]
-    for found, value in zip(average.model.parameters(), expected, strict=True):
+    for found, value in zip(average.model().parameters(), expected, strict=True):
         torch.testing.assert_close(found.double(), value, atol=1e-4, rtol=1e-4)
         assert not found.requires_grad
 
@@ -44,7 +44,22 @@ def test_without_a_decay_the_model_is_that_of_the_weights() -> None:
     weights = Upsampler(**SMALL.__dict__)
     average = WeightAverage(weights, None)
     average.update()
-    assert average.model is weights and average.state_dict() is None
+    assert average.model() is weights and average.state_dict() is None
+
+
+def test_a_share_of_the_initial_model_is_mixed_into_the_model_but_not_into_the_training() -> None:
+    weights = Upsampler(**SMALL.__dict__)
+    before = [w.detach().clone() for w in weights.parameters()]
+    average = WeightAverage(weights, None, initial_share=0.75)
+    assert all(map(torch.equal, average.model().parameters(), before))
+    with torch.no_grad():
+        for values in weights.parameters():
+            values += 1
+    for mixed, now, then in zip(
+        average.model().parameters(), weights.parameters(), before, strict=True
+    ):
+        torch.testing.assert_close(mixed, then + 0.25)
+        torch.testing.assert_close(now, then + 1)
 
 
 def test_a_run_saves_the_average_continues_it_exactly_and_trains_as_without_one(

@@ -49,9 +49,9 @@ def test_noise_hardly_ever_makes_a_model_better_and_a_small_steady_gain_does() -
     level = rng.uniform(0.3, 2.0, (2, 9))
     before = measured(level)
     chosen = [is_better(measured(level + rng.normal(0, 0.02, (2, 9))), before) for _ in range(500)]
-    assert np.mean(chosen) < 0.025
+    assert np.mean(chosen) < 0.08
     gains = [measured(level - rng.normal(0.02, 0.02, (2, 9))) for _ in range(100)]
-    assert np.mean([is_better(gain, before) for gain in gains]) > 0.85
+    assert np.mean([is_better(gain, before) for gain in gains]) > 0.95
     assert is_better(measured(level - 0.001), before)
     assert not is_better(before, before)
     one = measured(np.array([[1.0]]))
