@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.geometry.midpoints import midpoint_upsample
 from pointup.geometry.packed import sizes_from_ptr
 from pointup.geometry.surfaces import Surface
@@ -22,7 +22,7 @@ Figures = dict[str, float]
 Clouds = dict[str, tuple[Tensor, Tensor]]
 """Packed points and ptr by row."""
 
-ROWS = ("model", "midpoints", *BASELINES, "source", "resampled")
+ROWS = ("model", "midpoints", *BASELINES, *FITTED, "source", "resampled")
 """The clouds that are measured against the target, in the order to print."""
 
 

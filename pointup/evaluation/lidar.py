@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,21 +14,30 @@ from scipy.spatial import cKDTree
 
 from pointup.datasets.block_pairs import thin
 from pointup.errors import DataError
-from pointup.evaluation.baselines import baseline_clouds
-from pointup.evaluation.cloud_metrics import Figures
+from pointup.evaluation.baselines import baseline_clouds, fitted_clouds
+from pointup.evaluation.cloud_metrics import Figures, mean_figures
 from pointup.evaluation.common_extent import Extent, TriangulatedGround, height_grids
 from pointup.evaluation.lidar_metrics import (
     BELOW_GROUND,
     FAR,
+    GROUND_CELL,
     LOWEST_REACH,
     METRES,
     NEW_BEYOND,
     OPEN_SKY,
+    SHIFTS,
     Scale,
     height_bands,
 )
 from pointup.geometry.neighbors import nearest
-from pointup.io.cloud import CLASSIFICATION, PointCloud, attribute, is_noise, is_synthetic
+from pointup.io.cloud import (
+    CLASSIFICATION,
+    NUMBER_OF_RETURNS,
+    PointCloud,
+    attribute,
+    is_noise,
+    is_synthetic,
+)
 from pointup.io.files import iter_points
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
@@ -73,6 +83,20 @@ class SurveyReference:
             "gap_fraction": 100 * float(np.mean(self._is_gap(self._high)[self._has_points])),
         }
 
+    def chamfer(self, prediction: np.ndarray) -> float:
+        """The figure "chamfer" of a predicted survey (P, 3)."""
+        inside = prediction if self.everywhere else _on(self.extent, prediction, "prediction")
+        return mean_distance(inside, self.points) + mean_distance(self.inside, prediction)
+
+    def measure_fitted(
+        self, source: np.ndarray, num_points: int, seed: int, name: str = ""
+    ) -> dict[str, Figures]:
+        """The figures of `fitted_clouds` of a source (N, 3), and their noise, by row."""
+        fitted = fitted_clouds(source, max(num_points, len(source)), self.chamfer, seed, name)
+        return {
+            row: self.measure(cloud) | {"share": share} for row, (cloud, share) in fitted.items()
+        }
+
     def measure(self, prediction: np.ndarray) -> Figures:
         """Figures of a predicted survey (P, 3) float64, by the names of `lidar_metrics` and
         `band_metrics`.
@@ -85,6 +109,7 @@ class SurveyReference:
         """
         on_extent = _on(self.extent, prediction, "prediction")
         inside = prediction if self.everywhere else on_extent
+        above = self.ground.above(inside)
         forward = _distances(inside, self.points)
         backward = _distances(self.inside, prediction)
         figures = {
@@ -105,17 +130,21 @@ class SurveyReference:
             limit = unit.of_metres(threshold)
             precision, recall = np.mean(forward <= limit), np.mean(backward <= limit)
             figures[f"f_score_{threshold:g}"] = 100 * harmonic_mean(float(precision), float(recall))
-        figures |= self._of_new_points(prediction, inside, forward)
-        figures |= self._of_bands(inside, forward, backward)
-        return figures | self._of_heights(on_extent)
+        figures |= self._of_new_points(prediction, above, forward)
+        figures |= self._of_bands(above, forward, backward)
+        if self.everywhere:
+            above = above[self.extent.contains(prediction)]
+        return (
+            figures | self._of_heights(on_extent, above) | self._of_shifted_grids(on_extent, above)
+        )
 
-    def _of_bands(self, inside: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> Figures:
+    def _of_bands(self, above: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> Figures:
         """Mean distances of the points in each band of height above ground."""
-        ways = {"to": (self.ground.above(inside), forward), "from": (self._above, backward)}
+        ways = {"to": (above, forward), "from": (self._above, backward)}
         figures = {}
         for name, low, high in height_bands():
             low, high = self.scale.unit.of_metres(low), self.scale.unit.of_metres(high)
-            in_band = {way: (low <= above) & (above < high) for way, (above, _) in ways.items()}
+            in_band = {way: (low <= height) & (height < high) for way, (height, _) in ways.items()}
             if in_band["from"].mean() < _SMALLEST_BAND or not in_band["to"].any():
                 continue
             for way, (_, distance) in ways.items():
@@ -123,9 +152,9 @@ class SurveyReference:
         return figures
 
     def _of_new_points(
-        self, prediction: np.ndarray, inside: np.ndarray, to_reference: np.ndarray
+        self, prediction: np.ndarray, above: np.ndarray, to_reference: np.ndarray
     ) -> Figures:
-        figures, is_new = {}, np.ones(len(inside), dtype=bool)
+        figures, is_new = {}, np.ones(len(above), dtype=bool)
         if self._source is not None:
             away = np.asarray(self._source.query(prediction)[0])
             limit = self.scale.unit.of_metres(NEW_BEYOND)
@@ -133,28 +162,34 @@ class SurveyReference:
                 figures["farthest_new"] = float(away.max())
                 is_new = away > limit
                 if not self.everywhere:
-                    is_new = is_new[self.extent.contains(prediction)]
+                    is_inside = self.extent.contains(prediction)
+                    outside = np.flatnonzero(is_new & ~is_inside)
+                    is_new = is_new[is_inside]
+                    off = np.minimum(away[outside], _distances(prediction[outside], self.points))
+                    everything = np.concatenate([to_reference[is_new], off])
+                    share = np.mean(everything > self.scale.unit.of_metres(FAR[-1]))
+                    figures[f"beyond_{FAR[-1]:g}_anywhere"] = 100 * float(share)
         if not is_new.any():
             return figures
         for far in FAR:
             limit = self.scale.unit.of_metres(far)
             figures[f"beyond_{far:g}"] = 100 * float(np.mean(to_reference[is_new] > limit))
         deepest = -self.scale.unit.of_metres(BELOW_GROUND)
-        below = self.ground.above(inside[is_new]) < deepest
+        below = above[is_new] < deepest
         figures["below_ground_points"] = float(below.sum())
         figures["below_ground"] = 100 * float(below.mean())
         return figures
 
-    def _of_heights(self, inside: np.ndarray) -> Figures:
+    def _of_heights(self, inside: np.ndarray, above: np.ndarray) -> Figures:
         """Figures of heights and coverage, computed on the grid of the extent."""
         low, high = height_grids(inside, self.extent)
         both = self._has_points & np.isfinite(low)
         shares = []
-        for above in (self.ground.above(inside), self._above):
+        for heights in (above, self._above):
             # Points below the ground, by roughness, count in the lowest layer.
-            layers = np.maximum(np.floor(above / self.extent.cell), 0)
+            layers = np.maximum(np.floor(heights / self.extent.cell), 0)
             layer, count = np.unique(layers, return_counts=True)
-            shares.append(dict(zip(layer.tolist(), (count / len(above)).tolist(), strict=True)))
+            shares.append(dict(zip(layer.tolist(), (count / len(heights)).tolist(), strict=True)))
         predicted, true = shares
         figures = {
             "covered": 100 * float(both.sum() / self._has_points.sum()),
@@ -171,9 +206,50 @@ class SurveyReference:
             }
         return figures
 
+    def _of_shifted_grids(self, inside: np.ndarray, above: np.ndarray) -> Figures:
+        """Figures of the highest and lowest points of cells, means over shifted grids."""
+        unit = self.scale.unit
+        is_low, is_ground = (
+            np.abs(heights) <= unit.of_metres(BELOW_GROUND) for heights in (above, self._above)
+        )
+        found: list[Figures] = []
+        for shift in np.ndindex(SHIFTS, SHIFTS):
+            figures: Figures = {}
+            grid = ShiftedGrid(self.extent, self.extent.cell, shift)
+            rise = grid.highest(inside, inside[:, 2]) - grid.highest(self.inside, self.inside[:, 2])
+            if (rise := rise[np.isfinite(rise)]).size:
+                figures["canopy_rmse_shifted"] = _rmse(rise)
+                figures["canopy_bias_shifted"] = float(rise.mean())
+            grid = ShiftedGrid(self.extent, unit.of_metres(GROUND_CELL), shift)
+            seen = np.isfinite(grid.highest(self.inside[is_ground], self._above[is_ground]))
+            if seen.any():
+                error = grid.highest(self.inside, -self._above) - grid.highest(inside, -above)
+                if (error := error[seen & np.isfinite(error)]).size:
+                    figures["ground_rmse_2m"] = _rmse(error)
+                missed = np.isnan(grid.highest(inside[is_low], above[is_low]))[seen]
+                figures["ground_missed_2m"] = 100 * float(missed.mean())
+            found.append(figures)
+        return mean_figures(found)
+
     def _is_gap(self, high: np.ndarray) -> np.ndarray:
         """Mask (X, Y) of cells whose highest point `high` is at most `OPEN_SKY` above ground."""
         return high <= self._open_below
+
+
+class ShiftedGrid:
+    """Square cells over an extent, moved back by `shift` (2,) fractions, in `SHIFTS`, of a cell."""
+
+    def __init__(self, extent: Extent, cell: float, shift: tuple[int, ...]) -> None:
+        self._cell, self._corner = cell, extent.origin - np.array(shift) / SHIFTS * cell
+        width = np.array(extent.covered.shape) * extent.cell
+        self._shape = np.floor((width + extent.origin - self._corner) / cell).astype(np.int64) + 1
+
+    def highest(self, points: np.ndarray, heights: np.ndarray) -> np.ndarray:
+        """The largest of the heights (N,) of points (N, 3) of each cell; NaN without points."""
+        x, y = np.floor((points[:, :2] - self._corner) / self._cell).astype(np.int64).T
+        highest = np.full(self._shape.prod(), -np.inf)
+        np.maximum.at(highest, x * self._shape[1] + y, heights)
+        return np.where(np.isfinite(highest), highest, np.nan)
 
 
 def harmonic_mean(precision: float, recall: float) -> float:
@@ -196,6 +272,11 @@ def _distances(query: np.ndarray, points: np.ndarray) -> np.ndarray:
         for cloud in (query, points)
     ]
     return nearest(*packed[0], *packed[1])[0].sqrt().numpy()
+
+
+def mean_distance(query: np.ndarray, points: np.ndarray) -> float:
+    """Mean unsquared distance of points (Q, 3) to the nearest of the points (P, 3)."""
+    return float(_distances(query, points).mean())
 
 
 def _lowest_around(grid: np.ndarray) -> np.ndarray:
@@ -255,9 +336,7 @@ def _as_written(
     ground_density: float | None,
 ) -> np.ndarray:
     """What `pointup upsample` makes of a survey."""
-    cloud = PointCloud(source.positions)
-    if source.classification is not None:
-        cloud.attributes[CLASSIFICATION] = source.classification
+    cloud = PointCloud(source.positions, dict(source.attributes))
     try:
         # A density replaces the ratio, by which the survey was thinned.
         by_ratio = ratio if density is None else None
@@ -279,6 +358,8 @@ MARGIN = 64.0
 the source. New points depend on measured points within about 20 local spacings."""
 FEWEST_POINTS = 2
 """Fewest points of a source."""
+ATTRIBUTES = (CLASSIFICATION, NUMBER_OF_RETURNS)
+"""The attributes on which the places of new points depend."""
 
 
 @dataclass(frozen=True)
@@ -288,19 +369,23 @@ class Survey:
     Attributes:
         path: the file.
         positions: (N, 3) float64, in the unit of the file.
-        classification: (N,) uint8; None if the file has no classes.
+        attributes: (N,) uint8 each, those of `ATTRIBUTES` that the file has.
         notes: lines for the report about points that were left out, and about synthetic ones.
     """
 
     path: Path
     positions: np.ndarray
-    classification: np.ndarray | None
+    attributes: Mapping[str, np.ndarray] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def classification(self) -> np.ndarray | None:
+        return self.attributes.get(CLASSIFICATION)
 
     def select(self, rows: np.ndarray) -> Survey:
         """The points of a mask (N,) bool or of indices, without notes."""
-        classes = self.classification
-        return Survey(self.path, self.positions[rows], None if classes is None else classes[rows])
+        attributes = {name: values[rows] for name, values in self.attributes.items()}
+        return Survey(self.path, self.positions[rows], attributes)
 
 
 def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note") -> Survey:
@@ -311,7 +396,8 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
     output of an upsampling. Raises FileError if the file can't be read, DataError if no point is
     left.
     """
-    positions, classes = [], []
+    positions: list[np.ndarray] = []
+    values: dict[str, list[np.ndarray]] = {name: [] for name in ATTRIBUTES}
     num_points = num_noise = num_synthetic = 0
     for cloud in iter_points(path):
         noise = is_noise(cloud)
@@ -319,8 +405,9 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
         num_noise += int(noise.sum())
         num_synthetic += int(made.sum())
         counts = ~(noise | made) if synthetic == "drop" else ~noise
-        if (found := attribute(cloud, CLASSIFICATION)) is not None:
-            classes.append(found[counts].astype(np.uint8))
+        for name, of_chunks in values.items():
+            if (found := attribute(cloud, name)) is not None:
+                of_chunks.append(found[counts].astype(np.uint8))
         positions.append(cloud.positions[counts])
         num_points += len(cloud)
     kept = np.concatenate(positions)
@@ -336,8 +423,8 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
             f"{path}: {num_synthetic:,} points have the synthetic flag: they are not measured, "
             f"{consequence}"
         )
-    classification = np.concatenate(classes) if classes else None
-    return Survey(path, kept, classification, tuple(notes))
+    attributes = {name: np.concatenate(chunks) for name, chunks in values.items() if chunks}
+    return Survey(path, kept, attributes, tuple(notes))
 
 
 def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[Survey, Survey]:

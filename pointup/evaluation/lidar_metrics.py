@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.cloud_metrics import Metric
-from pointup.evaluation.report import numbers
+from pointup.evaluation.report import Table, numbers
 from pointup.io.length_unit import METRE, LengthUnit
 
 THRESHOLDS = (0.1, 0.25, 0.5)
@@ -28,6 +28,19 @@ OPEN_SKY = 2.0
 """A cell is a gap in the canopy if no point in it is higher than this above ground, in metres."""
 NEW_BEYOND = 0.001
 """A point counts as new if it is farther than this from every source point, in metres."""
+GROUND_CELL = 2.0
+"""Width in metres of the cells in which the ground is looked for without a window around them."""
+SHIFTS = 3
+"""Grids are shifted by this many fractions of a cell in x and y: 9 grids. Where the borders of the
+cells happen to lie decides which treetop is in which cell."""
+MAIN = (
+    "num_points", "density", "chamfer", "cd", "p2f",
+    *(f"f_score_{threshold:g}" for threshold in THRESHOLDS),
+    "beyond_0.5", "beyond_1", "beyond_1_anywhere", "off_surface_0.5", "off_surface_1",
+    "below_ground", "ground_rmse_2m", "ground_missed_2m", "canopy_rmse_shifted",
+    "canopy_bias_shifted", "height_overlap", "share",
+)  # fmt: skip
+"""The figures of the first table; the others follow in a second one."""
 
 
 @dataclass(frozen=True)
@@ -52,42 +65,19 @@ def lidar_metrics(
     """
     new = "new points" if has_source else "points"
     unit, cell = scale.unit.name, scale.unit.described(scale.cell)
-    window = 2 * LOWEST_REACH + 1
+    window, large = 2 * LOWEST_REACH + 1, scale.unit.described(GROUND_CELL)
+    deepest = scale.unit.described(BELOW_GROUND)
+    shifted = f"mean over {SHIFTS * SHIFTS} grids, shifted by thirds of a cell"
     metrics = {
         "num_points": Metric("points", "", "points on the common extent", better=""),
         "density": Metric(
             "density", f"points/{unit}2", "points per area of the common extent", better=""
-        ),
-        "covered": Metric(
-            "covered",
-            "%",
-            f"share of the {cell} cells with reference points that have predicted points; higher "
-            "is better",
-            better="higher",
         ),
         "chamfer": Metric(
             "Chamfer, mean",
             unit,
             "mean distance of the prediction to the reference + mean distance of the reference to "
             "the prediction; unsquared",
-        ),
-        "chamfer_median": Metric(
-            "Chamfer, median", unit, "the same with the median of each direction"
-        ),
-        "to_reference": Metric(
-            "  to reference, mean",
-            unit,
-            "distance of each predicted point to the nearest reference point; unsquared",
-        ),
-        "to_reference_median": Metric("  to reference, median", unit, ""),
-        "from_reference": Metric(
-            "  from reference, mean",
-            unit,
-            "distance of each reference point to the nearest predicted point; unsquared",
-        ),
-        "from_reference_median": Metric("  from reference, median", unit, ""),
-        "hausdorff": Metric(
-            "Hausdorff", unit, "largest distance of any point of either cloud to the other"
         ),
     }
     for i, threshold in enumerate(scale.thresholds):
@@ -115,44 +105,40 @@ def lidar_metrics(
             ),
         )
     metrics |= {
-        "farthest_new": Metric(
-            "farthest new point",
-            unit,
-            "largest distance of a new point to the nearest source point, outside the extent, too",
-        ),
-        "below_ground_points": Metric(
-            "points below ground",
-            "",
-            f"{new} more than {scale.unit.described(BELOW_GROUND)} below the ground",
-            better="",
+        f"beyond_{FAR[-1]:g}_anywhere": Metric(
+            f"beyond {scale.unit.described(FAR[-1])}, anywhere",
+            "%",
+            "the same of the new points on and off the common extent; off it, farther than this "
+            "from every source point, too",
         ),
         "below_ground": Metric(
             "below ground",
             "%",
-            f"their share of the {new}" + (f"; ground: {ground}" if ground else ""),
+            f"share of the {new} more than {deepest} below the ground"
+            + (f"; ground: {ground}" if ground else ""),
         ),
-        "ground_rmse": Metric(
-            "ground height RMSE",
+        "ground_rmse_2m": Metric(
+            f"ground height RMSE, {large}",
             unit,
-            f"difference of the lowest points in the {window} x {window} cells around each {cell} "
-            "cell with points of both",
+            f"difference of the lowest heights above ground in the {large} cells with reference "
+            f"points within {deepest} of the ground; {shifted}",
         ),
-        "canopy_rmse": Metric(
+        "ground_missed_2m": Metric(
+            f"ground missed, {large}",
+            "%",
+            f"share of those cells without a predicted point within {deepest} of the ground; "
+            f"{shifted}",
+        ),
+        "canopy_rmse_shifted": Metric(
             "canopy height RMSE",
             unit,
-            "difference of the highest points of each of those cells",
+            f"difference of the highest points of the {cell} cells with points of both; {shifted}",
         ),
-        "canopy_bias": Metric(
+        "canopy_bias_shifted": Metric(
             "canopy height bias",
             unit,
-            "mean of that difference; positive if the prediction is higher",
+            f"mean of that difference; positive if the prediction is higher; {shifted}",
             better="",
-        ),
-        "gap_fraction_error": Metric(
-            "gap fraction, error",
-            "%",
-            "difference of the shares of those cells that have no point more than "
-            f"{scale.unit.described(OPEN_SKY)} above the ground",
         ),
         "height_overlap": Metric(
             "height profile overlap",
@@ -161,8 +147,97 @@ def lidar_metrics(
             "the ground in the lowest bin; 100 is best",
             better="higher",
         ),
+        "covered": Metric(
+            "covered",
+            "%",
+            f"share of the {cell} cells with reference points that have predicted points; higher "
+            "is better",
+            better="higher",
+        ),
+        "chamfer_median": Metric(
+            "Chamfer, median", unit, "the sum of the medians of both distances, not of the means"
+        ),
+        "to_reference": Metric(
+            "  to reference, mean",
+            unit,
+            "distance of each predicted point to the nearest reference point; unsquared",
+        ),
+        "to_reference_median": Metric("  to reference, median", unit, ""),
+        "from_reference": Metric(
+            "  from reference, mean",
+            unit,
+            "distance of each reference point to the nearest predicted point; unsquared",
+        ),
+        "from_reference_median": Metric("  from reference, median", unit, ""),
+        "hausdorff": Metric(
+            "Hausdorff", unit, "largest distance of any point of either cloud to the other"
+        ),
+        "farthest_new": Metric(
+            "farthest new point",
+            unit,
+            "largest distance of a new point to the nearest source point, outside the extent, too",
+        ),
+        "below_ground_points": Metric(
+            "points below ground",
+            "",
+            f"number of the {new} more than {deepest} below the ground",
+            better="",
+        ),
+        "ground_rmse": Metric(
+            f"ground height RMSE, {window} x {window}",
+            unit,
+            f"difference of the lowest points in the {window} x {window} cells around each {cell} "
+            "cell with points of both",
+        ),
+        "canopy_rmse": Metric(
+            "canopy height RMSE, one grid",
+            unit,
+            f"difference of the highest points of each of these {cell} cells, in one grid",
+        ),
+        "canopy_bias": Metric(
+            "canopy height bias, one grid",
+            unit,
+            "mean of that difference, in one grid",
+            better="",
+        ),
+        "gap_fraction_error": Metric(
+            "gap fraction, error",
+            "%",
+            "difference of the shares of those cells that have no point more than "
+            f"{scale.unit.described(OPEN_SKY)} above the ground",
+        ),
     }
     return metrics
+
+
+FITTED_METRICS = {
+    "share": Metric(
+        "noise, in spacings",
+        "",
+        "the standard deviation with the lowest Chamfer distance to the reference, as a share of "
+        "the distances to the nearest points: 0.5 and 0.6 in the rows jitter and plane",
+        better="",
+    )
+}
+
+
+def tables_of(
+    title: str, metrics: Mapping[str, Metric], rows: Mapping[str, Mapping[str, float]], scale: Scale
+) -> list[Table]:
+    """The tables of an evaluation: the main figures, those of fitted baselines, details, bands.
+
+    `rows` maps the titles of the columns to their figures.
+    """
+    main = {name: metric for name, metric in metrics.items() if name in MAIN}
+    detail = {name: metric for name, metric in metrics.items() if name not in MAIN}
+    fitted = {title: figures for title, figures in rows.items() if "share" in figures}
+    others = {title: figures for title, figures in rows.items() if title not in fitted}
+    return [
+        Table(title, main, others, metrics_down=True),
+        Table("noise fitted to the reference", FITTED_METRICS | main, fitted, metrics_down=True),
+        Table("in detail", detail, others, metrics_down=True),
+        Table("by height above ground", band_metrics(scale), others, metrics_down=True),
+    ]
 
 
 def band_metrics(scale: Scale = METRES) -> dict[str, Metric]:
@@ -275,6 +350,12 @@ def beside_baselines(rows: Mapping[str, Mapping[str, float]], methods: Sequence[
         line += f"({best.replace('_', ' ')})"
         if best != "midpoints" and "midpoints" in known:
             line += f", {chamfer / known['midpoints']:.1%} of the midpoint baseline's"
+        fitted = {name: rows[name] for name in FITTED if name in rows}
+        if fitted:
+            best_fit = min(fitted, key=lambda name: fitted[name]["chamfer"])
+            share = chamfer / fitted[best_fit]["chamfer"]
+            line += f", {share:.1%} of that of the best with noise fitted to the reference "
+            line += f"({best_fit.removesuffix('_fitted')}, {fitted[best_fit]['share']:.2g})"
         lines.append(line)
     return lines
 

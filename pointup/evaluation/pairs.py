@@ -12,7 +12,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 from torch_geometric.data import Batch
 
-from pointup.evaluation.baselines import BASELINES, baseline_clouds
+from pointup.evaluation.baselines import BASELINES, FITTED, baseline_clouds, fitted_clouds
 from pointup.evaluation.cloud_metrics import (
     Clouds,
     Figures,
@@ -22,7 +22,7 @@ from pointup.evaluation.cloud_metrics import (
     metrics_in,
 )
 from pointup.evaluation.common_extent import find_ground, whole_extent
-from pointup.evaluation.lidar import SurveyReference
+from pointup.evaluation.lidar import SurveyReference, mean_distance
 from pointup.evaluation.lidar_metrics import FAR, NEW_BEYOND, Scale, band_metrics, lidar_metrics
 from pointup.geometry.midpoints import output_sizes
 from pointup.geometry.packed import ptr_from_sizes
@@ -36,17 +36,34 @@ if TYPE_CHECKING:
 
 THRESHOLDS = (0.25, 0.5)
 # Metrics of whole surveys only, and metrics that `measure` has already.
-_LEFT_OUT = {"num_points", "density", "covered", "chamfer", "chamfer_median", "hausdorff"}
+_LEFT_OUT = {
+    "num_points", "density", "covered", "chamfer", "chamfer_median", "hausdorff",
+    "beyond_1_anywhere",
+}  # fmt: skip
 
 
-def baselines_of_pairs(batch: Batch, ratio: Tensor, seed: int) -> Clouds:
-    """`baseline_clouds` of every source, of the size of the midpoint baseline; packed, by row."""
-    found: dict[str, list[np.ndarray]] = {name: [] for name in BASELINES}
+def baselines_of_pairs(
+    batch: Batch, ratio: Tensor, seed: int
+) -> tuple[Clouds, list[dict[str, float]]]:
+    """`baseline_clouds` and `fitted_clouds` of every source, packed, by row; and the fitted noise.
+
+    They have as many points as the midpoint baseline.
+    """
+    found: dict[str, list[np.ndarray]] = {name: [] for name in (*BASELINES, *FITTED)}
+    noise = []
     numbers = output_sizes(batch.ptr, ratio).tolist()
-    for name, source, number in zip(batch.name, _split(batch.pos, batch.ptr), numbers, strict=True):
-        for row, cloud in baseline_clouds(source, number, seed, str(name)).items():
+    sources, targets = _split(batch.pos, batch.ptr), _split(batch.target, batch.target_ptr)
+    for name, source, target, number in zip(batch.name, sources, targets, numbers, strict=True):
+
+        def error(cloud: np.ndarray, target: np.ndarray = target) -> float:
+            return mean_distance(cloud, target) + mean_distance(target, cloud)
+
+        fitted = fitted_clouds(source, number, error, seed, str(name))
+        noise.append({row: share for row, (_, share) in fitted.items()})
+        clouds = baseline_clouds(source, number, seed, str(name))
+        for row, cloud in (clouds | {row: cloud for row, (cloud, _) in fitted.items()}).items():
             found[row].append(cloud)
-    return {row: _packed(clouds, batch.pos.device) for row, clouds in found.items()}
+    return {row: _packed(clouds, batch.pos.device) for row, clouds in found.items()}, noise
 
 
 def upsampled_pairs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from pointup.evaluation.baselines import (
     BASELINES,
+    FITTED,
     baseline_clouds,
+    fitted_clouds,
     jitter,
     plane,
     random_midpoints,
@@ -123,6 +127,32 @@ def test_baselines_move_and_scale_with_the_cloud(seed: int) -> None:
     for name, made in baseline_clouds(points, 120).items():
         expected = 8.0 * made + np.array([5e5, 4e6, 100])
         np.testing.assert_allclose(moved[name], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.4, 1.4])
+def test_fitted_noise_has_the_lowest_error_of_a_ladder(noise: float) -> None:
+    rng = np.random.default_rng(1)
+    source = np.column_stack([rng.random((60, 2)) * 10, np.zeros(60)])
+    target = source.repeat(4, axis=0) + rng.normal(0, noise, (240, 3))
+
+    def error(made: np.ndarray) -> float:
+        distance = np.linalg.norm(made[:, None] - target[None], axis=2)
+        return distance.min(axis=0).mean() + distance.min(axis=1).mean()
+
+    fixed = baseline_clouds(source, 200, seed=2, name="a")
+    origin = source.mean(axis=0)
+    for row, (cloud, share) in fitted_clouds(source, 200, error, seed=2, name="a").items():
+        draw, usual = FITTED[row]
+        key = row.removesuffix("_fitted")
+        assert cloud.shape == (200, 3) and error(cloud) <= error(fixed[key])
+        of_ladder = []
+        for step in range(-12, 13):
+            generator = np.random.default_rng([2, crc32(b"a"), crc32(key.encode())])
+            new = draw(source - origin, 140, generator, usual * 1.25**step)
+            of_ladder.append(error(np.concatenate([source, new + origin])))
+        assert of_ladder[12] == pytest.approx(error(fixed[key]), rel=1e-12)
+        assert error(cloud) == pytest.approx(min(of_ladder), rel=0.02)
+        assert share / usual == pytest.approx(1.25 ** (np.argmin(of_ladder) - 12), rel=0.6)
 
 
 def test_random_numbers_depend_on_the_seed_and_the_name_only() -> None:

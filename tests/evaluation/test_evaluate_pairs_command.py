@@ -17,7 +17,7 @@ from viewer_files import scenes_of
 
 from pointup import Upsampler, upsample
 from pointup.cli.evaluate.pair_notes import remarks_on_pairs
-from pointup.evaluation.baselines import BASELINES
+from pointup.evaluation.baselines import BASELINES, FITTED
 from pointup.evaluation.cloud_metrics import METRICS, mean_rows
 from pointup.evaluation.lidar_metrics import FAR, worse_than_source
 from pointup.evaluation.pairs import measure_to_surface, surface_metrics
@@ -47,7 +47,8 @@ def test_pairs_have_the_figures_that_training_validates_on(
     evaluation = Evaluation(data, accelerator, config)
     records = [r for batch in evaluation.batches for r in evaluation.records_of(batch, upsampler)]
     means = mean_rows([r["rows"] for r in records])
-    assert list(content["means"]) == ["model", "midpoints", *BASELINES, "source", "resampled"]
+    others = [*BASELINES, *FITTED, "source", "resampled"]
+    assert list(content["means"]) == ["model", "midpoints", *others]
     for row, figures in means.items():
         found = {name: content["means"][row][name] for name in figures}
         assert found == pytest.approx(figures, rel=1e-5)
@@ -65,7 +66,7 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
     text, content = capsys.readouterr().out, figures_of(path)
     head = text.index("mean of 6 pairs")
     columns = ["model", "midpoints", "random midpoints", "jitter", "plane", "source", "resampled"]
-    (printed,) = [line for line in text[head:].splitlines() if line.startswith("Chamfer  ")]
+    printed, fitted = [line for line in text[head:].splitlines() if line.startswith("Chamfer  ")]
     values = dict(zip(columns, map(float, printed.split()[1:8]), strict=True))
     baselines = {name: values[name] for name in columns[1:5]}
     best = min(baselines, key=lambda name: baselines[name])
@@ -75,6 +76,9 @@ def test_the_headline_of_pairs_and_their_table_are_the_same_mean(
     share = float(headline.split(":")[1].split("%")[0])
     assert share == pytest.approx(100 * values["model"] / values[best], abs=0.2)
     assert f"({best})" in headline
+    values |= dict(
+        zip(["jitter fitted", "plane fitted"], map(float, fitted.split()[1:3]), strict=True)
+    )
     for name, value in values.items():
         row = content["means"][name.replace(" ", "_")]
         assert value == pytest.approx(row["chamfer"], rel=1e-3)

@@ -71,12 +71,16 @@ def test_distances_and_heights_of_a_raised_plane_are_those_computed_by_hand() ->
             "canopy_rmse": 0.3,
             "canopy_bias": 0.3,
             "ground_rmse": 0.3,
+            "canopy_rmse_shifted": 0.3,
+            "canopy_bias_shifted": 0.3,
+            "ground_rmse_2m": 0.3,
+            "ground_missed_2m": 0,
             "to_reference_0_2": 0.3,
             "from_reference_0_2": 0.3,
         }
     )
     # There is no source that a new point could be far from.
-    assert lidar_metrics().keys() - figures.keys() == {"farthest_new"}
+    assert lidar_metrics().keys() - figures.keys() == {"farthest_new", "beyond_1_anywhere"}
     assert figures.keys() <= lidar_metrics().keys() | band_metrics().keys()
 
 
@@ -219,6 +223,79 @@ def test_the_farthest_new_point_is_found_beyond_the_extent() -> None:
     figures = measure_survey(prediction, reference, whole(10, 10), source=source)
     assert figures["farthest_new"] == pytest.approx(np.hypot(490.5, 0.5))
     assert figures["num_points"] == 100
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=10)
+def test_far_points_off_the_extent_are_those_far_from_both_surveys(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    source, new = rng.uniform(0, 12, (60, 3)), rng.uniform(0, 12, (50, 3))
+    reference = rng.uniform(0, [6, 12, 12], (80, 3))
+    figures = measure_survey(np.concatenate([source, new]), reference, whole(6, 12), source=source)
+    to_reference, to_source = (
+        np.linalg.norm(new[:, None] - cloud[None], axis=2).min(axis=1)
+        for cloud in (reference, source)
+    )
+    is_off = new[:, 0] >= 6
+    is_far = (to_reference > 1) & (~is_off | (to_source > 1))
+    assert figures["beyond_1_anywhere"] == pytest.approx(100 * is_far.mean())
+    assert figures["beyond_1"] == pytest.approx(100 * (to_reference[~is_off] > 1).mean())
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=5)
+def test_figures_of_shifted_grids_are_means_of_those_of_brute_force(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ground = lattice(8, 6, step=0.5)
+    ground[:, 2] = 0.3 * ground[:, 0]
+    clouds = []
+    for share in (0.3, 0.1):
+        trees = rng.uniform([0, 0, 1], [8, 6, 9], (150, 3)) + np.array([0, 0, 3])
+        clouds.append(np.concatenate([ground[rng.random(len(ground)) < share], trees]))
+    reference, prediction = clouds
+    reference = np.concatenate([reference, ground[[0, 11, -12, -1]]])
+    extent = whole(8, 6)
+    surface = find_ground(reference, extent)
+    figures = SurveyReference(reference, extent, surface).measure(prediction)
+    of_grids: dict[str, list[float]] = {"rise": [], "rmse": [], "ground": [], "missed": []}
+    for i in range(9):
+        shift = np.array([i // 3, i % 3]) / 3
+        cells: dict[float, dict[tuple[int, ...], list[list[np.ndarray]]]] = {1.0: {}, 2.0: {}}
+        for side, of_side in cells.items():
+            for number, cloud in enumerate((prediction, reference)):
+                for point in cloud:
+                    key = tuple(np.floor(point[:2] / side + shift).astype(int).tolist())
+                    of_side.setdefault(key, [[], []])[number].append(point)
+        rises = [
+            np.max(ours, axis=0)[2] - np.max(theirs, axis=0)[2]
+            for ours, theirs in cells[1.0].values()
+            if ours and theirs
+        ]
+        errors, missed = [], []
+        for ours, theirs in cells[2.0].values():
+            above = [surface.above(np.array(c)) if c else np.empty(0) for c in (ours, theirs)]
+            if not (np.abs(above[1]) <= 0.3).any():
+                continue
+            missed.append(not (np.abs(above[0]) <= 0.3).any())
+            if ours:
+                errors.append(above[0].min() - above[1].min())
+        of_grids["rise"].append(float(np.mean(rises)))
+        of_grids["rmse"].append(float(np.sqrt(np.mean(np.square(rises)))))
+        of_grids["ground"].append(float(np.sqrt(np.mean(np.square(errors)))))
+        of_grids["missed"].append(100 * float(np.mean(missed)))
+    names = "canopy_bias_shifted", "canopy_rmse_shifted", "ground_rmse_2m", "ground_missed_2m"
+    for name, values in zip(names, of_grids.values(), strict=True):
+        assert figures[name] == pytest.approx(np.mean(values)), name
+    assert 0 < figures["ground_missed_2m"] < 100
+
+
+def test_a_floor_that_a_window_of_7_m_finds_is_missed_in_cells_of_2_m() -> None:
+    ground, canopy = lattice(12, 12), lattice(12, 12, z=15)
+    reference = np.concatenate([ground, canopy])
+    prediction = np.concatenate([ground[::7], canopy])
+    figures = measure_survey(prediction, reference, whole(12, 12))
+    assert figures["ground_rmse"] == 0
+    assert figures["ground_missed_2m"] > 30 and figures["ground_rmse_2m"] > 8
 
 
 def test_gaps_are_cells_without_points_high_above_ground() -> None:

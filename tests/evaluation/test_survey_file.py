@@ -25,7 +25,7 @@ from pointup.evaluation.lidar import (
 def square(num_points: int, side: float) -> Survey:
     """Random points of a square in the xy plane, from the origin on."""
     xy = np.random.default_rng(0).random((num_points, 2)) * side
-    return Survey(Path("square.las"), np.column_stack([xy, np.zeros(num_points)]), None)
+    return Survey(Path("square.las"), np.column_stack([xy, np.zeros(num_points)]))
 
 
 def write_upsampled(path: Path) -> None:

@@ -95,6 +95,7 @@ class Lidar:
 
     def run(self) -> int:
         from pointup.cli.coordinate_systems import notes_on_systems
+        from pointup.evaluation.cloud_metrics import ROWS
         from pointup.evaluation.common_extent import (
             common_extent,
             find_ground,
@@ -158,6 +159,10 @@ class Lidar:
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
         rows = {name: against.measure(points) for name, points in surveys.items()}
+        if source is not None:
+            like = surveys.get("model", surveys["midpoints"])
+            rows |= against.measure_fitted(near.positions, len(like), self.seed)
+        rows = {name: rows[name] for name in ("prediction", *ROWS) if name in rows}
         self._report(rows, against, read, ratio, upsampler, notes)
         self._show(rows, against, surveys)
         return 0
@@ -207,19 +212,18 @@ class Lidar:
         notes: list[str],
     ) -> None:
         from pointup.evaluation.lidar_metrics import (
-            band_metrics,
             beside_baselines,
             gap_closed,
             lidar_metrics,
+            tables_of,
             worse_than_source,
         )
-        from pointup.evaluation.report import EvaluationReport, Table
+        from pointup.evaluation.report import EvaluationReport
 
         scale, extent, own = against.scale, against.extent, against.figures()
         unit: LengthUnit = scale.unit
         has_source = ratio is not None
         metrics = lidar_metrics(scale, against.ground.origin, has_source)
-        of_bands = band_metrics(scale)
         heading = [
             f"lidar against {self._reference_name()}: {len(against.points):,} points, "
             f"{own['density']:.4g} points/{unit.name}2, gap fraction {own['gap_fraction']:.1f} %",
@@ -241,10 +245,7 @@ class Lidar:
             ]
         heading += [*beside_baselines(rows, METHODS), *gap_closed(rows, METHODS)]
         titled = {name.replace("_", " "): figures for name, figures in rows.items()}
-        tables = [
-            Table("", metrics, titled, metrics_down=True),
-            Table("by height above ground", of_bands, titled, metrics_down=True),
-        ]
+        tables = tables_of("", metrics, titled, scale)
         report = EvaluationReport(heading, tables, worse_than_source(rows, metrics, METHODS))
         given = {name: getattr(self, name) for name in GIVEN}
         content = {

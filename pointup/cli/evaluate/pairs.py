@@ -115,8 +115,11 @@ class EvaluatedPairs:
             clouds = clouds_of_pairs(batch, ratio, network)
             if upsampler is not None and self.as_written:
                 clouds["model"] = rows_of.upsampled_pairs(batch, ratio, upsampler, vertical)
-            clouds |= rows_of.baselines_of_pairs(batch, ratio, self.seed)
-            found = rows_of.figures_of_pairs(batch, clouds, surfaces, vertical, unit)
+            baselines, noise = rows_of.baselines_of_pairs(batch, ratio, self.seed)
+            found = rows_of.figures_of_pairs(batch, clouds | baselines, surfaces, vertical, unit)
+            for rows, shares in zip(found, noise, strict=True):
+                for row, share in shares.items():
+                    rows[row]["share"] = share
             measured |= zip(indices, found, strict=True)
         kept = sorted(measured)
         in_order = [measured[index] for index in kept]
@@ -147,11 +150,11 @@ class EvaluatedPairs:
             remarks_on_pairs,
         )
         from pointup.evaluation.cloud_metrics import ROWS, mean_rows
-        from pointup.evaluation.lidar_metrics import Scale, band_metrics, beside_baselines
+        from pointup.evaluation.lidar_metrics import Scale, beside_baselines, tables_of
         from pointup.evaluation.pairs import pair_metrics
-        from pointup.evaluation.report import EvaluationReport, Table
+        from pointup.evaluation.report import EvaluationReport
 
-        metrics, of_bands = pair_metrics(unit), band_metrics(Scale(unit))
+        metrics = pair_metrics(unit)
         means = mean_rows(in_order)
         heading = [
             f"{self.split} pairs of {self.dataset}: {len(names):,}"
@@ -184,10 +187,7 @@ class EvaluatedPairs:
             row.replace("_", " ") + (f" ({n:,} pairs)" if n < len(in_order) else ""): means[row]
             for row, n in having.items()
         }
-        tables = [
-            Table(f"mean of {len(names):,} pairs", metrics, columns, metrics_down=True),
-            Table("by height above ground", of_bands, columns, metrics_down=True),
-        ]
+        tables = tables_of(f"mean of {len(names):,} pairs", metrics, columns, Scale(unit))
         report = EvaluationReport(heading, tables, remarks_on_pairs(in_order, metrics))
         content = {
             "evaluation": "pairs",
