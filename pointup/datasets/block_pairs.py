@@ -26,7 +26,6 @@ from pointup.datasets.survey_tiles import (
     read_block,
     sort_file,
     split_tiles,
-    survey_pairs,
 )
 from pointup.disk import write_text, written_whole
 from pointup.errors import ConfigError, FileError, PointupError
@@ -51,73 +50,80 @@ class BlockPairs:
     passes: tuple[str, list[FlightPass], float] | None = None
 
 
-def two_survey_pairs(
-    folders: Sequence[Sequence[Path]],
-    stem: str,
-    block_xy: tuple[int, int],
-    names: frozenset[str],
-    held_out: HeldOutTiles | None,
-    *,
-    tile: float,
-    min_points: int,
-) -> BlockPairs:
-    """Make pairs of two surveys: one for each tile of a block whose name STEM_X_Y is in `names`.
+@dataclass(frozen=True)
+class TileBlock:
+    """The tiles of a block of which pairs are made.
 
-    `folders` are those of the sorted files of both surveys. Removed first are points at the
-    position of another one, points on ground that only one survey covers, and points in the tiles
-    of `held_out` and their strip. A tile is left out if fewer than `min_points` remain on a side.
+    Attributes:
+        folders: those of the sorted files of each side.
+        stem: the names of tiles are STEM_X_Y.
+        xy: index of the block.
+        names: the tiles of the block of which pairs are made.
+        held_out: validation tiles; their points, and those in the strip around them, are left out.
+            None for validation pairs.
+        tile: side length of a tile.
     """
-    sides = [read_block(of_side, block_xy) for of_side in folders]
+
+    folders: Sequence[Sequence[Path]]
+    stem: str
+    xy: tuple[int, int]
+    names: frozenset[str]
+    held_out: HeldOutTiles | None
+    tile: float
+
+    def usable(self, points: np.ndarray) -> np.ndarray:
+        """The points (N, 3 or more) that are not held out."""
+        return points if self.held_out is None else self.held_out.without_strip(points)
+
+    def tiles_of(self, points: np.ndarray) -> dict[str, np.ndarray]:
+        """The points (N, 3 or more) of each tile of which pairs are made, by the name of the tile,
+        ascending in x, then y."""
+        tiles = split_tiles(points[:, :2], self.tile)
+        names = (f"{self.stem}_{x}_{y}" for x, y in tiles.xy.tolist())
+        rows = [(name, row) for row, name in enumerate(names) if name in self.names]
+        return {name: points[tiles.points(row)] for name, row in rows}
+
+    def count(self, points: np.ndarray) -> int:
+        """The number of points in these tiles."""
+        return sum(map(len, self.tiles_of(points).values()))
+
+
+def two_survey_pairs(block: TileBlock, *, min_points: int) -> BlockPairs:
+    """Make pairs of two surveys: one for each tile of a block.
+
+    Removed first are points at the position of another one, points on ground that only one survey
+    covers, and held-out points. A tile is left out if fewer than `min_points` remain on a side.
+    """
+    sides = [read_block(of_side, block.xy) for of_side in block.folders]
     clouds = [points[first_occurrences(points)] for points in sides]
-    common = on_common_ground(clouds, tile)
+    common = on_common_ground(clouds, block.tile)
     kept = [points[mask] for points, mask in zip(clouds, common, strict=True)]
-    num_read, num_once, num_common = (
-        sum(_num_in_tiles(points, tile, stem, names) for points in each)
-        for each in (sides, clouds, kept)
-    )
-    if held_out is not None:
-        kept = [held_out.without_strip(points) for points in kept]
-    pairs = survey_pairs(kept[0], kept[1], tile, min_points, stem)
-    found = [pair for pair in pairs if pair.name in names]
-    return BlockPairs(found, num_read - num_once, num_once - num_common)
+    num_read, num_once, num_common = (sum(map(block.count, each)) for each in (sides, clouds, kept))
+    sources, targets = (block.tiles_of(block.usable(points)) for points in kept)
+    pairs = [
+        Pair.centred(name, source, targets[name])
+        for name, source in sources.items()
+        if min(len(source), len(targets.get(name, ()))) >= max(min_points, 1)
+    ]
+    return BlockPairs(pairs, num_read - num_once, num_once - num_common)
 
 
 def thinned_pairs(
-    folders: Sequence[Sequence[Path]],
-    stem: str,
-    block_xy: tuple[int, int],
-    names: frozenset[str],
-    held_out: HeldOutTiles | None,
-    *,
-    tile: float,
-    ratio: float,
-    pattern: str,
-    disjoint: bool,
-    seed: int,
-    min_points: int,
+    block: TileBlock, *, ratio: float, pattern: str, disjoint: bool, seed: int, min_points: int
 ) -> BlockPairs:
-    """Make pairs by thinning: one for each tile of a block whose name STEM_X_Y is in `names`.
+    """Make pairs by thinning: one for each tile of a block.
 
     The source is a subset by `pattern` (see `thin`; "mixed" draws a pattern for each
     tile). The target is `ratio` times as large as the source: the other
     points if `disjoint`, otherwise all points. The subset depends only on the tile's points, its
-    name and the seed. Removed first are points at the position of another one, and points in the
-    tiles of `held_out` and their strip. A tile is left out if too few points remain for
-    `min_points` on each side.
+    name and the seed. Removed first are points at the position of another one, and held-out points.
+    A tile is left out if too few points remain for `min_points` on each side.
     """
-    read = read_block(folders[0], block_xy)
+    read = read_block(block.folders[0], block.xy)
     points = read[first_occurrences(read)]
-    num_read, num_once = (_num_in_tiles(each, tile, stem, names) for each in (read, points))
-    if held_out is not None:
-        points = held_out.without_strip(points)
     fewest = fewest_dense_points(min_points, ratio, disjoint)
-    tiles = split_tiles(points[:, :2], tile)
     pairs = []
-    for row, (x, y) in enumerate(tiles.xy.tolist()):
-        name = f"{stem}_{x}_{y}"
-        if name not in names:
-            continue
-        dense = points[tiles.points(row)]
+    for name, dense in block.tiles_of(block.usable(points)).items():
         if len(dense) < fewest:
             continue
         rng = np.random.default_rng([seed, crc32(name.encode())])
@@ -125,7 +131,7 @@ def thinned_pairs(
         kept = thin(dense, thinning_ratio(ratio, disjoint), kind, rng)
         target = np.delete(dense, kept, axis=0) if disjoint else dense
         pairs.append(Pair.centred(name, dense[kept], target))
-    return BlockPairs(pairs, num_read - num_once)
+    return BlockPairs(pairs, block.count(read) - block.count(points))
 
 
 def thinning_ratio(ratio: float, disjoint: bool) -> float:
@@ -147,20 +153,15 @@ MOST_RETURNS = 15
 
 
 def pass_pairs(
-    folders: Sequence[Sequence[Path]],
-    stem: str,
-    block_xy: tuple[int, int],
-    names: frozenset[str],
-    held_out: HeldOutTiles | None,
+    block: TileBlock,
     *,
-    tile: float,
     source_density: tuple[float, float] | None,
     target_density: float | None,
     pairs_per_tile: int,
     seed: int,
     min_points: int,
 ) -> BlockPairs:
-    """Make pairs of flight passes for each tile of a block whose name STEM_X_Y is in `names`.
+    """Make pairs of flight passes for each tile of a block.
 
     The source of a pair is a pass that covers the tile, drawn at random, and the target all other
     passes, on ground that both cover. Both are thinned to at most a density, in points for each
@@ -168,28 +169,24 @@ def pass_pairs(
     drawn between the two of `source_density`, uniformly in its logarithm. Thinning drops whole
     pulses. The files are sorted with the columns of `time_and_id`.
 
-    Left out are points at the position of another one, and points in the tiles of `held_out` and
-    their strip. A tile has fewer than `pairs_per_tile` pairs where fewer passes cover it, and where
-    a side has fewer than `min_points`.
+    Left out are points at the position of another one, and held-out points. A tile has fewer than
+    `pairs_per_tile` pairs where fewer passes cover it, and where a side has fewer than
+    `min_points`.
     """
-    read = read_block(folders[0], block_xy, num_columns=5)
+    read = read_block(block.folders[0], block.xy, num_columns=5)
     positions, time, ids = read[:, :3], read[:, 3], read[:, 4].astype(np.int64)
     found = find_passes(time, ids, positions)
     points = np.column_stack([positions, found.label, _pulses(time, ids)])[found.label >= 0]
-    if held_out is not None:
-        points = held_out.without_strip(points)
-    tiles = split_tiles(points[:, :2], tile)
 
-    def pairs_of(row: int, name: str) -> Iterator[Pair]:
-        here = points[tiles.points(row)]
+    def pairs_of(name: str, here: np.ndarray) -> Iterator[Pair]:
         rng = np.random.default_rng([seed, crc32(name.encode())])
         for number in rng.permutation(np.unique(here[:, 3])):
             source, target = here[here[:, 3] == number], here[here[:, 3] != number]
-            on_source, on_target = on_common_ground([source[:, :3], target[:, :3]], tile)
+            on_source, on_target = on_common_ground([source[:, :3], target[:, :3]], block.tile)
             if not len(target) or on_target.mean() < LEAST_COVERED:
                 continue
             source, target = source[on_source], target[on_target]
-            area = covered_area(target[:, :2], tile)
+            area = covered_area(target[:, :2], block.tile)
             if target_density is not None:
                 target = target[_whole_pulses(target[:, 4], target_density * area, rng)]
             most = len(target) / LEAST_RATIO
@@ -200,11 +197,10 @@ def pass_pairs(
                 yield Pair.centred(name, source[:, :3], target[:, :3])
 
     pairs: list[Pair] = []
-    for row, (x, y) in enumerate(tiles.xy.tolist()):
-        if (name := f"{stem}_{x}_{y}") in names:
-            pairs += islice(pairs_of(row, name), pairs_per_tile)
-    block = f"{stem}_{block_xy[0]}_{block_xy[1]}"
-    return BlockPairs(pairs, passes=(block, found.passes, found.area))
+    for name, here in block.tiles_of(block.usable(points)).items():
+        pairs += islice(pairs_of(name, here), pairs_per_tile)
+    name = f"{block.stem}_{block.xy[0]}_{block.xy[1]}"
+    return BlockPairs(pairs, passes=(name, found.passes, found.area))
 
 
 def _pulses(time: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -230,13 +226,6 @@ def _whole_pulses(pulse: np.ndarray, most: float, rng: np.random.Generator) -> n
     kept = np.zeros(len(sizes), dtype=bool)
     kept[order[np.cumsum(sizes[order]) <= most]] = True
     return kept[of_point.reshape(-1)]
-
-
-def _num_in_tiles(points: np.ndarray, tile: float, stem: str, names: frozenset[str]) -> int:
-    """Number of the points (N, 3) in the tiles whose names STEM_X_Y are in `names`."""
-    tiles = split_tiles(points[:, :2], tile)
-    is_named = [f"{stem}_{x}_{y}" in names for x, y in tiles.xy.tolist()]
-    return int(np.diff(tiles.ptr)[is_named].sum())
 
 
 MakePairs = Callable[..., BlockPairs]
@@ -322,13 +311,14 @@ def _calls(
     tiles: PlaceTiles, is_validation: bool, block: int, make: MakePairs
 ) -> Iterator[partial[BlockPairs]]:
     """A call for each block with tiles of a split, ascending."""
-    stem, folders = tiles.place.stem, tiles.place.folders
+    stem, folders, tile = tiles.place.stem, tiles.place.folders, tiles.around.tile
     names: dict[tuple[int, int], list[str]] = {}
     for x, y in tiles.xy[tiles.is_held_out == is_validation].tolist():
         names.setdefault((x // block, y // block), []).append(f"{stem}_{x}_{y}")
     for block_xy in sorted(names):
         near = None if is_validation else tiles.around.near_block(block_xy, block)
-        yield partial(make, folders, stem, block_xy, frozenset(names[block_xy]), near)
+        of_block = frozenset(names[block_xy])
+        yield partial(make, TileBlock(folders, stem, block_xy, of_block, near, tile))
 
 
 # What worker processes do for a survey of several regions: sort files into blocks, make the part of

@@ -9,13 +9,12 @@ tiles. Pairs are then made block by block (`pointup.datasets.block_pairs`). The 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from pointup.datasets.pair import Pair
 from pointup.errors import ConfigError, DataError
 from pointup.io.cloud import is_noise, is_synthetic
 from pointup.io.files import PointCloud, iter_points
@@ -295,31 +294,6 @@ def split_tiles(positions_xy: np.ndarray, tile: float) -> Tiles:
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     xy = np.column_stack([key[starts] // height, key[starts] % height]) + lowest
     return Tiles(float(tile), xy, order, np.append(starts, len(key)))
-
-
-def survey_pairs(
-    source_positions: np.ndarray,
-    target_positions: np.ndarray,
-    tile: float,
-    min_points: int,
-    stem: str = "tile",
-) -> Iterator[Pair]:
-    """Yield a pair for each tile of two surveys of the same ground, named STEM_X_Y by its index.
-
-    Both surveys are (N, 3) in the same coordinates. A tile is left out if either survey has fewer
-    than `min_points` points in it. The origin of a pair is the mean of its source.
-    """
-    sources = split_tiles(source_positions[:, :2], tile)
-    targets = split_tiles(target_positions[:, :2], tile)
-    row_of = {(x, y): row for row, (x, y) in enumerate(targets.xy.tolist())}
-    for row, (x, y) in enumerate(sources.xy.tolist()):
-        if (x, y) not in row_of:
-            continue
-        source = source_positions[sources.points(row)]
-        target = target_positions[targets.points(row_of[x, y])]
-        if min(len(source), len(target)) < max(min_points, 1):
-            continue
-        yield Pair.centred(f"{stem}_{x}_{y}", source, target)
 
 
 def split_blocks(tile_xy: np.ndarray, fraction: float, seed: int, block: int) -> np.ndarray:

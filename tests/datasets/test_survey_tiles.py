@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pointup.datasets import survey_tiles
-from pointup.datasets.block_pairs import fewest_dense_points, thinned_pairs, thinning_ratio
+from pointup.datasets.block_pairs import (
+    TileBlock,
+    fewest_dense_points,
+    thinned_pairs,
+    thinning_ratio,
+    two_survey_pairs,
+)
+from pointup.datasets.pair import Pair
 from pointup.datasets.survey_tiles import (
     Place,
     hold_out,
@@ -20,7 +27,6 @@ from pointup.datasets.survey_tiles import (
     sort_file,
     split_blocks,
     split_tiles,
-    survey_pairs,
 )
 from pointup.errors import ConfigError, DataError
 
@@ -83,8 +89,8 @@ def test_source_and_disjoint_target_together_are_the_tile(pattern: str, tmp_path
     (xy,) = file.tile_xy.tolist()
     name = f"t_{xy[0]}_{xy[1]}"
     (pair,) = thinned_pairs(
-        [[file.folder]], "t", tuple(xy), frozenset([name]), None,
-        tile=10.0, ratio=3, pattern=pattern, disjoint=True, seed=0, min_points=1,
+        TileBlock([[file.folder]], "t", tuple(xy), frozenset([name]), None, 10.0),
+        ratio=3, pattern=pattern, disjoint=True, seed=0, min_points=1,
     ).pairs  # fmt: skip
     assert pair.name == name
     assert (len(pair.source), len(pair.target)) == (200, 600)
@@ -97,8 +103,8 @@ def test_the_target_may_be_all_points_of_the_tile(tmp_path: Path) -> None:
     (file,) = sorted_files(tmp_path, points, tile=10.0, block=1)
     (xy,) = file.tile_xy.tolist()
     (pair,) = thinned_pairs(
-        [[file.folder]], "t", tuple(xy), frozenset([f"t_{xy[0]}_{xy[1]}"]), None,
-        tile=10.0, ratio=4, pattern="random", disjoint=False, seed=0, min_points=1,
+        TileBlock([[file.folder]], "t", tuple(xy), frozenset([f"t_{xy[0]}_{xy[1]}"]), None, 10.0),
+        ratio=4, pattern="random", disjoint=False, seed=0, min_points=1,
     ).pairs  # fmt: skip
     assert (len(pair.source), len(pair.target)) == (200, 800)
     assert rows(pair.source) < rows(pair.target)
@@ -175,10 +181,21 @@ def test_impossible_tiles_are_errors() -> None:
         split_tiles(np.array([[0, 0], [1e12, 1e12]]), 1.0)
 
 
-def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre() -> None:
+def pairs_of_surveys(
+    folder: Path, source: np.ndarray, target: np.ndarray, min_points: int
+) -> list[Pair]:
+    """The pairs of two surveys in one block."""
+    files = sorted_files(folder, source, target, tile=10.0, block=10**7)
+    tiles = np.concatenate([file.tile_xy for file in files]).tolist()
+    names = frozenset(f"here_{x}_{y}" for x, y in tiles)
+    block = TileBlock([[file.folder] for file in files], "here", (0, 0), names, None, 10.0)
+    return two_survey_pairs(block, min_points=min_points).pairs
+
+
+def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source, target = (rng.random((n, 3)) * [40, 20, 9] + [4e5, 5.1e6, 100] for n in (800, 3000))
-    pairs = list(survey_pairs(source, target, 10.0, min_points=10, stem="here"))
+    pairs = pairs_of_surveys(tmp_path, source, target, min_points=10)
     assert [pair.name for pair in pairs] == [
         f"here_{x}_{y}" for x in range(40000, 40004) for y in (510000, 510001)
     ]
@@ -193,18 +210,16 @@ def test_pairs_of_surveys_keep_map_coordinates_to_a_tenth_of_a_millimetre() -> N
         assert pair.vertical
 
 
-def test_tiles_without_enough_points_in_both_surveys_give_no_pairs() -> None:
+@pytest.mark.parametrize(("min_points", "found"), [(2, [1, 3]), (0, [1, 2, 3])])
+def test_tiles_without_enough_points_in_both_surveys_give_no_pairs(
+    min_points: int, found: list[int], tmp_path: Path
+) -> None:
     def row(tiles: list[int]) -> np.ndarray:
-        return np.array([[10 * x + 5.0, 5.0, 0.0] for x in tiles])
+        return np.array([[10 * x + 5.0, 5.0, float(z)] for z, x in enumerate(tiles)])
 
     source, target = row([0, 0, 1, 1, 2, 3, 3]), row([1, 1, 2, 2, 3, 3, 3, 4, 4])
-    names = [pair.name for pair in survey_pairs(source, target, 10.0, min_points=2)]
-    assert names == ["tile_1_0", "tile_3_0"]
-    assert [p.name for p in survey_pairs(source, target, 10.0, min_points=0)] == [
-        "tile_1_0",
-        "tile_2_0",
-        "tile_3_0",
-    ]
+    pairs = pairs_of_surveys(tmp_path, source, target, min_points)
+    assert [pair.name for pair in pairs] == [f"here_{x}_0" for x in found]
 
 
 @given(

@@ -99,9 +99,7 @@ class Pairs:
         shard = parse_shard(self.shard)
         return SurveyDataset(
             sides=self._sides(),
-            make=partial(
-                two_survey_pairs, tile=self.tiling.tile, min_points=self.tiling.min_points
-            ),
+            make=partial(two_survey_pairs, min_points=self.tiling.min_points),
             fewest_points=self.tiling.min_points,
             copies=1.0,
             tiling=self.tiling,
@@ -167,7 +165,6 @@ class Thin:
             sides=[_survey_files(self.inputs)],
             make=partial(
                 thinned_pairs,
-                tile=self.tiling.tile,
                 ratio=self.ratio,
                 pattern=self.pattern,
                 disjoint=disjoint,
@@ -232,7 +229,6 @@ class Passes:
             sides=[_survey_files(self.inputs)],
             make=partial(
                 pass_pairs,
-                tile=self.tiling.tile,
                 source_density=None
                 if density is None
                 else parse_range("--source-density", density, 1e-6, 1e9, "6:60"),
