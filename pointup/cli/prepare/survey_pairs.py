@@ -57,6 +57,9 @@ class Tiling:
     include_noise: bool = False
     """Keep noise (classes 7 and 18), withheld points, and points with the synthetic flag, which are
     not measured. By default they are left out."""
+    shard: ShardOption = None
+    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
+    parts. For surveys of more than 200 MB."""
 
     def __post_init__(self) -> None:
         if not self.tile > 0 or self.min_points < 1 or self.block < 1:
@@ -64,6 +67,7 @@ class Tiling:
                 f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
                 "each must be greater than 0"
             )
+        parse_shard(self.shard)
         if self.strip is not None and not 0 <= self.strip < float("inf"):
             raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
 
@@ -73,7 +77,15 @@ class Tiling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class SurveyOptions:
+    """Options of all pairs from surveys."""
+
+    tiling: Tiling = field(default_factory=Tiling)
+    dataset: NewDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(SurveyOptions):
     """Make pairs from a sparse and a dense survey of the same area: tiles with points of both.
 
     Points on ground that only one of the surveys covers are left out.
@@ -87,16 +99,10 @@ class Pairs:
     whatever the extension; files in folders by their paths in them."""
     by_order: bool = False
     """With --separate, pair files in their order, whatever their names."""
-    shard: ShardOption = None
-    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
-    parts. For surveys of more than 200 MB."""
-    tiling: Tiling = field(default_factory=Tiling)
-    dataset: NewDataset
 
     def run(self) -> int:
         from pointup.datasets.block_pairs import two_survey_pairs
 
-        shard = parse_shard(self.shard)
         return SurveyDataset(
             sides=self._sides(),
             make=partial(two_survey_pairs, min_points=self.tiling.min_points),
@@ -104,7 +110,6 @@ class Pairs:
             copies=1.0,
             tiling=self.tiling,
             dataset=self.dataset,
-            shard=shard,
         ).run({"command": "prepare pairs", "source": self.source, "target": self.target})
 
     def _sides(self) -> list[list[Path]]:
@@ -133,7 +138,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thin:
+class Thin(SurveyOptions):
     """Make pairs from one dense survey: the source of each tile is thinned from its points."""
 
     inputs: Inputs
@@ -146,11 +151,6 @@ class Thin:
     target: Literal["rest", "all"] = "rest"
     """Points of the target. rest: all points that are not in the source, as if from another survey.
     all: all points, source included, which makes scores look better than they are."""
-    shard: ShardOption = None
-    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
-    parts. For surveys of more than 200 MB."""
-    tiling: Tiling = field(default_factory=Tiling)
-    dataset: NewDataset
 
     def __post_init__(self) -> None:
         if not 1 <= self.ratio < float("inf"):
@@ -159,7 +159,6 @@ class Thin:
     def run(self) -> int:
         from pointup.datasets.block_pairs import fewest_dense_points, thinned_pairs
 
-        shard = parse_shard(self.shard)
         disjoint = self.target == "rest"
         return SurveyDataset(
             sides=[_survey_files(self.inputs)],
@@ -175,7 +174,6 @@ class Thin:
             copies=1.0 if disjoint else 1 + 1 / self.ratio,
             tiling=self.tiling,
             dataset=self.dataset,
-            shard=shard,
         ).run(
             {
                 "command": "prepare thin",
@@ -188,7 +186,7 @@ class Thin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class Passes(SurveyOptions):
     """Make pairs from one survey of overlapping flight passes: one pass beside the others.
 
     Passes are found by pauses in gps_time and by point source ids. No point is in both sides of a
@@ -209,11 +207,6 @@ class Passes:
     """Thin the targets to this density."""
     pairs_per_tile: int = 2
     """Pairs of a tile, each with another pass as source, where so many passes cover it."""
-    shard: ShardOption = None
-    """Make only part K of N of the dataset, as a job of an array; `pointup prepare join` links all
-    parts. For surveys of more than 200 MB."""
-    tiling: Tiling = field(default_factory=Tiling)
-    dataset: NewDataset
 
     def __post_init__(self) -> None:
         if self.target_density is not None and not 0 < self.target_density < float("inf"):
@@ -241,7 +234,6 @@ class Passes:
             copies=0.0,
             tiling=self.tiling,
             dataset=self.dataset,
-            shard=parse_shard(self.shard),
             with_passes=True,
         ).run(
             {
@@ -281,7 +273,6 @@ class SurveyDataset:
         make: makes the pairs of a block of tiles.
         fewest_points: a tile with fewer points on a side is left out.
         copies: the number of pairs that a point of the survey is in on average; 0 if not known.
-        shard: (k, n) to make a part of the dataset.
         with_passes: whether `make` needs the columns of the flight passes.
     """
 
@@ -291,7 +282,6 @@ class SurveyDataset:
     copies: float
     tiling: Tiling
     dataset: NewDataset
-    shard: tuple[int, int] | None
     with_passes: bool = False
 
     def run(self, info: dict[str, Any]) -> int:
@@ -313,6 +303,7 @@ class SurveyDataset:
             )
         strip = self.tiling.strip_width
         info = {**info, **asdict(self.tiling), "strip": strip, **_surveys(self.sides, self.tiling)}
+        del info["shard"]
         info |= stored_units(units) | ({"shard": list(self.shard)} if self.shard else {})
         with self.dataset.making(is_resumable=by_regions) as making:
             folders = self._by_regions(making, info) if by_regions else [self._at_once(making)]
@@ -335,6 +326,11 @@ class SurveyDataset:
             making.unfinished.mkdir()
             assemble(list(map(PartSource, parts, folders)), making.unfinished, info)
             return making.publish()
+
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """K and N to make part K of N of the dataset."""
+        return parse_shard(self.tiling.shard)
 
     @property
     def stem(self) -> str:
