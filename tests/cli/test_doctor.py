@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pointup.cli.doctor import machine
-from pointup.cli.doctor.finding import graded, ok, warn
+from pointup.cli.doctor.machine import graded, ok, warn
 from pointup.errors import PointupError
 from pointup.geometry.kernels import trial
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pointup.cli.doctor.finding import Finding, ok
-from pointup.cli.doctor.machine import shared_memory_needed
+from pointup.cli.doctor.machine import Finding, ok, shared_memory_needed
 from pointup.cli.doctor.run_directory import data_findings, run_findings
 from pointup.cli.main import main
 from pointup.datasets.opening import open_together

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from pointup.cli.doctor.finding import Finding
+if TYPE_CHECKING:
+    from pointup.cli.doctor.machine import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

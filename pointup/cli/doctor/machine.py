@@ -1,5 +1,5 @@
-"""Checks a machine: packages, cores, memory, disks, and a computation and the kernels on each
-device."""
+"""Findings of `pointup doctor`, and those on a machine: packages, cores, memory, disks, a
+computation and the kernels on each device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
 
 import pointup
-from pointup.cli.doctor.finding import Finding, fail, graded, ok, reason_of, warn
 from pointup.errors import PointupError
 from pointup.geometry import kernels
 from pointup.geometry.kernels import trial
@@ -27,6 +28,49 @@ from pointup.training.faults.available_memory import (
     memory_limit,
     num_local_processes,
 )
+
+SUBJECT_WIDTH = 18
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check; a warning is a problem that keeps nothing from working."""
+
+    level: Literal["ok", "warn", "fail"]
+    subject: str
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.level:<5} {self.subject:<{SUBJECT_WIDTH}} {' '.join(self.text.split())}"
+        return f"{line}\n{'':{SUBJECT_WIDTH + 6}} -> {self.remedy}" if self.remedy else line
+
+
+def ok(subject: str, text: str) -> Finding:
+    return Finding("ok", subject, text)
+
+
+def warn(subject: str, text: str, remedy: str) -> Finding:
+    return Finding("warn", subject, text, remedy)
+
+
+def fail(subject: str, text: str, remedy: str) -> Finding:
+    return Finding("fail", subject, text, remedy)
+
+
+def graded(
+    subject: str, text: str, remedy: str, value: float, least: float, enough: float
+) -> Finding:
+    """A finding that fails below `least`, and warns below `enough`."""
+    if value >= enough:
+        return ok(subject, text)
+    return (warn if value >= least else fail)(subject, text, remedy)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of the message of an error, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
 
 NAMED_PACKAGES = ("torch", "accelerate", "datasets", "numpy", "torch-geometric")
 LITTLE_MEMORY = 2e9

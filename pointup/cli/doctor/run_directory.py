@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pointup.cli.doctor.finding import Finding, fail, ok, reason_of, warn
+from pointup.cli.doctor.machine import Finding, fail, ok, reason_of, warn
 from pointup.datasets.opening import open_samples
 from pointup.errors import DataError
 from pointup.terminal import in_bytes
