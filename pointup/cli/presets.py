@@ -1,4 +1,4 @@
-"""`pointup config`: the included launch configurations and presets, and their paths."""
+"""`pointup config`: paths of the included launch configurations, presets and QGIS script."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Annotated
 import tyro
 
 from pointup.errors import ConfigError
-from pointup.shipped import PRESETS, shipped_options
+from pointup.shipped import PRESETS, shipped_file, shipped_options
+
+QGIS = "qgis"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Print the path of an included file: a launch configuration or a preset of options.
+    """Print the path of an included file: a launch configuration, a preset of options, or `qgis`,
+    a Processing script for QGIS.
 
     accelerate launch --config_file $(pointup config 8gpu) -m pointup train --data pairs/ --config
     $(pointup config airborne_to_drone). Without a name all of them are listed.
@@ -25,7 +28,7 @@ class Config:
     """Name of a file, such as 8gpu."""
 
     def run(self) -> int:
-        files = shipped_options()
+        files = shipped_options() | {QGIS: shipped_file("cli/qgis_script.py")}
         if self.name is None:
             print(listing(files))
             return 0
@@ -42,6 +45,8 @@ def listing(files: dict[str, Path]) -> str:
     width = max(map(len, files), default=0)
     lines: dict[str, list[str]] = {"presets": [], "configurations": []}
     for name, path in files.items():
+        if path.suffix != ".yaml":
+            continue
         kind = "presets" if path.parent.name == PRESETS else "configurations"
         first = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         lines[kind].append(f"  {name:{width}}  {first}")
@@ -51,5 +56,6 @@ def listing(files: dict[str, Path]) -> str:
             *lines["configurations"],
             "for pointup train --config $(pointup config NAME):",
             *lines["presets"],
+            f"for QGIS, Processing Toolbox > Scripts > Add Script to Toolbox: {files[QGIS]}",
         ]
     )

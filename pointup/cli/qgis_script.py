@@ -1,0 +1,155 @@
+# mypy: ignore-errors
+"""QGIS: a Processing script that runs `pointup upsample` and loads what it writes.
+
+In QGIS, Processing Toolbox > Scripts > Add Script to Toolbox, choose this file. pointup stays in
+its own Python environment; the script calls its program.
+"""
+
+import os
+import queue
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+from qgis.core import (
+    QgsPointCloudLayer,
+    QgsProcessingAlgorithm,
+    QgsProcessingContext,
+    QgsProcessingException,
+    QgsProcessingOutputFolder,
+    QgsProcessingParameterFile,
+    QgsProcessingParameterFolderDestination,
+    QgsProcessingParameterNumber,
+    QgsProcessingParameterString,
+)
+
+PROGRESS = re.compile(r"([\d,]+) of ([\d,]+) points")
+MODELS = "lidar, forest, or a folder with a trained model; empty: by the format of the input"
+
+
+class UpsamplePoints(QgsProcessingAlgorithm):
+    def createInstance(self):
+        return UpsamplePoints()
+
+    def name(self):
+        return "upsample"
+
+    def displayName(self):
+        return "Upsample point clouds"
+
+    def group(self):
+        return "pointup"
+
+    def groupId(self):
+        return "pointup"
+
+    def shortHelpString(self):
+        return (
+            "Adds points between the measured ones of a file, or of all tiles of a folder. "
+            "Measured points stay as they are; new ones have the synthetic flag."
+        )
+
+    def initAlgorithm(self, config=None):
+        file, folder = QgsProcessingParameterFile.File, QgsProcessingParameterFile.Folder
+        number = QgsProcessingParameterNumber
+        for parameter in (
+            QgsProcessingParameterFile("INPUT", "Point cloud", file, optional=True),
+            QgsProcessingParameterFile("FOLDER", "Or a folder of tiles", folder, optional=True),
+            QgsProcessingParameterString("MODEL", f"Model: {MODELS}", optional=True),
+            number("RATIO", "Points out for each point in", number.Double, 4.0, minValue=1.0),
+            number(
+                "DENSITY",
+                "Or points per square unit, in place of the ratio",
+                number.Double,
+                optional=True,
+                minValue=0.0,
+            ),
+            QgsProcessingParameterString(
+                "CLASSES", "Only points of these classes, such as 2,3,4,5", optional=True
+            ),
+            QgsProcessingParameterString(
+                "PROGRAM",
+                "Program",
+                os.environ.get("POINTUP") or shutil.which("pointup") or "pointup",
+            ),
+            QgsProcessingParameterFolderDestination("OUTPUT", "Folder of the upsampled files"),
+        ):
+            self.addParameter(parameter)
+        self.addOutput(QgsProcessingOutputFolder("OUTPUT", "Folder of the upsampled files"))
+
+    def processAlgorithm(self, parameters, context, feedback):
+        source = self.parameterAsString(parameters, "INPUT", context)
+        source = source or self.parameterAsString(parameters, "FOLDER", context)
+        if not source:
+            raise QgsProcessingException("Choose a point cloud or a folder of tiles.")
+        output = Path(self.parameterAsString(parameters, "OUTPUT", context))
+        output.mkdir(parents=True, exist_ok=True)
+        command = [self.parameterAsString(parameters, "PROGRAM", context), "upsample", source]
+        command += ["-o", str(output)]
+        if model := self.parameterAsString(parameters, "MODEL", context):
+            command += ["--model", model]
+        if parameters.get("DENSITY") is not None:
+            density = self.parameterAsDouble(parameters, "DENSITY", context)
+            command += ["--density", str(density)]
+        else:
+            command += ["--ratio", str(self.parameterAsDouble(parameters, "RATIO", context))]
+        if classes := self.parameterAsString(parameters, "CLASSES", context):
+            command += ["--classes", classes.replace(" ", "")]
+        feedback.pushInfo(" ".join(command))
+        run(command, feedback)
+        for path in sorted(output.rglob("*")):
+            if path.suffix.lower() in (".las", ".laz"):
+                load(path, context, feedback)
+        return {"OUTPUT": str(output)}
+
+
+def run(command, feedback):
+    """Run the program; its progress and its messages reach QGIS, and Cancel ends it."""
+    # QGIS sets these for its own Python.
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONHOME", "PYTHONPATH")}
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except OSError as error:
+        raise QgsProcessingException(f"{command[0]}: {error}. Set Program to its path.") from error
+    lines = queue.Queue()
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in process.stdout])
+    reader.start()
+    last = ""
+    while reader.is_alive() or not lines.empty():
+        if feedback.isCanceled():
+            process.terminate()
+            break
+        try:
+            last = lines.get(timeout=0.2).rstrip()
+        except queue.Empty:
+            continue
+        feedback.pushInfo(last)
+        if found := PROGRESS.search(last):
+            done, total = (int(number.replace(",", "")) for number in found.groups())
+            feedback.setProgress(100 * done / max(total, 1))
+    status = process.wait()
+    reader.join()
+    process.stdout.close()
+    if status and not feedback.isCanceled():
+        raise QgsProcessingException(last or f"pointup ended with status {status}")
+
+
+def load(path, context, feedback):
+    """Add a file to the map once the algorithm ends."""
+    layer = QgsPointCloudLayer(str(path), path.stem, "pdal")
+    if not layer.isValid():
+        feedback.pushInfo(f"{path}: this QGIS reads no LAS files; it is not loaded")
+        return
+    context.temporaryLayerStore().addMapLayer(layer)
+    details = QgsProcessingContext.LayerDetails(path.stem, context.project(), path.stem)
+    context.addLayerToLoadOnCompletion(layer.id(), details)

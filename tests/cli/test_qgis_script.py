@@ -1,0 +1,97 @@
+"""The Processing script for QGIS: with a stand-in for QGIS, and in QGIS where it is installed."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import laspy
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from pointup.cli.main import main
+
+QGIS = next(filter(None, map(shutil.which, ("qgis_process.bin", "qgis_process"))), None)
+"""Debian's `qgis_process` is a wrapper with an option that its program refuses."""
+LINES = "print('a.laz: upsampling: 1,000 of 4,000 points, 00:35 left', flush=True);"
+
+
+class Feedback:
+    def __init__(self, cancels: bool = False) -> None:
+        self.cancels, self.shown, self.messages = cancels, list[float](), list[str]()
+
+    def isCanceled(self) -> bool:
+        return self.cancels and bool(self.shown)
+
+    def pushInfo(self, message: str) -> None:
+        self.messages.append(message)
+
+    def setProgress(self, percent: float) -> None:
+        self.shown.append(percent)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    class Stopped(Exception):
+        pass
+
+    core = MagicMock(QgsProcessingAlgorithm=object, QgsProcessingException=Stopped)
+    monkeypatch.setitem(sys.modules, "qgis", MagicMock())
+    monkeypatch.setitem(sys.modules, "qgis.core", core)
+    assert main(["config", "qgis"]) == 0
+    return runpy.run_path(capsys.readouterr().out.strip())
+
+
+def test_progress_and_messages_reach_qgis_and_a_failure_is_told(script: dict[str, Any]) -> None:
+    feedback = Feedback()
+    script["run"]([sys.executable, "-c", f"{LINES} print('done')"], feedback)
+    assert feedback.shown == [25] and feedback.messages[-1] == "done"
+    fails = [sys.executable, "-c", "import sys; sys.exit('a.laz: is empty')"]
+    with pytest.raises(script["QgsProcessingException"], match=r"a\.laz: is empty"):
+        script["run"](fails, feedback)
+    with pytest.raises(script["QgsProcessingException"], match="Set Program to its path"):
+        script["run"](["/no/pointup"], feedback)
+
+
+def test_cancel_ends_the_program(script: dict[str, Any], tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    program = f"import time; {LINES} time.sleep(30); open({str(late)!r}, 'w')"
+    script["run"]([sys.executable, "-c", program], Feedback(cancels=True))
+    assert not late.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(QGIS is None, reason="no QGIS: apt-get install qgis")
+def test_qgis_upsamples_a_folder(tmp_path: Path) -> None:
+    assert QGIS is not None
+    scripts = tmp_path / "profiles" / "default" / "processing" / "scripts"
+    scripts.mkdir(parents=True)
+    shutil.copy(ROOT / "pointup" / "cli" / "qgis_script.py", scripts / "upsample_points.py")
+    program = tmp_path / "pointup"
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m pointup "$@"\n', encoding="utf-8"
+    )
+    program.chmod(0o755)
+    (tmp_path / "tiles").mkdir()
+    tile = laspy.LasData(laspy.LasHeader(point_format=6, version="1.4"))
+    tile.xyz = np.random.default_rng(0).random((300, 3)) * [20, 20, 1]
+    tile.write(tmp_path / "tiles" / "a.laz")
+    inputs = {"FOLDER": tmp_path / "tiles", "RATIO": 2, "PROGRAM": program}
+    words = [f"{name}={value}" for name, value in inputs.items()]
+    own = {"QGIS_CUSTOM_CONFIG_PATH": str(tmp_path), "QT_QPA_PLATFORM": "offscreen"}
+    ran = subprocess.run(
+        [QGIS, "run", "script:upsample", "--", *words, f"OUTPUT={tmp_path / 'dense'}"],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    with laspy.open(tmp_path / "dense" / "a.laz") as dense:
+        assert dense.header.point_count == 600
