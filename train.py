@@ -86,9 +86,7 @@ def train_model(
     reduction = StepReduction(accelerator, weights.parameters())
     work = partial(forward_backward, model=model, reduction=reduction, config=config)
 
-    token_budget = settle_token_budget(
-        config, data.train, accelerator, work, optimizer.zero_grad, data.validation
-    )
+    token_budget = settle_token_budget(config, data.train, accelerator, work, optimizer.zero_grad)
     sampler = data.sampler(config, token_budget, accelerator)
     schedule = RunSchedule(config, sampler)
     state = RunState(config, accelerator, data, weights, optimizer, sampler)

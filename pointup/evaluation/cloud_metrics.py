@@ -133,24 +133,12 @@ def measure(
 
 
 @torch.no_grad()
-def measure_pairs(
-    batch: Batch,
-    ratio: Tensor,
-    upsampler: Upsampler | None = None,
-    surfaces: Sequence[Surface | None] | None = None,
-) -> list[dict[str, Figures]]:
-    """For every pair of a batch, the figures of `measure` for each cloud of `clouds_of_pairs`.
-
-    `batch`: made by `collate`, on the device of the model. `ratio`: (B,) ratios of the model and
-    the midpoint baseline. Pairs with a second sampling of the surface have a row "resampled". The
-    baselines for surveys are not included, because they take longer.
-    """
-    return measure_clouds(batch, clouds_of_pairs(batch, ratio, upsampler), surfaces)
-
-
-@torch.no_grad()
 def clouds_of_pairs(batch: Batch, ratio: Tensor, upsampler: Upsampler | None = None) -> Clouds:
-    """The clouds that `measure_pairs` measures: packed points and ptr by row."""
+    """Clouds of the pairs of a batch, made by `collate`: packed points and ptr by row.
+
+    `ratio`: (B,) ratios of the model and the midpoint baseline. Pairs with a second sampling of the
+    surface have a row "resampled". The baselines for surveys take longer and are not included.
+    """
     clouds = {
         "midpoints": midpoint_upsample(batch.pos, batch.ptr, ratio),
         "source": (batch.pos, batch.ptr),

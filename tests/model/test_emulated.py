@@ -26,7 +26,7 @@ from torch_geometric.data import Batch
 from pointup import upsample
 from pointup.datasets.batch import collate, move
 from pointup.datasets.pair_dataset import PairDataset, open_samples, write_pairs
-from pointup.evaluation.cloud_metrics import measure_pairs
+from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds
 from pointup.geometry.packed import assume_valid, on_host, to_device
 from pointup.model.upsampler import Upsampler
 from pointup.training.objective import LossConfig, cloud_losses, target_spacing, training_ratio
@@ -130,7 +130,12 @@ def test_without_float64_a_step_has_the_losses_of_the_cpu_and_pairs_are_measured
         torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-5)
         there = move(batch, DEVICE)
         with torch.no_grad():
-            assert len(measure_pairs(there, training_ratio(there, None, 16.0))) == 2
+            assert (
+                len(
+                    measure_clouds(there, clouds_of_pairs(there, training_ratio(there, None, 16.0)))
+                )
+                == 2
+            )
 
 
 @needs_device

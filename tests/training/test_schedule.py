@@ -163,7 +163,7 @@ def test_the_end_of_a_run_names_the_option_that_ended_it() -> None:
 def test_the_plan_reports_a_raised_budget_and_its_use_where_samples_are_left() -> None:
     names, sizes = np.array(["a", "b"]), np.array([500, 30_000])
     part = SimpleNamespace(names=names, full_sizes=sizes)
-    data: Any = SimpleNamespace(train=part, validation=part)
+    data: Any = SimpleNamespace(train=part)
     config = TrainConfig(data=("pairs",))
     assert describe_budget(config, data, 20_480, 0.5) == "20,480, 50.0% used"
     # At the end of an epoch that had another budget.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +193,6 @@ def test_the_budget_fits_into_the_memory_is_stored_and_not_searched_again(
 def grown(
     dataset: PairDataset,
     accelerator: Accelerator,
-    validation: PairDataset | None = None,
     bytes_per_token: int = 4,
     **changes: Any,
 ) -> tuple[int, list[int]]:
@@ -206,26 +204,22 @@ def grown(
         return torch.ones(bytes_per_token // 4, num_tokens(batch)).sum()
 
     config = TrainConfig(data=("pairs",), **changes)
-    found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None, validation)
+    found = settle_token_budget(config, dataset, accelerator, propagate, lambda: None)
     return found, tried
 
 
-def test_the_default_budget_is_raised_to_the_largest_pair_of_either_split(
+def test_the_default_budget_is_raised_to_the_largest_pair(
     dataset: PairDataset, accelerator: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smaller = copy(dataset)
-    smaller.full_sizes = dataset.full_sizes[:1]
     assert grown(dataset, accelerator) == (options.DEFAULT_TOKEN_BUDGET, [])
     monkeypatch.setattr(options, "DEFAULT_TOKEN_BUDGET", 500)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
-    assert dataset.full_sizes.max() == 720 and smaller.full_sizes.max() < 500
+    assert dataset.full_sizes.max() == 720
     found, tried = grown(dataset, accelerator)
     assert found == 720
     # On the CPU smaller batches are tried first, then the largest.
     assert tried[0] <= 100 and 0.98 * 720 <= max(tried) <= 720
     assert dataset.max_tokens is None
-    # Evaluation stores no gradients, so its largest pair is not tried.
-    assert grown(smaller, accelerator, validation=dataset) == (720, [])
     assert grown(dataset, accelerator, crop=True) == (500, [])
     assert grown(dataset, accelerator, token_budget=300) == (300, [])
 

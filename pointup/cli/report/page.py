@@ -27,8 +27,8 @@ from pointup.datasets.batch import collate
 from pointup.datasets.dataset_units import known_unit
 from pointup.datasets.pair_dataset import PairDataset
 from pointup.errors import DataError
-from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_pairs, metrics_in
-from pointup.evaluation.pairs import worst_to_best
+from pointup.evaluation.cloud_metrics import clouds_of_pairs, measure_clouds, metrics_in
+from pointup.evaluation.pairs import upsampled_pairs, worst_to_best
 from pointup.progress import tracked
 from pointup.synthetic.default_dataset import default_dataset
 from pointup.training.config import data_sources
@@ -340,7 +340,11 @@ def samples_of_runs(
     shares = np.full(len(places), np.nan)
     for i, index in enumerate(tracked(places, len(places), "measuring", "pairs")):
         batch = collate([pairs[(0, int(index))]]).to(device)
-        rows = measure_pairs(batch, training_ratio(batch, ratio, max_ratio), models[first.name])[0]
+        by = training_ratio(batch, ratio, max_ratio)
+        measured = clouds_of_pairs(batch, by)
+        has_heights = [usable.is_vertical(int(index))]
+        measured["model"] = upsampled_pairs(batch, by, models[first.name], has_heights)
+        (rows,) = measure_clouds(batch, measured)
         midpoints = rows.get("midpoints", {}).get("chamfer")
         if midpoints and "model" in rows:
             shares[i] = rows["model"]["chamfer"] / midpoints
@@ -358,7 +362,7 @@ def samples_of_runs(
         by = training_ratio(batch, ratio, max_ratio)
         packed = {"source": batch.pos, BASELINE: clouds_of_pairs(batch, by)["midpoints"][0]}
         for name, model in models.items():
-            packed[name] = clouds_of_pairs(batch, by, model)["model"][0]
+            packed[name] = upsampled_pairs(batch, by, model, [vertical])[0]
         origin = usable.origin(index)
         clouds = {name: points.cpu().numpy() + origin for name, points in packed.items()}
         target = batch.target.cpu().numpy() + origin

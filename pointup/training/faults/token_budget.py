@@ -54,12 +54,11 @@ def settle_token_budget(
     accelerator: Accelerator,
     propagate: Callable[[Batch], Tensor],
     drop_gradients: Callable[[], None],
-    validation: PairDataset | None = None,
 ) -> int:
     """The token budget of a run, the same on every process; every process must call this.
 
     A given number is used as it is. By default it is `default_token_budget`, or the size of
-    the largest pair of `dataset` and `validation` if that is more. "auto" is the largest budget
+    the largest pair of `dataset` if that is more. "auto" is the largest budget
     that fits on every process; it is measured once per run and stored in `config.json`, from which
     a continued run reads it. `propagate` runs forward and backward on a batch, `drop_gradients`
     clears the gradients. Raises TrainingError if the largest cloud alone doesn't fit into memory.
@@ -68,7 +67,7 @@ def settle_token_budget(
         return config.token_budget
     probe = Probe(config, dataset, accelerator.device, propagate, drop_gradients)
     if config.token_budget is None:
-        return _default_budget(probe, accelerator, validation)
+        return _default_budget(probe, accelerator)
     sizes, largest = dataset.full_sizes, probe.largest
     path = config.output_dir / "config.json"
     # Only the main process reads it: others may not see a new file on a network file system yet.
@@ -92,12 +91,12 @@ def settle_token_budget(
     return found
 
 
-def _default_budget(probe: Probe, accelerator: Accelerator, validation: PairDataset | None) -> int:
+def _default_budget(probe: Probe, accelerator: Accelerator) -> int:
     config, largest, default = probe.config, probe.largest, default_token_budget(probe.config)
     if config.crop:
         return default
     # On a GPU, running out of memory raises an error that names the cloud; on the CPU the process
-    # is killed. Evaluation stores no gradients, and so needs less.
+    # is killed.
     if largest > default and accelerator.device.type == "cpu":
         cropping = replace(probe, config=replace(config, crop=True))
         found, limit = _fits_everywhere(cropping, accelerator, SMALLEST_PROBE, largest)
@@ -108,8 +107,6 @@ def _default_budget(probe: Probe, accelerator: Accelerator, validation: PairData
                 f"that a process may use here, about {found:,} do; prepare the data with a smaller "
                 "--tile, start fewer processes, or give --crop"
             )
-    if validation is not None:
-        largest = max(largest, int(validation.full_sizes.max()))
     return max(largest, default)
 
 

@@ -263,14 +263,8 @@ def describe_budget(config: TrainConfig, data: TrainingData, token_budget: int, 
     text = f"{token_budget:,}" + (f", {fill:.1%} used" if fill else "")
     default = default_token_budget(config)
     if config.token_budget is None and token_budget > default:
-        parts = (data.train, data.validation)
-        names = [
-            str(part.names[int(part.full_sizes.argmax())])
-            for part in parts
-            if int(part.full_sizes.max()) == token_budget
-        ]
-        text += f"; raised from {default:,} to the largest pair"
-        text += f", {names[0]}" if names else ""
+        largest = data.train.names[int(data.train.full_sizes.argmax())]
+        text += f"; raised from {default:,} to the largest pair, {largest}"
     return text
 
 
