@@ -111,8 +111,10 @@ def escape_output() -> None:
 def status_with_output(program: Callable[[], int]) -> int:
     """Run a program; returns its exit status, which is PIPE_CLOSED if stdout lost its reader.
 
-    A program that fails keeps its status.
+    A program that fails keeps its status. Streams that it was started without are opened, see
+    `open_closed_streams`.
     """
+    open_closed_streams()
     output = OutputWithoutReader(sys.stdout)
     with contextlib.redirect_stdout(cast(TextIO, output)):
         try:

@@ -21,7 +21,6 @@ from pointup.option_help import with_option_help
 from pointup.terminal import (
     escape_output,
     one_line,
-    open_closed_streams,
     print_error,
     status_with_output,
 )
@@ -76,7 +75,6 @@ def main(args: Sequence[str] | None = None) -> int:
     POINTUP_TRACEBACK=1 in the environment prints the traceback of an error.
     """
     args = list(sys.argv[1:] if args is None else args)
-    open_closed_streams()
     return status_with_output(partial(_status, args))
 
 

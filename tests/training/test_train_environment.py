@@ -14,6 +14,7 @@ from runs import options
 from test_distributed import SMALL
 
 from pointup.errors import ConfigError
+from pointup.training.distributed.process_group import exit_status
 
 
 @pytest.mark.slow
@@ -35,6 +36,20 @@ def test_a_run_succeeds_without_stderr_and_in_the_c_locale_in_a_directory_of_any
     with pytest.raises(ConfigError, match=r"--output-dir .* LC_ALL"):
         # The name as Python decodes it if it follows the locale strictly.
         options(pair_directory, Path(os.fsencode(run).decode("ascii", "surrogateescape")))
+
+
+def test_a_program_of_training_has_streams_where_it_was_started_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+
+    def program() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            assert not stream.isatty()
+            stream.write("lost")
+
+    assert exit_status(program, "train.py") == 0
 
 
 def test_a_run_under_nohup_outlives_its_terminal() -> None:

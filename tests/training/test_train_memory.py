@@ -122,7 +122,7 @@ def test_a_continued_run_keeps_its_automatic_budget(
         return int((now.bytes + 6e6) / budget.SHARE_TO_USE)
 
     monkeypatch.setattr(budget, "memory_limit", little_more)
-    changes = {"steps": 3, "token_budget": "auto", "num_pictures": 0, "eval_every": 3}
+    changes = {"steps": 3, "token_budget": "auto", "num_pictures": 0, "save_every": 1}
     config = options(pair_directory, tmp_path / "run", **changes)
     training.train(config, accelerator, stop_after=1)
     found = json.loads((tmp_path / "run" / "config.json").read_text())["found_token_budget"]
