@@ -10,6 +10,8 @@ import numpy as np
 from pointup.io.bounds import Bounds
 from pointup.io.cloud import PointCloud, cast_values
 from pointup.upsampling.attributes import PARENT, PARENT_TYPE
+from pointup.upsampling.free_places import move_to_free_places
+from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
 from pointup.upsampling.store.point_store import Store
 
@@ -28,6 +30,33 @@ class Summary:
     """Number of new points below all measured points around them; 0 without `above_ground`."""
     num_ground: int = 0
     """Number of new points on the ground below crowns."""
+    within: float = 0.0
+    """99.9th percentile of the distances to the nearest measured point."""
+    num_beyond: int = 0
+    """Number of new points beyond the bound, the model's `reach` in local spacings."""
+    num_class_2: int = 0
+    """Number of new points that have class 2."""
+
+
+class _Distances:
+    """Counts distances by their size, so that any number of them takes the same memory."""
+
+    _BITS = 12  # Of a float32, those that are left out: sizes differ by one in 2,000.
+
+    def __init__(self) -> None:
+        self._counts, self.farthest = np.zeros(1 << (31 - self._BITS), np.int64), 0.0
+
+    def add(self, distances: np.ndarray) -> None:
+        sizes = distances.astype(np.float32).view(np.uint32) >> self._BITS
+        self._counts += np.bincount(sizes, minlength=len(self._counts))
+        self.farthest = max(self.farthest, float(distances.max(initial=0.0)))
+
+    def within(self, share: float) -> float:
+        """The distance that a share of them does not exceed, at most the farthest."""
+        counts = np.cumsum(self._counts)
+        size = np.searchsorted(counts, share * counts[-1]) + 1
+        above = np.array(size << self._BITS, np.uint32).view(np.float32)
+        return min(float(above), self.farthest)
 
 
 class NewPoints:
@@ -46,11 +75,26 @@ class NewPoints:
                 for file in files:
                     self._blocks[file].append((output, block, len(files) == 1))
 
+    def move_to_free_places(
+        self, scale: np.ndarray, offset: np.ndarray, options: UpsampleOptions
+    ) -> int:
+        """Call it before `summary`; see the function of this name."""
+        return move_to_free_places(
+            self._passes,
+            self._measured,
+            scale,
+            offset,
+            keeps_measured=options.originals,
+            # A largest distance allows fewer points, but no farther ones.
+            may_move=options.max_distance is None,
+        )
+
     def summary(self, written: Collection[int], bounds: Bounds | None = None) -> Summary:
         """Statistics of the new points that are written: to the files with the numbers `written`,
         and within `bounds`. Call it before `of_file`, which deletes block files.
         """
-        num_new, farthest, num_below, num_ground = 0, 0.0, 0, 0
+        num_new, num_below, num_ground, num_beyond, num_class_2 = 0, 0, 0, 0, 0
+        distances = _Distances()
         for output in self._passes:
             for block in range(output.store.num_blocks):
                 distance, is_below = output.distances(block), output.are_below(block)
@@ -62,8 +106,12 @@ class NewPoints:
                 if output is self._ground:
                     num_ground += int(is_written.sum())
                 else:
-                    farthest = max(farthest, float(distance[is_written].max(initial=0.0)))
-        return Summary(num_new, farthest, num_below, num_ground)
+                    distances.add(distance[is_written])
+                    num_beyond += int(output.are_beyond(block)[is_written].sum())
+                num_class_2 += int(output.are_ground(block)[is_written].sum())
+        within = distances.within(0.999)
+        farthest = distances.farthest
+        return Summary(num_new, farthest, num_below, num_ground, within, num_beyond, num_class_2)
 
     def of_file(self, file: int = 0) -> Iterator[PointCloud]:
         """The new points whose parents are in a file, by pass and block. Can be iterated once only.

@@ -104,11 +104,13 @@ def test_the_summary_is_of_the_new_points_that_are_written_and_counts_those_of_b
     assert (len(made) < num_written) == (len(names) > 1)
     farthest = max(distance for *_, distance in made)
     summary = re.search(
-        r"survey of 3 files: .* ([\d,]+) new, .* at most (\S+) from .* (\d+) of", text
+        r"survey of 3 files: .* ([\d,]+) new, .* at most (\S+) from .* most (\S+), none beyond",
+        text,
     )
     assert summary
     assert summary.groups()[:2] == (f"{len(made):,}", f"{farthest:.3g}")
-    assert int(summary[3]) <= len(made)
+    within = np.quantile([distance for *_, distance in made], 0.999, method="inverted_cdf")
+    assert abs(float(summary[3]) / within - 1) < 0.01
 
 
 def test_parents_within_bounds_are_numbered_as_in_the_output(tmp_path: Path, model: Path) -> None:

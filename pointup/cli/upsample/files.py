@@ -48,6 +48,10 @@ MAX_POINTS = 2_000_000_000
 POINT_BYTES, CANDIDATE_BYTES = 100, 16
 # Share of the area without the target density from which on a note says so.
 _MOST_UNREACHED = 0.05
+# Shares of the new points from which on a note says so: on taken places, below all returns.
+_MOST_CROWDED, _MOST_BELOW = 0.01, 0.01
+# Shares of class 2 among measured and new points that differ by less are alike.
+_LIKE_SHARES = 0.1
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,13 @@ def upsample_survey(
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
-        summary, unreached = Summary(), 0.0
+        summary, unreached, num_crowded = Summary(), 0.0, 0
+        grid = _grid(jobs, store)
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
+                if grid:
+                    num_crowded = new_points.move_to_free_places(*grid, options)
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
                 if options.density is not None:
@@ -169,7 +176,15 @@ def upsample_survey(
         of_all += _coincident_text(store)
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, options, jobs[0].source)}"
+        lines[-1] += f"; {_summary_text(summary, options, jobs[0].source, model.config.reach)}"
+        if grid and num_crowded > _MOST_CROWDED * summary.num_new:
+            lines.append(
+                f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) are where "
+                f"another point is: {jobs[0].target} has a scale of {grid[0].max():g}, too coarse "
+                "for them; give the input a finer scale, or write a PLY file"
+            )
+        if options.above_ground and summary.num_new:
+            lines += _note_on_ground(found.num_class_2 / int(store.num_taken.sum()), summary)
         if unreached > _MOST_UNREACHED:
             largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
             lines.append(
@@ -203,14 +218,39 @@ def _copy_each(
     return SurveyResult(lines, files, errors)
 
 
-def _summary_text(summary: Summary, options: UpsampleOptions, source: Path) -> str:
+def _note_on_ground(of_measured: float, summary: Summary) -> list[str]:
+    of_new = summary.num_class_2 / summary.num_new
+    if abs(of_new - of_measured) <= _LIKE_SHARES:
+        return []
+    return [
+        f"note: {of_measured:.0%} of the measured and {of_new:.0%} of the new points have class 2: "
+        "a new point gets it where it lies on the ground, not by the class of its neighbours"
+    ]
+
+
+def _grid(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.ndarray] | None:
+    """Scale and offset (3,) of the LAS files that are written; None for other formats."""
+    from pointup.io.las_writer import LasWriter
+
+    for job in jobs:
+        if not job.is_context and job.target.suffix.lower() in LAS_EXTENSIONS:
+            with suppress(PointupError):
+                writer = _opened(job, store)
+                assert isinstance(writer, LasWriter)
+                return np.array(writer.header.scales), np.array(writer.header.offsets)
+    return None
+
+
+def _summary_text(summary: Summary, options: UpsampleOptions, source: Path, reach: float) -> str:
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
     words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
+    words += f", 99.9% of them at most {summary.within:.3g}{named}"
+    words += f", {summary.num_beyond or 'none'} beyond {reach:g} local spacings"
     if summary.num_ground:
         words += f", {summary.num_ground:,} others on the ground below crowns"
-    if options.above_ground:
-        words += f", {summary.num_below:,} of them below all returns around them"
+    if summary.num_below > _MOST_BELOW * summary.num_new:
+        words += f"; {summary.num_below:,} of them lie below all returns around them"
     return words
 
 

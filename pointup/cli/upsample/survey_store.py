@@ -14,10 +14,11 @@ from pointup.cli.upsample.plan import Job
 from pointup.cli.worker_group import LaunchedWorkerGroup
 from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove, short_name
 from pointup.errors import DataError, FileError
-from pointup.io.cloud import is_synthetic, is_vegetation
+from pointup.io.cloud import CLASSIFICATION, attribute, is_synthetic, is_vegetation
 from pointup.io.files import PointCloud, iter_points
 from pointup.progress import ProgressBar
 from pointup.upsampling.filtering import PointFilter
+from pointup.upsampling.ground import GROUND_CLASS
 from pointup.upsampling.store.point_store import (
     CHUNK_SIZE,
     Store,
@@ -75,6 +76,7 @@ class SortedFiles:
         num_synthetic: the number of these that have the synthetic flag, of the files with any.
         left_out: the errors of files that can't be read, by number.
         num_vegetation: the number of points to upsample that are vegetation.
+        num_class_2: the number of points to upsample that have class 2, ground.
         too_few: the error for fewer than two points to upsample in all files; None for more.
     """
 
@@ -83,6 +85,7 @@ class SortedFiles:
     num_synthetic: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, FileError] = field(default_factory=dict)
     num_vegetation: int = 0
+    num_class_2: int = 0
     too_few: FileError | None = None
 
 
@@ -137,11 +140,14 @@ def sort_points(
             raise FileError(f"{survey_text(jobs)}: {error}") from None
         num_taken += int(taken.sum())
         files.num_vegetation += int((taken & is_vegetation(cloud)).sum())
+        classes = attribute(cloud, CLASSIFICATION)
+        if classes is not None:
+            files.num_class_2 += int((taken & (classes == GROUND_CLASS)).sum())
         return taken
 
     while True:
         progress.begin("reading")
-        num_taken = files.num_vegetation = 0
+        num_taken = files.num_vegetation = files.num_class_2 = 0
         readable = [number for number in range(len(jobs)) if number not in files.left_out]
         try:
             build_survey_store(

@@ -9,11 +9,10 @@ from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, cla
 from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Reach
+from pointup.upsampling.single_pass.pass_output import ROUNDING
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
 
-# Relative rounding error of the positions of candidates, which are float32.
-_ROUNDING = 1e-4
 # Reach from which on a distance has a value in spacings.
 _LEAST_REACH = 1e-30
 
@@ -101,7 +100,7 @@ class Measured:
             rejected |= self._is_empty(ground, points + self._shift, in_spacings)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
-        too_far = slack < -_ROUNDING * gaps[:, 0]
+        too_far = slack < -ROUNDING * gaps[:, 0]
         if too_far.any():
             # Where a denser place begins, a point of a later pass may be too far from its points.
             there = around.rows["position"][nearest[too_far, 0]] - self._shift
@@ -117,7 +116,7 @@ class Measured:
         return {
             "position": points,
             "distance": gaps[:, 0].astype(np.float32),
-            "slack": slack.clip(min=0).astype(np.float32),
+            "slack": slack.astype(np.float32),
             "is_below": is_below,
             "attributes": attributes,
         }

@@ -9,12 +9,17 @@ import numpy as np
 
 from pointup.io.cloud import SYNTHETIC, PointCloud
 from pointup.upsampling.attributes import DISTANCE, PARENT
+from pointup.upsampling.ground import GROUND_CLASS, class_attribute
 from pointup.upsampling.single_pass.candidates import SLACK, Reach
 from pointup.upsampling.store.bisection import BlockFiles
 from pointup.upsampling.store.point_store import Store
 
 TARGET_COUNT = "target_count"
 """Attribute of points between two passes: number of output points that each is still to give."""
+
+
+# Relative rounding error of the positions of candidates, which are float32.
+ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,19 @@ class PassOutput:
         """(M,) bool, whether new points lie below all measured points around them; all False
         without `above_ground`."""
         return self.values(block, "is_below")
+
+    def are_beyond(self, block: int) -> np.ndarray:
+        """(M,) bool, whether new points are farther from measured ones than the model's `reach`."""
+        beyond: np.ndarray = self._load(block, "slack") < -ROUNDING * self._load(block, "distance")
+        return beyond
+
+    def are_ground(self, block: int) -> np.ndarray:
+        """(M,) bool, whether new points have class 2."""
+        attributes = self._load(block, "attributes")
+        name = class_attribute(attributes.dtype)
+        if name is None:
+            return np.zeros(len(attributes), bool)
+        return np.asarray(attributes[name] == GROUND_CLASS)
 
     def num_new(self) -> int:
         """Number of new points."""
@@ -134,7 +152,7 @@ class PassOutput:
         """Positions (M, 3), their parents' rows (M,) in the block, the target count (N,) of each
         row of the block, and the slack (M,) float32 of each position."""
         with self.files.load(block, "points") as saved:
-            position, row, slack = saved["position"], saved["row"], saved["slack"]
+            position, row, slack = saved["position"], saved["row"], saved["slack"].clip(min=0)
             target_count = saved["target_count"]
         if self.originals:
             position = np.concatenate([rows["position"], position])
