@@ -75,12 +75,14 @@ class PassOutput:
 
     def are_beyond(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points are farther from measured ones than the model's `reach`."""
-        beyond: np.ndarray = self._load(block, "slack") < -ROUNDING * self._load(block, "distance")
+        beyond: np.ndarray = self.values(block, "slack") < -ROUNDING * self.values(
+            block, "distance"
+        )
         return beyond
 
     def are_ground(self, block: int) -> np.ndarray:
         """(M,) bool, whether new points have class 2."""
-        attributes = self._load(block, "attributes")
+        attributes = self.values(block, "attributes")
         name = class_attribute(attributes.dtype)
         if name is None:
             return np.zeros(len(attributes), bool)
