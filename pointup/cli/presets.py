@@ -56,6 +56,7 @@ def listing(files: dict[str, Path]) -> str:
             *lines["configurations"],
             "for pointup train --config $(pointup config NAME):",
             *lines["presets"],
-            f"for QGIS, Processing Toolbox > Scripts > Add Script to Toolbox: {files[QGIS]}",
+            "for QGIS, a script to add to its Processing Toolbox:",
+            f"  {QGIS}",
         ]
     )
