@@ -152,6 +152,20 @@ def test_a_survey_without_two_passes_is_refused_with_what_is_missing(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_platform_may_turn_while_it_records(tmp_path: Path) -> None:
+    xyz = np.random.default_rng(0).random((8000, 3)) * [30, 200, 3]
+    las = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
+    las.header.scales = np.full(3, 1e-4)
+    las.xyz = xyz
+    is_back = np.arange(8000) % 2 == 1
+    # There and back in 21 s, with a turn of 1 s at the far end.
+    las.gps_time = np.where(is_back, 11 + (200 - xyz[:, 1]) / 20, xyz[:, 1] / 20)
+    las.write(tmp_path / "a.las")
+    assert prepare(tmp_path / "a.las", "--validation", 0, "-o", tmp_path / "out") == 0
+    rows = [int(name.split("_")[2]) for name, *_ in pairs_of(tmp_path / "out", las)]
+    assert set(rows) == set(range(16)), "all blocks but the last, where no pause is seen"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [

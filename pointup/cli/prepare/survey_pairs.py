@@ -26,6 +26,7 @@ from pointup.terminal import note, printable
 
 if TYPE_CHECKING:
     from pointup.datasets.block_pairs import MakePairs, RegionTiling
+    from pointup.datasets.flight_passes import FlightPass
     from pointup.datasets.pair_writer import DatasetPart
     from pointup.datasets.regions import RegionSplit, SurveyRegion
     from pointup.datasets.survey_tiles import Place
@@ -67,7 +68,6 @@ class Tiling:
                 f"--tile {self.tile} --min-points {self.min_points} --block {self.block}: "
                 "each must be greater than 0"
             )
-        parse_shard(self.shard)
         if self.strip is not None and not 0 <= self.strip < float("inf"):
             raise ConfigError(f"--strip {self.strip}: must be a length of at least 0")
 
@@ -291,6 +291,7 @@ class SurveyDataset:
         training pairs raise DataError.
         """
         from pointup.datasets.dataset_units import stored_units
+        from pointup.datasets.flight_passes import check_passes
         from pointup.datasets.pair_writer import PartSource, assemble, read_part, total, total_rows
         from pointup.datasets.regions import LARGE_BYTES, is_large
 
@@ -312,12 +313,13 @@ class SurveyDataset:
                 text for part in parts for text in part.facts["left_out"]
             )
             note_left_out(parts, self.fewest_points)
-            if self.with_passes:
-                print_passes(parts, " ".join(map(str, self.sides[0][:2])))
+            passes = print_passes(parts) if self.with_passes else []
             making.strip = strip_remark(strip, parts, self.copies)
             if self.shard is None and not total_rows(parts, "train"):
                 # Other options can't continue from these parts.
                 remove(making.parts)
+                if self.with_passes:
+                    check_passes(passes, " ".join(map(str, self.sides[0][:2])))
                 raise making.nothing_usable(NO_TRAINING_PAIRS)
             if self.copies:
                 info["points_in_tiles"] = round(self.copies * total(parts, "points_in_tiles"))
@@ -558,14 +560,15 @@ def _sorted_folder(making: Making, side: int, number: int) -> Path:
     return making.scratch / "sorted" / f"{side}-{number}"
 
 
-def print_passes(parts: Sequence[DatasetPart], survey: str) -> None:
-    """Print the flight passes of a survey. Raises DataError if there are not two of them."""
-    from pointup.datasets.flight_passes import FlightPass, check_passes, merged, table_of
+def print_passes(parts: Sequence[DatasetPart]) -> list[FlightPass]:
+    """The flight passes of a survey, which are printed. Those of blocks that follow one another in
+    time, with less than the pause between passes, are one: a platform may turn while it records."""
+    from pointup.datasets.flight_passes import FlightPass, merged, table_of
 
     blocks = [block for part in parts for block in part.facts.get("passes", {}).values()]
     passes = merged(FlightPass(**each) for _, *found in blocks for each in found)
     print("\n".join(table_of(passes, sum(area for area, *_ in blocks))))
-    check_passes(passes, survey)
+    return passes
 
 
 def note_left_out(parts: Sequence[DatasetPart], fewest_points: int) -> None:
