@@ -13,7 +13,7 @@ from pointup.cli.input_files import Picture, View, check_shown
 
 @dataclass(frozen=True, kw_only=True)
 class Inspect:
-    """Print the statistics of a pair dataset, and list its bad samples."""
+    """Print statistics of a pair dataset, and its bad samples."""
 
     dataset: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Directory made by `pointup prepare`, or the name of a dataset on the Hub."""

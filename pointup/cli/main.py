@@ -39,6 +39,16 @@ COMMANDS = {
     "bench": "pointup.cli.bench:Bench",
 }
 """Module and class of each subcommand, in the order of `pointup --help`."""
+LINES = {
+    "prepare": "Make pairs from surveys, meshes, patches or simulated scenes.",
+    "evaluate": "Measure a model or upsampled clouds beside baselines.",
+    "report": "Write an HTML page about training runs.",
+    "push": "Upload a model with its card to the Hugging Face Hub.",
+    "config": "Print the path of a launch configuration or a preset.",
+    "doctor": "Check this machine, a dataset or a run.",
+    "bench": "Measure the speed of this machine.",
+}
+"""Lines of `pointup --help` for commands whose own first lines are longer."""
 TYRO_CONFIG = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.OmitSubcommandPrefixes,
@@ -49,9 +59,14 @@ INTERRUPTED = 130
 
 def parse(args: Sequence[str]) -> Any:
     """Parse a command line. Exits with status 2 for wrong usage, and 0 after `--help`."""
-    commands: Any = [
-        Annotated[command_class(name), tyro.conf.subcommand(name)] for name in COMMANDS
-    ]
+    # The list of all commands has a line for each.
+    is_list = not args or args[0].startswith("-")
+    commands: Any = []
+    for name in COMMANDS:
+        command = command_class(name)
+        text = LINES.get(name) or str(command.__doc__).partition("\n")[0]
+        given = tyro.conf.subcommand(name, description=text if is_list else None)
+        commands.append(Annotated[command, given])
     any_command: Any = Union[tuple(commands)]  # noqa: UP007
     return tyro.cli(
         any_command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from itertools import chain, count
 from pathlib import Path
@@ -40,6 +41,9 @@ PRESETS_OF: dict[str, tuple[tuple[float, str | None], ...]] = {
 """The presets for the dataset of a `pointup prepare` command, as their first lines say."""
 
 
+_MOST_NAMED = 2
+
+
 def preset_of(data: Path, ratio: float) -> str | None:
     """The preset for a dataset of `pointup prepare` with `ratio` target points for each source
     point; None without one."""
@@ -66,7 +70,7 @@ def training_command(data: Path, preset: str | None = None) -> str:
         # As in the guides: one process needs no launcher, which would only make the line longer.
         is_alone = not torch.cuda.device_count() and not Path(default_config_file).is_file()
         start = "pointup train" if is_alone else start
-        start += f" --config $(pointup config {preset})"
+        start += f" --config {preset}"
     return f"{start} {shlex.join(['--data', str(data), '--output-dir', str(output_dir)])}"
 
 
@@ -190,7 +194,10 @@ def _surveys_of(data: Path) -> list[Path]:
     surveys = [Path(name) for entry in entries for name in info.get(entry, [])]
     here = Path.cwd()
     shown = [path.relative_to(here) if path.is_relative_to(here) else path for path in surveys]
-    return shown if all(survey.exists() for survey in shown) else []
+    if not all(survey.exists() for survey in shown):
+        return []
+    # Of many files, their folder: a line of a hundred names can't be read.
+    return shown if len(shown) <= _MOST_NAMED else [Path(os.path.commonpath(shown))]
 
 
 def _dense_name(surveys: list[Path]) -> str:

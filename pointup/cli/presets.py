@@ -54,7 +54,7 @@ def listing(files: dict[str, Path]) -> str:
         [
             "for accelerate launch --config_file $(pointup config NAME):",
             *lines["configurations"],
-            "for pointup train --config $(pointup config NAME):",
+            "for pointup train --config NAME:",
             *lines["presets"],
             "for QGIS, a script to add to its Processing Toolbox:",
             f"  {QGIS}",

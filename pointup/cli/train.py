@@ -15,7 +15,7 @@ from pointup.shipped import shipped_file
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train an upsampler; the same program as train.py.
+    """Train an upsampler on pairs.
 
     `pointup train --help` lists its options. On several processes: accelerate launch --config_file
     $(pointup config 8gpu) -m pointup train ...

@@ -23,11 +23,11 @@ TOUCHING = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """Show point clouds in a browser: writes one HTML file that needs no server and no network.
+    """Show point clouds in a browser.
 
-    Each file or folder becomes a cloud. All are shown side by side with one camera, faded over each
-    other, or together. They must have the same coordinates, such as a survey before and after
-    upsampling, and a reference.
+    Writes one HTML file that needs no server and no network. Each file or folder becomes a cloud.
+    All are shown side by side with one camera, faded over each other, or together. They must have
+    the same coordinates, such as a survey before and after upsampling, and a reference.
     """
 
     inputs: Inputs

@@ -33,6 +33,7 @@ from pointup.disk import os_errors, written_whole
 from pointup.errors import ConfigError
 from pointup.model.config import ModelConfig
 from pointup.option_help import with_option_help
+from pointup.shipped import shipped_options
 from pointup.training.model_choice import ChosenBy
 from pointup.training.objective import LossConfig
 from pointup.training.run_directory.checkpoint import OnSaveError, has_checkpoints
@@ -344,9 +345,9 @@ def _given(values: Mapping[Any, Any], left_out: frozenset[str]) -> dict[str, Any
 
 OPTIONS_FILE = """
 
---config FILE reads options from a YAML or JSON file, such as the config.json of a run or a preset
-(`pointup config` lists them); flags override them. A value of null
-means that the option is not given."""
+--config reads options from a YAML or JSON file, such as the config.json of a run, or from a preset
+by its name, such as airborne_to_drone (`pointup config` lists them); flags
+override them. A value of null means that the option is not given."""
 
 
 def parse_command_line(
@@ -365,7 +366,10 @@ def parse_command_line(
         given = {flag[2:].partition("=")[0] for flag in flags if flag.startswith("--")}
         # `--data` collects its values, and a run takes one length only.
         replaced = LENGTHS if given & {*LENGTHS} else ()
-        default = options_of_file(known.config, (*replaced, *(given & {"data"})))
+        path = known.config
+        if not path.exists():
+            path = shipped_options().get(str(path), path)
+        default = options_of_file(path, (*replaced, *(given & {"data"})))
     return tyro.cli(
         with_option_help(TrainConfig),
         prog=prog,
