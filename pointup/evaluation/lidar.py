@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ from scipy import ndimage
 from scipy.spatial import cKDTree
 
 from pointup.datasets.block_pairs import thin
+from pointup.datasets.flight_passes import GPS_TIME, POINT_SOURCE_ID, passes_of, table_of
 from pointup.errors import DataError
 from pointup.evaluation.baselines import baseline_clouds, fitted_clouds
 from pointup.evaluation.cloud_metrics import Figures, mean_figures
@@ -358,8 +359,10 @@ MARGIN = 64.0
 the source. New points depend on measured points within about 20 local spacings."""
 FEWEST_POINTS = 2
 """Fewest points of a source."""
-ATTRIBUTES = (CLASSIFICATION, NUMBER_OF_RETURNS)
+ATTRIBUTES: dict[str, type[np.generic]] = {CLASSIFICATION: np.uint8, NUMBER_OF_RETURNS: np.uint8}
 """The attributes on which the places of new points depend."""
+OF_PASSES: dict[str, type[np.generic]] = {GPS_TIME: np.float64, POINT_SOURCE_ID: np.int64}
+"""The attributes that tell flight passes apart."""
 
 
 @dataclass(frozen=True)
@@ -369,7 +372,7 @@ class Survey:
     Attributes:
         path: the file.
         positions: (N, 3) float64, in the unit of the file.
-        attributes: (N,) uint8 each, those of `ATTRIBUTES` that the file has.
+        attributes: (N,) each, those of `ATTRIBUTES` that the file has.
         notes: lines for the report about points that were left out, and about synthetic ones.
     """
 
@@ -388,7 +391,11 @@ class Survey:
         return Survey(self.path, self.positions[rows], attributes)
 
 
-def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note") -> Survey:
+def read_survey(
+    path: Path,
+    synthetic: Literal["note", "drop", "keep"] = "note",
+    kept_attributes: Mapping[str, type[np.generic]] = ATTRIBUTES,
+) -> Survey:
     """Read a survey file.
 
     Points with the synthetic flag are no measurements. "note": they are kept, and a note says so.
@@ -397,7 +404,7 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
     left.
     """
     positions: list[np.ndarray] = []
-    values: dict[str, list[np.ndarray]] = {name: [] for name in ATTRIBUTES}
+    values: dict[str, list[np.ndarray]] = {name: [] for name in kept_attributes}
     num_points = num_noise = num_synthetic = 0
     for cloud in iter_points(path):
         noise = is_noise(cloud)
@@ -407,7 +414,7 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
         counts = ~(noise | made) if synthetic == "drop" else ~noise
         for name, of_chunks in values.items():
             if (found := attribute(cloud, name)) is not None:
-                of_chunks.append(found[counts].astype(np.uint8))
+                of_chunks.append(found[counts].astype(kept_attributes[name]))
         positions.append(cloud.positions[counts])
         num_points += len(cloud)
     kept = np.concatenate(positions)
@@ -425,6 +432,37 @@ def read_survey(path: Path, synthetic: Literal["note", "drop", "keep"] = "note")
         )
     attributes = {name: np.concatenate(chunks) for name, chunks in values.items() if chunks}
     return Survey(path, kept, attributes, tuple(notes))
+
+
+def split_passes(path: Path, seed: int) -> tuple[Survey, Survey, Survey | None, list[str]]:
+    """Split a survey into a flight pass, the others, and a second pass; and lines that list them.
+
+    The first is the sparsest pass on half of the ground or more. The second is the next one,
+    thinned to the density of the first and left out of the others, if another one of these covers
+    half of the ground; else None.
+    Raises DataError for a survey without two passes.
+    """
+    survey = read_survey(path, "drop", ATTRIBUTES | OF_PASSES)
+    found = passes_of(PointCloud(survey.positions, dict(survey.attributes), path=path))
+    label, passes = found.label, found.passes
+    used = [number for number, each in enumerate(passes) if not each.left_out]
+    half = found.area / 2
+    first, *others = sorted(used, key=lambda n: (passes[n].area < half, passes[n].density))
+    names = [name for name in ATTRIBUTES if name in survey.attributes]
+    survey = replace(survey, attributes={name: survey.attributes[name] for name in names})
+    lines = [*survey.notes, *table_of(passes, found.area), f"source: pass {first + 1}"]
+    second = None
+    if len(others) > 1 and passes[others[1]].area >= half:
+        share = min(1.0, passes[first].density / passes[others[0]].density)
+        rows = np.flatnonzero(label == others[0])
+        generator = np.random.default_rng(seed)
+        chosen = generator.choice(rows, max(1, round(share * len(rows))), replace=False)
+        second = survey.select(np.sort(chosen))
+        lines[-1] += (
+            f"; resampled: pass {others[0] + 1}, thinned to its density; reference: the others"
+        )
+        others = others[1:]
+    return survey.select(label == first), survey.select(np.isin(label, others)), second, lines
 
 
 def thin_survey(survey: Survey, ratio: float, pattern: str, seed: int) -> tuple[Survey, Survey]:

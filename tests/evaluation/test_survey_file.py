@@ -17,6 +17,7 @@ from pointup.evaluation.lidar import (
     Survey,
     near_reference,
     read_survey,
+    split_passes,
     thin_survey,
     upsampled_surveys,
 )
@@ -57,6 +58,34 @@ def test_a_file_of_synthetic_points_alone_has_nothing_to_thin(tmp_path: Path) ->
     las.write(tmp_path / "a.las")
     with pytest.raises(DataError, match=r"a.las: all 70 points are noise, withheld or synthetic"):
         read_survey(tmp_path / "a.las", synthetic="drop")
+
+
+def test_passes_are_split_into_source_reference_and_a_second_one(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    numbers, widths = (900, 700, 1500, 400), (20, 18, 19, 3)
+    # The passes begin 100 s after each other and cover 20, 18, 19 and 3 of 20 m.
+    points = [rng.random((n, 3)) * [w, 20, 1] for n, w in zip(numbers, widths, strict=True)]
+    flown = [np.sort(100 * i + 10 * rng.random(n)) for i, n in enumerate(numbers)]
+    write_las(
+        tmp_path / "all.las",
+        np.concatenate(points),
+        gps_time=np.concatenate(flown),
+        number_of_returns=np.full(3500, 1),
+        offset=(0, 0, 0),
+    )
+    source, reference, second, lines = split_passes(tmp_path / "all.las", 0)
+
+    def rows(survey: Survey) -> set[tuple[float, ...]]:
+        return set(map(tuple, survey.positions.round(3).tolist()))
+
+    given = [set(map(tuple, each.round(3).tolist())) for each in points]
+    assert rows(source) == given[1]
+    assert rows(reference) == given[2] | given[3]
+    assert second is not None and rows(second) < given[0]
+    # Of the density of the source, 700 on 360 m2.
+    assert len(second.positions) / 400 == pytest.approx(700 / 360, rel=0.1)
+    assert set(source.attributes) == {"classification", "number_of_returns"}
+    assert lines[-1].startswith("source: pass 2; resampled: pass 1")
 
 
 @pytest.mark.parametrize("pattern", ["random", "poisson", "scanline"])

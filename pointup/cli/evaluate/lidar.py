@@ -36,7 +36,7 @@ class Lidar:
     """Evaluate a survey against a reference survey of the same area.
 
     Give --reference with --prediction, an upsampled survey; or with --source and --model, to
-    upsample the source first; or give --thin, a survey to split into source and reference. If there
+    upsample the source first; or give --thin or --passes, a survey to split into both. If there
     is a source, it is measured, too, and so are the no-network baselines. Options that are lengths
     are in metres, and figures in the unit of the files.
     """
@@ -53,6 +53,9 @@ class Lidar:
     thin: File = None
     """Survey to split, instead of --source and --reference: one in ratio + 1 of its points is the
     source, and the others are the reference."""
+    passes: File = None
+    """Survey flown in overlapping passes, to split: the sparsest pass is the source, the others
+    are the reference. The next one, of the density of the source, is the "resampled" one."""
     pattern: Literal["random", "poisson", "scanline"] = "random"
     """Thinning pattern of the source of --thin: random, poisson (evenly spaced) or scanline
     (parallel lines)."""
@@ -85,7 +88,7 @@ class Lidar:
     thresholds: tuple[float, ...] = (0.1, 0.25, 0.5)
     """Distance thresholds of the F-score, in metres."""
     seed: int = 0
-    """Seed of --thin and of the random baselines."""
+    """Seed of --thin, --passes and of the random baselines."""
     picture: Picture = None
     """Write a picture of the surveys beside each other: overview, cross-section, close-up, and maps
     of density and of the distance to the reference."""
@@ -106,6 +109,7 @@ class Lidar:
             SurveyReference,
             near_reference,
             read_survey,
+            split_passes,
             thin_survey,
             upsampled_surveys,
         )
@@ -114,7 +118,12 @@ class Lidar:
         self._check()
         upsampler = open_model(self.model, self.oversampling)
         source: Survey | None = None
-        if self.thin is not None:
+        second: Survey | None = None
+        about: list[str] = []
+        if self.passes is not None:
+            source, reference, second, about = split_passes(self.passes, self.seed)
+            read = [source]
+        elif self.thin is not None:
             whole = read_survey(self.thin, synthetic="drop")
             source, reference = thin_survey(whole, self.ratio or 4.0, self.pattern, self.seed)
             read = [whole]
@@ -129,14 +138,16 @@ class Lidar:
             read.append(read_survey(self.prediction, synthetic="keep"))
             surveys["prediction"] = beside["prediction"] = read[-1].positions
         if self.second is not None:
-            read.append(read_survey(self.second))
-            beside["second survey"] = read[-1].positions
+            read.append(second := read_survey(self.second))
+            beside["second survey"] = second.positions
         unit = self._unit(read)
         scale = Scale(unit, self.cell, self.thresholds)
         sides = {} if source is None else {"source": source.positions}
         sides["reference"] = reference.positions
         extent = common_extent(sides if source else {**sides, **surveys}, unit.of_metres(self.cell))
-        notes = [f"note: {text}" for text in notes_on_systems([survey.path for survey in read])]
+        notes = about + [
+            f"note: {text}" for text in notes_on_systems([survey.path for survey in read])
+        ]
         notes += notes_on_partial(extent, beside)
         ratio = None
         if source is not None:
@@ -153,8 +164,8 @@ class Lidar:
                 near, ratio, self.density, upsampler, self.seed, self.ground_density
             )
             surveys["source"] = source.positions
-        if self.second is not None:
-            surveys["resampled"] = beside["second survey"]
+        if second is not None:
+            surveys["resampled"] = second.positions
         ground = find_ground(reference.positions, extent, reference.classification, unit)
         measured = None if source is None else source.positions
         against = SurveyReference(reference.positions, extent, ground, measured, scale)
@@ -251,6 +262,7 @@ class Lidar:
         content = {
             "evaluation": "lidar",
             **{name: path and str(path) for name, path in given.items()},
+            **({"passes": str(self.passes)} if self.passes else {}),
             "pattern": self.pattern if self.thin else None,
             "seed": self.seed,
             "model": self.model,
@@ -267,17 +279,27 @@ class Lidar:
         self.output.show(report, content)
 
     def _reference_name(self) -> str:
+        if self.passes is not None:
+            return f"the other flight passes of {self.passes}"
         if self.thin is None:
             return str(self.reference)
         return f"the points left out of the source of {self.thin}"
 
     def _source_name(self) -> str:
+        if self.passes is not None:
+            return f"a flight pass of {self.passes}"
         if self.thin is None:
             return str(self.source)
         return f"{self.thin}, thinned ({self.pattern}),"
 
     def _check(self) -> None:
-        if self.thin is not None:
+        if self.passes is not None:
+            if self.reference or self.source or self.prediction or self.second or self.thin:
+                raise ConfigError(
+                    "--passes splits one survey into source and reference; leave out --reference, "
+                    "--source, --prediction, --second and --thin"
+                )
+        elif self.thin is not None:
             if self.reference or self.source or self.prediction:
                 raise ConfigError(
                     "--thin splits one survey into source and reference; leave out --reference, "
@@ -287,7 +309,7 @@ class Lidar:
                 raise ConfigError("--thin needs --ratio, not --density")
         elif self.reference is None:
             raise ConfigError("nothing to compare with: give --reference, or --thin")
-        has_source = self.source is not None or self.thin is not None
+        has_source = any((self.source, self.thin, self.passes))
         if self.model is not None and not has_source:
             raise ConfigError("--model needs --source to upsample")
         if self.prediction is None and not has_source:
