@@ -14,8 +14,15 @@ from pointup.evaluation.lidar_metrics import lidar_metrics
 
 ChosenBy = Literal["chamfer", "hausdorff", "cd", "p2f", "ground_rmse", "canopy_rmse"]
 """Figures of which both a model and the midpoint baseline have one above 0; lower is better."""
-SURVEY_FIGURES = ("beyond_0.5", "beyond_1", "below_ground", "ground_rmse", "canopy_rmse",
-                "canopy_bias")  # fmt: skip
+SURVEY_FIGURES = (
+    "beyond_0.5",
+    "beyond_1",
+    "below_ground",
+    "ground_rmse",
+    "canopy_rmse",
+    "canopy_rmse_shifted",
+    "canopy_bias_shifted",
+)
 """Figures of surveys that a run reports beside the one it chooses by."""
 FEWEST_PARTS = 16
 """With fewer validation pairs, each is divided into parts, so that a test is possible."""

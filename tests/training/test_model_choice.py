@@ -72,9 +72,11 @@ def test_the_score_alone_does_not_replace_the_initial_model() -> None:
 
 
 def test_the_end_says_by_how_much_the_model_is_better_and_what_is_worse() -> None:
-    before = measured(np.ones((2, 9)), chamfer=0.8, canopy_bias=-0.3, beyond_1=0.2, below_ground=0)
+    before = measured(
+        np.ones((2, 9)), chamfer=0.8, canopy_bias_shifted=-0.3, beyond_1=0.2, below_ground=0
+    )
     after = measured(
-        np.ones((2, 9)), 40, chamfer=0.76, canopy_bias=0.5, beyond_1=0.2, below_ground=0
+        np.ones((2, 9)), 40, chamfer=0.76, canopy_bias_shifted=0.5, beyond_1=0.2, below_ground=0
     )
     text = outcome("forest", "chamfer", before, after)
     assert "holds step 40, better than the initial model forest on 18 parts of the 2" in text

@@ -7,6 +7,7 @@ on the cloud only, and not on tiles or processes; so do results that are compute
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,28 @@ def split_boxes(
     return np.sort(np.concatenate([*whole, starts]))
 
 
+_parsing = threading.Lock()
+
+
+class _Arrays:
+    """The arrays of a file, which threads read one at a time: NumPy parses headers with `ast`, and
+    Python 3.11 then fails now and then ("AST constructor recursion depth mismatch")."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = np.load(path)
+        self.files: list[str] = self._file.files
+
+    def __enter__(self) -> _Arrays:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def __getitem__(self, name: str) -> Any:
+        with _parsing:
+            return self._file[name]
+
+
 @dataclass(frozen=True)
 class BlockFiles:
     """Saves and loads named arrays of a block; `what` is the kind of file, such as "candidates"."""
@@ -87,7 +110,7 @@ class BlockFiles:
         """The arrays of a block, for a `with` statement; an array is read when it is indexed."""
         path = self._path(block, what)
         with os_errors(path, "read"):
-            return np.load(path)
+            return _Arrays(path)
 
     def delete(self, block: int, what: str) -> None:
         self._path(block, what).unlink()
