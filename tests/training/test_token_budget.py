@@ -253,5 +253,5 @@ def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
         settle(dataset, accelerator, tmp_path)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
     found, tried = settle(dataset, accelerator, tmp_path, crop=True)
-    assert 200 <= found <= 450 and max(tried) <= 450
+    assert 200 <= found <= 450 and max(tried) < 720
     dataset.max_tokens = None
