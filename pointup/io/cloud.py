@@ -195,14 +195,10 @@ def as_positions(columns: Iterable[np.ndarray]) -> np.ndarray:
         return np.column_stack([column.astype(np.float64) for column in columns])
 
 
-LARGEST_COORDINATE = 1e12
-
-
 def check_positions(positions: np.ndarray, what: str) -> None:
-    """Raise FileError unless `positions` are finite (N, 3) with N > 0, and below 1e12.
+    """Raise FileError unless `positions` are finite (N, 3) with N > 0.
 
-    Larger coordinates are those of missing points, such as -3.4e38 in rasters of GDAL. One of them
-    makes all grids coarser than the spacing of the points. The message begins with `what`.
+    The message begins with `what`.
     """
     if positions.ndim != 2 or positions.shape[1] != 3:
         raise FileError(f"{what}: expected (N, 3) coordinates, not {positions.shape}")
@@ -214,7 +210,18 @@ def check_positions(positions: np.ndarray, what: str) -> None:
         raise FileError(
             f"{what}: {bad} of {len(positions)} have NaN or infinite coordinates; remove them"
         )
-    largest = float(max(positions.min(), positions.max(), key=abs))
+
+
+LARGEST_COORDINATE = 1e12
+
+
+def check_magnitudes(positions: np.ndarray, what: str) -> None:
+    """Raise FileError if coordinates (N, 3) are 1e12 or more; the message begins with `what`.
+
+    They are those of missing points, such as -3.4e38 in rasters of GDAL. One of them makes all
+    grids coarser than the spacing of the points.
+    """
+    largest = float(max(positions.min(initial=0.0), positions.max(initial=0.0), key=abs))
     if abs(largest) >= LARGEST_COORDINATE:
         bad = int(np.count_nonzero((np.abs(positions) >= LARGEST_COORDINATE).any(axis=1)))
         raise FileError(

@@ -17,6 +17,7 @@ from pointup.io.cloud import (
     ExtraDimension,
     PointCloud,
     PointWriter,
+    check_magnitudes,
     warn_once,
     with_coordinates,
 )
@@ -105,10 +106,18 @@ def iter_points(
     """Yield the points of a file, or those in `bounds`, in order, in chunks of `chunk_size`.
 
     LAS, LAZ and COPC are streamed. Of a COPC file only what the bounds touch is read. Other formats
-    are read completely and then split. Raises the errors of `read_points`; damage in a later chunk
-    is reported when that chunk is read.
+    are read completely and then split. Raises the errors of `read_points` and `check_magnitudes`;
+    damage in a later chunk is reported when that chunk is read.
     """
     path = check_readable(path)
+    for chunk in _chunks_of(path, chunk_size, attributes, bounds):
+        check_magnitudes(chunk.positions, f"{path}: points")
+        yield chunk
+
+
+def _chunks_of(
+    path: Path, chunk_size: int, attributes: bool, bounds: Bounds | None
+) -> Iterator[PointCloud]:
     if path.suffix.lower() in LAS_EXTENSIONS:
         from pointup.io.las import iter_las
 
@@ -194,7 +203,7 @@ def copy_points(
 
         copy_las(path, writer, chunk_size, bounds)
         return
-    for cloud in iter_points(path, chunk_size, bounds=bounds):
+    for cloud in _chunks_of(path, chunk_size, attributes=True, bounds=bounds):
         writer.write(cloud)
 
 

@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from pointup.errors import ConfigError, DataError, FileError
-from pointup.io.cloud import LAS_EXTENSIONS, PointCloud, cast_values, check_positions
+from pointup.io.cloud import (
+    LAS_EXTENSIONS,
+    PointCloud,
+    cast_values,
+    check_magnitudes,
+    check_positions,
+)
 from pointup.model.config import ModelConfig
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling.attributes import added_dimensions
@@ -131,6 +137,7 @@ def upsample(
     if cloud.positions.shape == (0, 3):
         raise DataError("points: has 0 points; at least 2 are needed, leave it out")
     check_positions(cloud.positions, "points")
+    check_magnitudes(cloud.positions, "points")
     with TemporaryDirectory(prefix="pointup_") as directory:
         try:
             store = build_survey_store(

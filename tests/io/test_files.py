@@ -60,10 +60,10 @@ def test_round_trips_are_exact(tmp_path: Path, suffix: str) -> None:
     positions=arrays.arrays(
         np.float64,
         st.tuples(st.integers(1, 5), st.just(3)),
-        elements=st.floats(-1e12, 1e12, exclude_min=True, exclude_max=True),
+        elements=st.floats(allow_nan=False, allow_infinity=False),
     )
 )
-def test_every_coordinate_below_1e12_is_read_back_exactly(
+def test_every_finite_float64_is_read_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, suffix: str, positions: np.ndarray
 ) -> None:
     path = tmp_path_factory.mktemp("floats") / f"a{suffix}"
@@ -217,7 +217,7 @@ def test_integers_of_64_bits_keep_their_digits_and_large_floats_stay_floats(tmp_
         ("a.txt", "# i X Y Z\n3 1.5 2 3\n4 4.5 5 6\n"),
         ("a.txt", "1.5;2;3;3\n4.5;5;6;4\n"),
         ("a.csv", "x;y;z;i\n1,5;2,25;-3;3\n4;5;6,125;4\n"),
-        ("a.csv", "x;y;z\n1e-7;2;3\n1,5e+10;5;6\n"),
+        ("a.csv", "x;y;z\n1e-7;2;3\n1,5e+30;5;6\n"),
     ],
 )
 def test_text_is_written_in_the_layout_it_was_read_in(tmp_path: Path, name: str, text: str) -> None:

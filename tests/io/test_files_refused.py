@@ -17,6 +17,7 @@ from pointup.io.files import (
     check_readable,
     check_writable,
     copy_points,
+    iter_points,
     open_writer,
     read_points,
     write_points,
@@ -231,6 +232,20 @@ def test_writing_replaces_the_original_and_respects_the_umask(tmp_path: Path) ->
     mask = os.umask(0)
     os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".xyz", ".npy"])
+def test_coordinates_that_stand_for_no_data_are_refused_by_what_commands_read_with(
+    tmp_path: Path, suffix: str
+) -> None:
+    positions = np.zeros((5, 3))
+    positions[[1, 3], 2] = -3.4e38
+    write_points(path := tmp_path / f"a{suffix}", PointCloud(positions))
+    with pytest.raises(FileError, match=r"points: 2 of 5 .* 1e12 or more, such as -3\.4e\+38; rem"):
+        next(iter_points(path, chunk_size=3))
+    positions[[1, 3], 2] = 0.99e12
+    write_points(path, PointCloud(positions))
+    assert sum(map(len, iter_points(path, chunk_size=3))) == 5
 
 
 def test_values_are_rounded_to_integers_but_never_wrapped() -> None:
