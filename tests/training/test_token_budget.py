@@ -252,6 +252,7 @@ def test_a_cloud_that_does_not_fit_is_named_and_cropping_makes_it_fit(
     ):
         settle(dataset, accelerator, tmp_path)
     monkeypatch.setattr(budget, "SMALLEST_PROBE", 100)
+    limited(8e7)  # Again: the search before may have returned memory that the process held.
     found, tried = settle(dataset, accelerator, tmp_path, crop=True)
-    assert 200 <= found <= 450 and max(tried) < 720
+    assert 200 <= found <= 450 and max(tried) <= 450
     dataset.max_tokens = None
