@@ -417,7 +417,16 @@ _FARTHEST_MEAN = 0.25
 _LEAST_SPREAD = 0.01
 
 
-def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
+Neighbors = tuple[np.ndarray, np.ndarray]
+
+
+def neighbors_beside(region: Region, points: np.ndarray) -> Neighbors:
+    """The `NUM_ABOVE` horizontally nearest points of each of the points (Q, 3): their distances
+    (Q, `NUM_ABOVE`) and places in the region, inf and -1 in a cloud with fewer points."""
+    return region.neighbors(points, NUM_ABOVE, dims=2)
+
+
+def is_covered(region: Region, points: np.ndarray, beside: Neighbors) -> np.ndarray:
     """Whether a closed surface lies above each of the points (Q, 3), by the points of the region.
 
     The points are in the coordinates of the region's store. The third one is a height. A surface is
@@ -425,12 +434,10 @@ def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
     is at most a third of their spacing. A place is covered if it is deeper below that plane, and
     below each of these points, than their spacing. Places around a measured point are not, up to
     the mean distance of its nearest neighbours: its pulse got there, as in a scan from inside. A
-    cloud with fewer points covers nothing.
+    cloud with fewer points covers nothing. For `beside` see `neighbors_beside`.
     """
     covered = np.zeros(len(points), dtype=bool)
-    if not len(points) or region.num_points < NUM_ABOVE:
-        return covered
-    distance, nearest = region.neighbors(points, NUM_ABOVE, dims=2)
+    distance, nearest = beside
     radius = distance[:, -1]
     spacing = radius * np.sqrt(np.pi / NUM_ABOVE)
     around = region.rows["position"]
@@ -456,25 +463,27 @@ def is_covered(region: Region, points: np.ndarray) -> np.ndarray:
 _AFLOAT, _AFLOAT_HORIZONTALLY, _LEAST_BELOW = 1.25, 3.5, 2
 
 
-def is_afloat(region: Region, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+def is_afloat(
+    region: Region,
+    points: np.ndarray,
+    beside: Neighbors,
+    distance: np.ndarray,
+    spacing: np.ndarray,
+) -> np.ndarray:
     """Whether each of the points (Q, 3) is in empty air, by the points of the region.
 
     Pulses from above that come back from below a place passed it, and met nothing there. A place is
     afloat if two or more of the `NUM_ABOVE` horizontally nearest points are below it, and none is
     near: the nearest is farther than 3.5 times their spacing, and than 1.25 local spacings. In a
-    cloud with fewer points nothing is afloat.
+    cloud with fewer points nothing is afloat. For `beside` see `neighbors_beside`.
 
-    in_spacings: (Q,) distances of the points to the nearest measured ones, in local spacings.
+    distance: (Q,) to the nearest measured point, spacing: (Q,) the local spacing there.
     """
-    afloat = np.zeros(len(points), dtype=bool)
-    far = np.flatnonzero(in_spacings > _AFLOAT)
-    if not len(far) or region.num_points < NUM_ABOVE:
-        return afloat
-    distance, nearest = region.neighbors(points[far], NUM_ABOVE, dims=2)
-    spacing = distance[:, -1] * np.sqrt(np.pi / NUM_ABOVE)
-    num_below = (region.rows["position"][:, 2][nearest] < points[far, 2:]).sum(axis=1)
-    gap = region.neighbors(points[far], 1, dims=3)[0][:, 0]
-    afloat[far] = (num_below >= _LEAST_BELOW) & (gap > _AFLOAT_HORIZONTALLY * spacing)
+    across, nearest = beside
+    horizontally = across[:, -1] * np.sqrt(np.pi / NUM_ABOVE)
+    num_below = (region.rows["position"][:, 2][nearest] < points[:, 2:]).sum(axis=1)
+    least = np.maximum(_AFLOAT * spacing, _AFLOAT_HORIZONTALLY * horizontally)
+    afloat: np.ndarray = (num_below >= _LEAST_BELOW) & (distance > least)
     return afloat
 
 

@@ -24,6 +24,7 @@ from pointup.upsampling.ground import (
     class_attribute,
     is_covered,
     is_of_ground,
+    neighbors_beside,
 )
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.pass_output import PassOutput
@@ -312,7 +313,7 @@ class GroundPoints:
         if not len(points) or len(self._store) < NUM_ABOVE:
             return points[:0], np.empty(0), np.empty((0, NUM_ABOVE), dtype=np.int64)
         region = Region.around(self._store, points)
-        beside, above = region.neighbors(points, NUM_ABOVE, dims=2)
+        beside, above = neighbors_beside(region, points)
         rows = np.flatnonzero(
             (beside[:, 0] <= spacing)
             & self._returns.lets_pulses_through(region.rows["attributes"][above])
@@ -325,14 +326,15 @@ class GroundPoints:
         least = -tolerance if self._returns.by_class else spacing
         lowest = region.rows["position"][:, 2][above[rows]].min(axis=1)
         is_right = (np.abs(heights - others) <= tolerance) & (lowest > heights + least)
-        points = np.column_stack([places[rows], heights])[is_right]
+        points, rows = np.column_stack([places[rows], heights])[is_right], rows[is_right]
         distance = region.neighbors(points, 1)[0][:, 0]
-        kept = (distance > _LEAST_GAP * spacing) & ~is_covered(region, points)
+        kept = distance > _LEAST_GAP * spacing
+        # Other blocks may be loaded by now: rows of the region stay where they are.
+        kept &= ~is_covered(region, points, (beside[rows], above[rows]))
         if self._options.max_distance is not None:
             # The ground is upright, so that its unit is that of the options.
             kept &= distance <= self._options.max_distance - self._store.rounding
-        numbers = region.numbers(above[rows[is_right]])
-        return points[kept], distance[kept], numbers[kept]
+        return points[kept], distance[kept], region.numbers(above[rows])[kept]
 
 
 def _places(low: np.ndarray, high: np.ndarray, side: float, seed: int) -> np.ndarray:

@@ -11,7 +11,13 @@ from scipy.spatial import cKDTree
 from sheets import StoreMaker, small_model
 
 from pointup import upsample
-from pointup.upsampling.ground import NEAR, NUM_ABOVE, is_afloat, is_covered
+from pointup.upsampling.ground import (
+    NEAR,
+    NUM_ABOVE,
+    is_afloat,
+    is_covered,
+    neighbors_beside,
+)
 from pointup.upsampling.single_pass import measured
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
@@ -60,7 +66,11 @@ def covered_one_by_one(points: np.ndarray, place: np.ndarray) -> bool:
 
 
 def of_store(store: Store, places: np.ndarray) -> np.ndarray:
-    return is_covered(Region.around(store, places), places)
+    return covered(Region.around(store, places), places)
+
+
+def covered(region: Region, places: np.ndarray) -> np.ndarray:
+    return is_covered(region, places, neighbors_beside(region, places))
 
 
 @pytest.mark.parametrize("scene", [houses, crowns])
@@ -136,7 +146,7 @@ def test_fewer_than_half_of_the_points_in_houses_are_left(monkeypatch: pytest.Mo
 
     model = small_model(**FOREST | {"column_neighbors": 12, "column_stride": 8}, reach=8.0)
     with_rule = upsample(points, ratio=8, model=model, above_ground=True)
-    monkeypatch.setattr(measured, "is_covered", lambda _, points: np.zeros(len(points), dtype=bool))
+    monkeypatch.setattr(measured, "is_covered", lambda _, points, *__: np.zeros(len(points), bool))
     without = upsample(points, ratio=8, model=model, above_ground=True)
     assert len(with_rule) == len(without) == 12_000
     assert num_inside(without) > 40
@@ -151,7 +161,7 @@ def test_places_do_not_depend_on_the_scale_or_the_first_block(make_store: StoreM
     expected = of_store(store, places - store.frame.origin)
     for block in range(0, store.num_blocks, 9):
         region = Region(store, block, block + 1)
-        assert np.array_equal(is_covered(region, places - store.frame.origin), expected)
+        assert np.array_equal(covered(region, places - store.frame.origin), expected)
     assert expected.any() and not expected.all()
     larger = make_store(points * 8, block_size=64)
     assert np.array_equal(of_store(larger, places * 8 - larger.frame.origin), expected)
@@ -166,14 +176,19 @@ def trees(seed: int = 0, num_points: int = 3000) -> np.ndarray:
     return np.stack([x, y, z], axis=1)
 
 
-def afloat_one_by_one(points: np.ndarray, place: np.ndarray, in_spacings: float) -> bool:
+def afloat_one_by_one(points: np.ndarray, place: np.ndarray, spacing: float) -> bool:
     """`is_afloat` of one place, by a full search."""
     across = np.linalg.norm(points[:, :2] - place[:2], axis=1)
     nearest = np.argsort(across)[:12]
-    spacing = across[nearest[-1]] * np.sqrt(np.pi / 12)
+    horizontally = across[nearest[-1]] * np.sqrt(np.pi / 12)
     gap = np.linalg.norm(points - place, axis=1).min()
     num_below = (points[nearest, 2] < place[2]).sum()
-    return bool(in_spacings > 1.25 and gap > 3.5 * spacing and num_below >= 2)
+    return bool(gap > 1.25 * spacing and gap > 3.5 * horizontally and num_below >= 2)
+
+
+def afloat(region: Region, places: np.ndarray, spacing: np.ndarray | float) -> np.ndarray:
+    distance, spacing = region.neighbors(places, 1)[0][:, 0], np.broadcast_to(spacing, len(places))
+    return is_afloat(region, places, neighbors_beside(region, places), distance, spacing)
 
 
 def test_places_afloat_are_those_of_a_search_one_by_one(make_store: StoreMaker) -> None:
@@ -181,14 +196,12 @@ def test_places_afloat_are_those_of_a_search_one_by_one(make_store: StoreMaker) 
     points = store.read(0, len(store))["position"]
     rng = np.random.default_rng(1)
     places = rng.uniform(points.min(axis=0), points.max(axis=0), (400, 3))
-    in_spacings = rng.uniform(1, 2, 400)
-    region = Region.around(store, places)
-    found = is_afloat(region, places, in_spacings)
-    expected = [afloat_one_by_one(points, *of) for of in zip(places, in_spacings, strict=True)]
+    spacing = rng.uniform(0.5, 1, 400) * cKDTree(points).query(places)[0]
+    found = afloat(Region.around(store, places), places, spacing)
+    expected = [afloat_one_by_one(points, *of) for of in zip(places, spacing, strict=True)]
     assert np.array_equal(found, expected)
     assert 100 < found.sum() < 300
-    one_block = Region(store, 0, 1)
-    assert np.array_equal(is_afloat(one_block, places, in_spacings), expected)
+    assert np.array_equal(afloat(Region(store, 0, 1), places, spacing), expected)
 
 
 def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(
@@ -201,11 +214,10 @@ def test_air_beside_crowns_is_empty_and_the_space_below_them_is_not(
     below[:, :2] = 5 + np.random.default_rng(3).uniform(-1, 1, (300, 2))
     below[:, 2] = 2.5
     crown_only = make_store(points[points[:, 2] > 0], block_size=256)
-    far = np.full(300, 9.0)
 
     def share_afloat(of: Store, places: np.ndarray) -> float:
         places = places - of.frame.origin
-        return float(is_afloat(Region.around(of, places), places, far).mean())
+        return float(afloat(Region.around(of, places), places, 0.1).mean())
 
     assert share_afloat(store, beside) == 1
     assert share_afloat(crown_only, below) == 0
@@ -223,5 +235,5 @@ def test_fewer_new_points_hang_in_empty_air_with_the_rule(monkeypatch: pytest.Mo
         return int(((tree.query(new)[0] > 2) & (new[:, 2] > 2)).sum())
 
     with_rule = num_hanging()
-    monkeypatch.setattr(measured, "is_afloat", lambda _, points, __: np.zeros(len(points), bool))
+    monkeypatch.setattr(measured, "is_afloat", lambda _, points, *__: np.zeros(len(points), bool))
     assert with_rule < num_hanging() / 2

@@ -6,15 +6,12 @@ import numpy as np
 
 from pointup.errors import ConfigError
 from pointup.upsampling.attributes import NUM_NEIGHBORS, attributes_between, classify_ground
-from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered
+from pointup.upsampling.ground import NEAR, Ground, is_afloat, is_covered, neighbors_beside
 from pointup.upsampling.options import UpsampleOptions
 from pointup.upsampling.single_pass.candidates import Reach
 from pointup.upsampling.single_pass.pass_output import ROUNDING
 from pointup.upsampling.store.point_store import Store
 from pointup.upsampling.store.region import Region
-
-# Reach from which on a distance has a value in spacings.
-_LEAST_REACH = 1e-30
 
 
 class Measured:
@@ -56,15 +53,15 @@ class Measured:
         is_far: np.ndarray = distance > self.max_distance
         return is_far
 
-    def is_empty(self, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+    def is_empty(self, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray) -> np.ndarray:
         """Whether points (Q, 3) lie where nothing is: below the ground, below a closed surface such
         as a roof, or afloat; all False without `above_ground`.
 
-        in_spacings: (Q,) their distances to the nearest point, in local spacings.
+        distance: (Q,) to the nearest point, spacing: (Q,) the local spacing there.
         """
         if not self._options.above_ground or not len(points):
             return np.zeros(len(points), dtype=bool)
-        return self._is_empty(self._ground(points), points + self._shift, in_spacings)
+        return self._is_empty(self._ground(points), points + self._shift, distance, spacing)
 
     def settle(
         self, region: Region, points: np.ndarray, instead: np.ndarray
@@ -95,9 +92,9 @@ class Measured:
         if self.max_distance is not None:
             rejected |= gaps[:, 0] > self.max_distance
         if ground:
-            reach = slack + gaps[:, 0]
-            in_spacings = self._reach_in_spacings * gaps[:, 0] / np.maximum(reach, _LEAST_REACH)
-            rejected |= self._is_empty(ground, points + self._shift, in_spacings)
+            local_spacing = (slack + gaps[:, 0]) / self._reach_in_spacings
+            there = points + self._shift
+            rejected |= self._is_empty(ground, there, gaps[:, 0], local_spacing)
         if rejected.any():
             move(np.flatnonzero(rejected), instead[rejected])
         too_far = slack < -ROUNDING * gaps[:, 0]
@@ -140,13 +137,18 @@ class Measured:
         low, high = points[:, :2].min(axis=0), points[:, :2].max(axis=0)
         return Ground(self._store, low + self._shift[:2], high + self._shift[:2])
 
-    def _is_empty(self, ground: Ground, points: np.ndarray, in_spacings: np.ndarray) -> np.ndarray:
+    def _is_empty(
+        self, ground: Ground, points: np.ndarray, distance: np.ndarray, spacing: np.ndarray
+    ) -> np.ndarray:
         """`is_empty` of points (Q, 3) in the coordinates of the measured store, Q > 0."""
         is_empty: np.ndarray = points[:, 2] < ground.floor(points)
-        far = np.flatnonzero(~is_empty & (in_spacings > NEAR))
+        far = np.flatnonzero(~is_empty & (distance > NEAR * spacing))
         if len(far):
-            region, there = Region.around(self._store, points[far]), points[far]
-            is_empty[far] = is_covered(region, there) | is_afloat(region, there, in_spacings[far])
+            points, distance, spacing = points[far], distance[far], spacing[far]
+            region = Region.around(self._store, points)
+            beside = neighbors_beside(region, points)
+            is_empty[far] = is_covered(region, points, beside)
+            is_empty[far] |= is_afloat(region, points, beside, distance, spacing)
         return is_empty
 
     def _nearest(

@@ -269,8 +269,8 @@ class UpsamplingPass:
     ) -> None:
         rows = self.store.read_block(block)
         points = rows["position"][found.parent] + found.offset
-        in_spacings = found.distance / found.spacing[found.parent]
-        found = found.copies(self._measured.is_empty(points, in_spacings))
+        spacing = found.spacing[found.parent]
+        found = found.copies(self._measured.is_empty(points, found.distance, spacing))
         first = split_boxes(rows["key"], lambda starts, stops: stops - starts <= CELL_SIZE)
         cell = np.searchsorted(first, np.arange(len(rows)), side="right") - 1
         points = rows["position"][found.parent] + found.offset
