@@ -234,7 +234,7 @@ def _grid(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.ndarray] | 
 
     for job in jobs:
         if not job.is_context and job.target.suffix.lower() in LAS_EXTENSIONS:
-            with suppress(PointupError):
+            with suppress(PointupError):  # Raised again when this file is written.
                 writer = _opened(job, store)
                 assert isinstance(writer, LasWriter)
                 return np.array(writer.header.scales), np.array(writer.header.offsets)
