@@ -51,15 +51,18 @@ def test_they_load_quietly_and_without_a_network(
 
 @pytest.mark.parametrize(("name", "make"), [("shapes", shape_pair), ("lidar", scene_pair)])
 def test_each_beats_the_midpoint_baseline_on_its_kind_of_data(name: str, make: object) -> None:
-    pair, _ = make(np.random.default_rng([0, 1234]), resample=False)  # type: ignore[operator]
-    pos, target = torch.from_numpy(pair.source), torch.from_numpy(pair.target)
-    ptr, target_ptr = (ptr_from_sizes(torch.tensor([len(p)])) for p in (pos, target))
-    ratio = max(1.0, len(target) / len(pos))
-    with torch.no_grad():
-        made = load_model(name, CPU)(pos, ptr, ratio)
-    ours = chamfer_distance(made.pos, made.ptr, target, target_ptr)
-    theirs = chamfer_distance(*midpoint_upsample(pos, ptr, ratio), target, target_ptr)
-    assert ours < 0.97 * theirs
+    model, shares = load_model(name, CPU), []
+    for seed in range(2):
+        pair, _ = make(np.random.default_rng([seed, 1234]), resample=False)  # type: ignore[operator]
+        pos, target = torch.from_numpy(pair.source), torch.from_numpy(pair.target)
+        ptr, target_ptr = (ptr_from_sizes(torch.tensor([len(p)])) for p in (pos, target))
+        ratio = max(1.0, len(target) / len(pos))
+        with torch.no_grad():
+            made = model(pos, ptr, ratio)
+        ours = chamfer_distance(made.pos, made.ptr, target, target_ptr)
+        theirs = chamfer_distance(*midpoint_upsample(pos, ptr, ratio), target, target_ptr)
+        shares.append(float(ours / theirs))
+    assert np.mean(shares) < 0.97
 
 
 def test_scanner_files_use_lidar_and_all_others_shapes() -> None:
