@@ -38,12 +38,13 @@ def check(case: str, digests: Digests) -> None:
             RECORDS.write_text(json.dumps(records, indent=1, sort_keys=True) + "\n")
         return
     records = _records()
+    remedy = (
+        f"on a revision known to be right, record them with {RECORD}=1 pytest -m slow tests/golden"
+    )
     if machine not in records:
-        pytest.skip(
-            f"no digests for {machine}: on a revision known to be right, record them with "
-            f"{RECORD}=1 pytest -m slow tests/golden"
-        )
-    assert digests == records[machine].get(case)
+        pytest.skip(f"no digests for {machine}: {remedy}")
+    assert case in records[machine], f"no digests of {case}: {remedy}"
+    assert digests == records[machine][case]
 
 
 def _records() -> dict[str, dict[str, Digests]]:
