@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from pointup.cli import main as cli
-from pointup.training.config import parse_command_line
+from pointup.training.config import TrainConfig, parse_command_line
 
 WIDTH = 4000
 SUBCOMMANDS = {
@@ -42,7 +43,7 @@ def test_help_texts_of_commands_are_paragraphs(
     words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    text = help_of(lambda: cli.parse([*words, "--help"]), capsys)
+    text = help_of(lambda: cli.parse([*words, "--help-all"]), capsys)
     assert "--help" in text
     assert broken(text) == []
 
@@ -51,6 +52,20 @@ def test_help_texts_of_training_are_paragraphs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    text = help_of(lambda: parse_command_line(["--help"], "Trains."), capsys)
+    text = help_of(lambda: parse_command_line(["--help-all"], "Trains."), capsys)
     assert "--model.quota-exponent" in text and "--loss.coverage" in text
     assert broken(text) == []
+
+
+def test_help_leaves_out_what_is_rarely_set_and_both_are_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    text = help_of(lambda: parse_command_line(["--help"], "Trains."), capsys)
+    assert "--steps" in text and "--model.k" not in text and "--hang-timeout" not in text
+    assert parse_command_line(["--model.k", "12"], "Trains.").model.k == 12
+    text = help_of(lambda: cli.parse(["upsample", "--help"]), capsys)
+    assert "--ratio" in text and "--shard" not in text
+    assert cli.parse(["upsample", "a.las", "-o", "b.las", "--shard", "1/2"]).shard == "1/2"
+    for command in (TrainConfig, cli.command_class("upsample")):
+        assert {*command.RARELY_SET.split()} < {each.name for each in fields(command)}

@@ -63,7 +63,7 @@ def parse(args: Sequence[str]) -> Any:
     is_list = not args or args[0].startswith("-")
     commands: Any = []
     for name in COMMANDS:
-        command = command_class(name)
+        command, args_of_tyro = with_option_help(command_class(name), args)
         text = LINES.get(name) or str(command.__doc__).partition("\n")[0]
         given = tyro.conf.subcommand(name, description=text if is_list else None)
         commands.append(Annotated[command, given])
@@ -72,14 +72,14 @@ def parse(args: Sequence[str]) -> Any:
         any_command,
         prog="pointup",
         description=f"pointup {pointup.__version__}: upsampling of point clouds of any size.",
-        args=args,
+        args=args_of_tyro,
         config=TYRO_CONFIG,
     )
 
 
 def command_class(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
-    return with_option_help(getattr(import_module(module), attribute))
+    return getattr(import_module(module), attribute)
 
 
 def main(args: Sequence[str] | None = None) -> int:

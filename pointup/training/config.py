@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -85,6 +85,14 @@ Switch = Annotated[bool, Field(strict=True)]
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(allow_inf_nan=False, extra="forbid"))
 class TrainConfig:
     """Train a point cloud upsampler."""
+
+    RARELY_SET: ClassVar = (
+        "accumulation_steps clip_norm collective_timeout debug ema_decay gradient_checkpointing "
+        "hang_timeout keep_checkpoints log_every loss lr_scaling max_clouds max_ratio "
+        "max_unreadable model num_pictures on_save_error patience ratio reference_clouds "
+        "save_every save_minutes target_chamfer train_only validation_share warmup_steps "
+        "weight_decay worker_timeout"
+    )
 
     data: tyro.conf.UseAppendAction[Names] = ()
     """Pair dataset: a directory from `pointup prepare`, or a Hub dataset with the same columns.
@@ -347,7 +355,7 @@ OPTIONS_FILE = """
 
 --config reads options from a YAML or JSON file, such as the config.json of a run, or from a preset
 by its name, such as airborne_to_drone (`pointup config` lists them); flags
-override them. A value of null means that the option is not given."""
+override them. A value of null means that the option is not given. --help-all lists all options."""
 
 
 def parse_command_line(
@@ -370,12 +378,9 @@ def parse_command_line(
         if not path.exists():
             path = shipped_options().get(str(path), path)
         default = options_of_file(path, (*replaced, *(given & {"data"})))
+    command, flags = with_option_help(TrainConfig, flags)
     return tyro.cli(
-        with_option_help(TrainConfig),
-        prog=prog,
-        description=description + OPTIONS_FILE,
-        args=flags,
-        default=default,
+        command, prog=prog, description=description + OPTIONS_FILE, args=flags, default=default
     )
 
 

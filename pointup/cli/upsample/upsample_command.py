@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
@@ -33,7 +33,14 @@ class Upsample:
     Files that border on each other are one survey: there is no seam between them, the ratio holds
     for all files together, and each file gets the new points of its own points. If a point is in
     several files, as in tiles with a buffer, each of these files gets the same new points.
+
+    `--help-all` lists all options.
     """
+
+    RARELY_SET: ClassVar = (
+        "bounds force ground_density include_noise max_distance oversampling redo seed separate "
+        "shard tile token_budget"
+    )
 
     inputs: Inputs
     """Files to upsample, or folders that are searched for files at any depth."""
@@ -95,10 +102,12 @@ class Upsample:
     ] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file. Where
     this leaves too little room, there are fewer points than the ratio says."""
-    above_ground: bool | None = None
+    above_ground: bool = False
     """The third coordinate is a height: no new point lies below the ground, and only new points on
-    the ground get class 2. By default True for scanner formats, for the models lidar and forest,
-    and for models fine-tuned from them; else False."""
+    the ground get class 2. So it is by default for scanner formats, for the models lidar and
+    forest, and for models fine-tuned from them."""
+    no_above_ground: bool = False
+    """The third coordinate is none."""
     ground_density: Annotated[
         float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
     ] = None
@@ -241,7 +250,8 @@ class Upsample:
 
     def _identity(self, options: UpsampleOptions) -> dict[str, Any]:
         """The options that change the result."""
-        names = ("classes", "include_noise", "only_new", "above_ground", "bounds")
+        heights = ("above_ground", "no_above_ground")
+        names = ("classes", "include_noise", "only_new", "bounds", *heights)
         return {**asdict(options), **{name: getattr(self, name) for name in names}}
 
     def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
@@ -262,7 +272,7 @@ class Upsample:
         """Whether the third coordinate of a file is a height: by option, file or model."""
         from pointup.upsampling.in_memory import has_heights
 
-        if self.above_ground is not None:
+        if self.above_ground or self.no_above_ground:
             return self.above_ground
         return has_heights(job.source, model.config)
 
@@ -271,6 +281,8 @@ class Upsample:
 
         if self.ratio is not None and self.density is not None:
             raise ConfigError("--ratio and --density: give one of them")
+        if self.above_ground and self.no_above_ground:
+            raise ConfigError("--above-ground and --no-above-ground: give one of them")
         originals = not (self.no_originals or self.denoise)
         if self.only_new and not originals:
             raise ConfigError(
