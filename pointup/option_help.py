@@ -52,3 +52,8 @@ def _dataclasses_in(hint: Any) -> list[type]:
     if isinstance(hint, type) and is_dataclass(hint):
         return [hint]
     return [found for part in get_args(hint) for found in _dataclasses_in(part)]
+
+
+def optional(metavar: str, name: str | None = None) -> Any:
+    """How `--help` shows an option that has no default value of its own."""
+    return tyro.conf.arg(metavar=metavar, name=name, help_behavior_hint="(optional)")

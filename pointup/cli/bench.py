@@ -7,10 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import tyro
-
 from pointup.cli.input_files import File
 from pointup.disk import check_output_file, write_text
+from pointup.option_help import optional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +25,7 @@ class Bench:
     """Write all figures to this JSON file."""
     compare: File = None
     """JSON file of an earlier run; print the figures that changed by more than 5 %."""
-    device: Annotated[
-        str | None, tyro.conf.arg(metavar="DEVICE", help_behavior_hint="(optional)")
-    ] = None
+    device: Annotated[str | None, optional("DEVICE")] = None
     """Device to measure, by its torch name, such as cpu or cuda:1. By default an accelerator if
     there is one, else the CPU."""
 

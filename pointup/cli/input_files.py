@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from pointup.errors import ConfigError, FileError
+from pointup.option_help import optional
 from pointup.terminal import note, printable
 
 Inputs = Annotated[
@@ -105,7 +106,7 @@ def name_inputs(paths: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-ShardOption = Annotated[str | None, tyro.conf.arg(metavar="K/N", help_behavior_hint="(optional)")]
+ShardOption = Annotated[str | None, optional("K/N")]
 
 
 def parse_shard(text: str | None) -> tuple[int, int] | None:
@@ -119,10 +120,12 @@ def parse_shard(text: str | None) -> tuple[int, int] | None:
 
 
 HtmlFile = Annotated[Path, tyro.conf.arg(aliases=["-o"], metavar="FILE.html")]
-View = Annotated[Path | None, tyro.conf.arg(metavar="FILE.html", help_behavior_hint="(optional)")]
-Picture = Annotated[Path | None, tyro.conf.arg(metavar="FILE.png", help_behavior_hint="(optional)")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="(optional)")]
-Title = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")]
+View = Annotated[Path | None, optional("FILE.html")]
+Picture = Annotated[Path | None, optional("FILE.png")]
+File = Annotated[Path | None, optional("FILE")]
+Folder = Annotated[Path | None, optional("DIR")]
+Title = Annotated[str | None, optional("TEXT")]
+Model = Annotated[str | None, optional("shapes|noisy|lidar|forest|DIR|HUB_ID")]
 
 
 def check_shown(picture: Path | None, view: Path | None) -> None:

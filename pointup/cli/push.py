@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 
 from pointup.errors import ConfigError, FileError, ModelError
+from pointup.option_help import optional
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="(optional)")]
 # As the Hub writes licences: apache-2.0, cc-by-4.0, mit, other.
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
@@ -32,9 +32,9 @@ class Push:
     license: Annotated[str, tyro.conf.arg(metavar="LICENCE")]
     """Licence of the weights as the Hub writes it: apache-2.0, cc-by-4.0, other. It must agree with
     the licences of the training data."""
-    limits: Annotated[str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(optional)")] = ""
+    limits: Annotated[str, optional("TEXT")] = ""
     """What you know about where the model fails; a paragraph of the card."""
-    dry_run: Folder = None
+    dry_run: Annotated[Path | None, optional("FOLDER")] = None
     """Write what would be uploaded to this new folder, and upload nothing."""
     private: bool = False
     """Make a new repository private."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from pointup.cli.input_files import File, HtmlFile, Inputs, Title, describe_page
 from pointup.errors import ConfigError
+from pointup.option_help import optional
 from pointup.terminal import note
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ class View:
     """Files to show, or folders of tiles, which become one cloud each."""
     output: HtmlFile
     """HTML file to write."""
-    names: Annotated[
-        tuple[str, ...] | None, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="(optional)")
-    ] = None
+    names: Annotated[tuple[str, ...] | None, optional("NAME ...")] = None
     """Names of the clouds, one for each input. By default the names of the files."""
     reference: File = None
     """One more cloud, named reference; the others can be coloured by their distance to it."""

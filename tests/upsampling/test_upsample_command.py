@@ -287,7 +287,7 @@ def test_files_may_follow_classes(
 ) -> None:
     for options in (["-o", "out", *words.split()], [*words.split(), "-o", "out"]):
         expected = classes, tuple(map(Path, inputs))
-        assert cli.parse(["upsample", *options])._classes_and_inputs() == expected
+        assert cli.parse(["upsample", *options]).classes_and_inputs() == expected
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from las_files import write_las
 from sheets import sheet
 from tile_row import WIDTH, surface, upsample, write_model, write_tiles
 
+from pointup.cli.upsample.files import work_directory
 from pointup.cli.upsample.plan import Job
-from pointup.cli.upsample.survey_store import work_directory
 from pointup.errors import FileError
 from pointup.io.cloud import PointCloud
 from pointup.io.files import open_writer, read_points

@@ -16,7 +16,7 @@ import pytest
 from typed import Result, is_one_line, left_in, positions, write_las, write_two_tiles
 
 from pointup.cli import main as cli
-from pointup.cli.upsample.files import _check_size
+from pointup.cli.upsample.files import check_size
 from pointup.cli.upsample.plan import Job, plan_jobs
 from pointup.errors import ConfigError
 from pointup.io.files import PointCloud, write_points
@@ -239,9 +239,9 @@ def test_a_density_is_checked_by_the_area(tmp_path: Path) -> None:
     side = np.array([[4000.0, 2000.0, 50.0]])
     store, job = Large(low=0 * side, high=side), Job(Path("a.las"), tmp_path / "b.las", "forest")
     model = Upsampler(max_pass_ratio=64.0)
-    _check_size([job], store, UpsampleOptions(density=40.0), model, False)
+    check_size([job], store, UpsampleOptions(density=40.0), model)
     with pytest.raises(ConfigError, match="density 300 makes up to 2,048,000,000 points"):
-        _check_size([job], store, UpsampleOptions(density=300.0), model, False)
+        check_size([job], store, UpsampleOptions(density=300.0), model)
 
 
 def test_a_view_of_nothing_is_noted(tmp_path: Path, command: Callable[..., Result]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from pointup.option_help import optional
 
 if TYPE_CHECKING:
     from pointup.cli.doctor.machine import Finding
@@ -23,13 +23,9 @@ class Doctor:
     The exit status is 1 if a check fails.
     """
 
-    data: Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")] = (
-        None
-    )
+    data: Annotated[str | None, optional("DIR")] = None
     """Check the sample tables of this pair dataset, too."""
-    run_dir: Annotated[
-        Path | None, tyro.conf.arg(name="run", metavar="DIR", help_behavior_hint="(optional)")
-    ] = None
+    run_dir: Annotated[Path | None, optional("DIR", name="run")] = None
     """Check the run in this directory, too: lock, last heartbeat, checkpoints and model."""
 
     def run(self) -> int:

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
 from pointup.cli.evaluate.output import (
-    Model,
     Output,
     Oversampling,
     describe_model,
     open_model,
 )
-from pointup.cli.input_files import File, Picture, View
+from pointup.cli.input_files import File, Model, Picture, View
 from pointup.errors import ConfigError, DataError
+from pointup.option_help import optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,23 +62,15 @@ class Lidar:
     oversampling: Oversampling = None
     """Candidates of a second pass for each point that is kept, 1 to 8, as in `pointup upsample`. By
     default the model's own value."""
-    ground_density: Annotated[
-        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
-    ] = None
+    ground_density: Annotated[float | None, optional("D")] = None
     """Largest density of the model's points on the ground below crowns, as in `pointup upsample`; 0
     for none. The midpoint baseline has none."""
-    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
-        None
-    )
+    ratio: Annotated[float | None, optional("R")] = None
     """Upsampling ratio, 1 or more. By default 4 with --thin, else the density of the prediction or
     reference divided by that of the source."""
-    density: Annotated[
-        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
-    ] = None
+    density: Annotated[float | None, optional("D")] = None
     """Target density instead of a ratio, in points per square unit of the files."""
-    metres_per_unit: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
+    metres_per_unit: Annotated[float | None, optional("LENGTH")] = None
     """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
     the coordinate system in the files."""
     cell: float = 1.0

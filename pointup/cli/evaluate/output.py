@@ -7,24 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
 import pointup
 from pointup.cli.input_files import File, check_shown
 from pointup.disk import check_output_file
 from pointup.errors import ConfigError
+from pointup.option_help import optional
 
 if TYPE_CHECKING:
     from pointup.evaluation.pairs import ShownPair
     from pointup.evaluation.report import EvaluationReport
     from pointup.model.upsampler import Upsampler
 
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="(optional)")]
-Model = Annotated[
-    str | None,
-    tyro.conf.arg(metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"),
-]
-Oversampling = Annotated[float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")]
+Oversampling = Annotated[float | None, optional("O")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pointup.cli.evaluate.output import (
-    Model,
     Output,
     Oversampling,
     describe_model,
     open_model,
 )
-from pointup.cli.input_files import Picture, View
+from pointup.cli.input_files import Model, Picture, View
 from pointup.errors import ConfigError, DataError
+from pointup.option_help import optional
 
 if TYPE_CHECKING:
     from pointup.cli.evaluate.pair_notes import Sizes
@@ -43,18 +43,14 @@ class EvaluatedPairs:
     Needs --as-written. By default the model's own value."""
     split: str = "validation"
     """Split of the dataset: train or validation."""
-    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
-        None
-    )
+    ratio: Annotated[float | None, optional("R")] = None
     """Upsampling ratio, 1 or more. By default that of each pair. Same as --ratio of train.py."""
     max_ratio: float = 16.0
     """Largest ratio: pairs with a larger one are upsampled by this one. Same as --max-ratio of
     train.py."""
     token_budget: int = 24576
     """Points (source and target) to process at a time. A larger pair is processed alone."""
-    metres_per_unit: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
+    metres_per_unit: Annotated[float | None, optional("LENGTH")] = None
     """Length in metres of the unit of the coordinates, such as 0.3048 for feet. By default that of
     the files that the dataset was made from."""
     seed: int = 0

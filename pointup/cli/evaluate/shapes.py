@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from pointup.cli.evaluate.output import (
-    Folder,
-    Model,
     Output,
     Oversampling,
     describe_model,
     open_model,
     write_shown,
 )
-from pointup.cli.input_files import Picture, View
+from pointup.cli.input_files import Folder, Model, Picture, View
 from pointup.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ import tyro
 
 from pointup.cli.prepare.new_dataset import NewDataset, parse_range
 from pointup.errors import ConfigError
+from pointup.option_help import optional
 
 if TYPE_CHECKING:
     from pointup.datasets.pair import Pair
@@ -46,9 +47,7 @@ class Scenes:
     """Source points per square metre: a number, or LOW:HIGH to draw from."""
     target_density: float = 300.0
     """Target points per square metre."""
-    ratio: Annotated[
-        tuple[float, ...], tyro.conf.arg(metavar="RATIO ...", help_behavior_hint="(optional)")
-    ] = ()
+    ratio: Annotated[tuple[float, ...], optional("RATIO ...")] = ()
     """Target points for each source point, drawn from these numbers; replaces --target-density."""
     kinds: Annotated[tuple[Kind, ...], tyro.conf.arg(help_behavior_hint="(all by default)")] = (
         ALL_KINDS

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-
 from pointup.cli.input_files import Inputs, find_inputs, name_inputs
 from pointup.cli.prepare.new_dataset import NewDataset, parse_range
 from pointup.errors import ConfigError, FileError
+from pointup.option_help import optional
 from pointup.progress import tracked
 from pointup.terminal import note
 
@@ -38,23 +37,17 @@ class Meshes:
     (all of them in turn)."""
     samples_per_mesh: int = 4
     """Samplings of each training mesh. Validation meshes get one sampling of each pattern."""
-    samples_for: Annotated[
-        tuple[str, ...], tyro.conf.arg(metavar="GLOB=N ...", help_behavior_hint="(optional)")
-    ] = ()
+    samples_for: Annotated[tuple[str, ...], optional("GLOB=N ...")] = ()
     """Number of samplings for training meshes whose names match, as in 'cad_*=1'; 0 leaves them
     out."""
     patches: int = 0
     """Number of patches to cut from each sampling; 0 keeps the whole shape."""
     patch_size: int = 256
     """Number of source points of a patch."""
-    noise: Annotated[
-        str | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="(optional)")
-    ] = None
+    noise: Annotated[str | None, optional("SHARE")] = None
     """Standard deviation of Gaussian noise on the sources, as a share of the mesh's furthest
     distance from its centre: a number, or LOW:HIGH to draw from for each sample, as in 0:0.02."""
-    validation_meshes: Annotated[
-        tuple[Path, ...], tyro.conf.arg(metavar="PATH ...", help_behavior_hint="(optional)")
-    ] = ()
+    validation_meshes: Annotated[tuple[Path, ...], optional("PATH ...")] = ()
     """Meshes for validation; all others are for training. Validation pairs also store the surface
     and a second sampling of it."""
     dataset: NewDataset
@@ -163,13 +156,9 @@ class H5:
     """HDF5 files, or folders of them. Validation patches are those of whole shapes if a file names
     shapes, else blocks of neighbouring patches. Shapes of one name in several files are one
     shape."""
-    source_key: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
-    ] = None
+    source_key: Annotated[str | None, optional("NAME")] = None
     """Name of the array of sparse patches. By default one of the names in the published files."""
-    target_key: Annotated[
-        str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="(optional)")
-    ] = None
+    target_key: Annotated[str | None, optional("NAME")] = None
     """Name of the array of dense patches. By default one of the names in the published files."""
     dataset: NewDataset
 

@@ -22,6 +22,7 @@ from pointup.cli.input_files import Inputs, ShardOption, find_inputs, name_input
 from pointup.cli.prepare.new_dataset import Making, NewDataset, parse_range
 from pointup.disk import remove
 from pointup.errors import ConfigError, DataError
+from pointup.option_help import optional
 from pointup.terminal import note, printable
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ class Tiling:
     """Leave out tiles with fewer points than this in source or target."""
     block: int = 4
     """Side length in tiles of the squares that belong to training or validation as a whole."""
-    strip: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
+    strip: Annotated[float | None, optional("LENGTH")] = None
     """Width of the strip of left-out points around validation tiles, in the unit of the files. No
     training point is closer to a validation point. By default half a tile."""
     separate: bool = False
@@ -195,15 +194,11 @@ class Passes(SurveyOptions):
 
     inputs: Inputs
     """Survey with gps_time or point source ids: files, or folders of files."""
-    source_density: Annotated[
-        str | None, tyro.conf.arg(metavar="DENSITY", help_behavior_hint="(optional)")
-    ] = None
+    source_density: Annotated[str | None, optional("DENSITY")] = None
     """Thin the sources to this density, in points for each square unit of the files: a number, or
     LOW:HIGH to draw from for each pair, as in 6:60. Returns of a pulse stay together. Whatever it
     is, a source has at most half of the target's points."""
-    target_density: Annotated[
-        float | None, tyro.conf.arg(metavar="DENSITY", help_behavior_hint="(optional)")
-    ] = None
+    target_density: Annotated[float | None, optional("DENSITY")] = None
     """Thin the targets to this density."""
     pairs_per_tile: int = 2
     """Pairs of a tile, each with another pass as source, where so many passes cover it."""

@@ -5,24 +5,26 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pointup.cli.upsample.plan import Job, copy_unchanged
-from pointup.cli.upsample.survey_store import (
-    SortedFiles,
-    open_store,
-    sort_points,
-    survey_text,
-    work_directory,
-)
+from pointup.cli.upsample.plan import Job, before_rounding, copy_unchanged
 from pointup.cli.worker_group import LaunchedWorkerGroup
-from pointup.errors import ConfigError, FileError, NoPointsError, PointupError
-from pointup.io.cloud import SYNTHETIC, PointWriter
+from pointup.disk import UNFINISHED, acquire_lock, os_errors, remove, short_name
+from pointup.errors import ConfigError, DataError, FileError, NoPointsError, PointupError
+from pointup.io.cloud import (
+    CLASSIFICATION,
+    SYNTHETIC,
+    PointWriter,
+    attribute,
+    is_synthetic,
+    is_vegetation,
+)
 from pointup.io.files import (
     LAS_EXTENSIONS,
     PointCloud,
@@ -31,17 +33,22 @@ from pointup.io.files import (
     open_writer,
     read_extremes,
 )
+from pointup.io.las_writer import LasWriter
 from pointup.io.length_unit import UNKNOWN, length_unit, units_of_readable
 from pointup.model.upsampler import Upsampler
 from pointup.progress import ProgressBar, write_line
 from pointup.upsampling.attributes import PARENT, added_dimensions
 from pointup.upsampling.filtering import PointFilter
+from pointup.upsampling.ground import GROUND_CLASS
 from pointup.upsampling.new_points import NewPoints, Summary
 from pointup.upsampling.options import LARGEST_RATIO, MAX_LOCAL_RATIO, UpsampleOptions
 from pointup.upsampling.passes import run_passes
 from pointup.upsampling.scatter import MUCH_SCATTER, scatter
 from pointup.upsampling.single_pass.quotas import UnreachedArea
-from pointup.upsampling.store.point_store import CHUNK_SIZE, Store
+from pointup.upsampling.store.point_store import CHUNK_SIZE, Store, build_survey_store
+
+if TYPE_CHECKING:
+    from pointup.cli.upsample.upsample_command import Upsample
 
 MAX_POINTS = 2_000_000_000
 # Disk space in bytes of a new point, and of a candidate until it is thinned out.
@@ -63,40 +70,28 @@ class Written:
     num_out: int
 
 
-@dataclass(frozen=True)
-class SurveyResult:
-    """What became of a survey: lines to print, the files written, and the errors of others."""
-
-    lines: list[str]
-    files: list[Written]
-    errors: list[Exception]
-
-
 def upsample_survey(
     jobs: Sequence[Job],
     model: Upsampler,
     options: UpsampleOptions,
     workers: LaunchedWorkerGroup,
-    *,
-    point_filter: PointFilter,
-    only_new: bool,
-    tile: float | None,
-    token_budget: int | None,
-    picture: Path | None,
-    force: bool,
+    command: Upsample,
     copies_rest: bool,
-    suggests_model: bool,
-) -> SurveyResult:
-    """Upsample the files of a survey.
+) -> tuple[list[Written], list[Exception]]:
+    """Upsample the files of a survey, and print what became of it; returns the files and errors.
 
     Files that can't be read or written are left out. With `copies_rest` files with too few points
     to upsample are copied, and those with nothing to write are skipped; else they are errors. Notes
-    on the points are printed before the work; with `suggests_model` one names a model that may suit
-    them better than that of the jobs. All processes of `workers` must call this. A PointupError
-    that concerns the survey as a whole is raised in all processes, and then nothing is written.
+    on the points are printed before the work. All processes of `workers` must call this; files
+    and lines are those of the main process. A PointupError that concerns the survey as a whole is
+    raised in all processes, and then nothing is written.
     """
     began = time.monotonic()
-    with_originals = options.originals and not only_new
+    options = replace(options, max_distance=before_rounding(options.max_distance, jobs))
+    with_originals = options.originals and not command.only_new
+    point_filter = PointFilter(
+        classes=command.classes_and_inputs()[0], include_noise=command.include_noise
+    )
     found = SortedFiles()
     progress = ProgressBar(_name(jobs), hidden=not workers.is_main)
     with work_directory(jobs, workers) as directory, progress:
@@ -105,22 +100,24 @@ def upsample_survey(
                 upright = options.is_upright(model.config)
                 found = sort_points(jobs, directory, point_filter, upright, progress)
         found = workers.from_main(found)
-        left_out = found.left_out
+        errors = list[Exception](found.left_out.values())
         if found.too_few:
             if not copies_rest:
                 raise found.too_few
             return _copy_each(jobs, found, with_originals, workers)
-        inside = [found.num_inside[number] for number in range(len(jobs)) if number not in left_out]
-        given = jobs
-        jobs = [job for number, job in enumerate(jobs) if number not in left_out]
+        kept = [number for number in range(len(jobs)) if number not in found.left_out]
+        given, jobs = jobs, [jobs[number] for number in kept]
+        inside = [found.num_inside[number] for number in kept]
         if all(job.is_context for job in jobs):
-            return SurveyResult([], [], list(left_out.values()))
+            return [], errors
+        grid = None
         with workers.barrier():
             store = open_store(directory)
-            _check_size(jobs, store, options, model, force)
+            if not command.force:
+                check_size(jobs, store, options, model)
             if workers.is_main:
-                check_outputs(jobs, store)
-                for note in notes_on_input(given, found, store, suggests_model):
+                grid = check_outputs(jobs, store)
+                for note in notes_on_input(given, found, store, command.model is None):
                     write_line(f"note: {note}")
         new_points = run_passes(
             store,
@@ -128,120 +125,107 @@ def upsample_survey(
             options,
             workers,
             workers.device,
-            token_budget=token_budget,
-            tile=tile,
+            token_budget=command.token_budget,
+            tile=command.tile,
             begin=progress.begin,
             # The main process assumes that the others progress at its own rate.
             report=lambda points: progress.add(points * workers.num_processes),
         )
-        summary, unreached, num_crowded = Summary(), 0.0, 0
-        grid = _grid(jobs, store)
+        summary, notes = Summary(), list[str]()
         # Writing deletes block files, so that it starts after the summary.
         with workers.barrier():
             if workers.is_main:
-                if grid:
-                    num_crowded = new_points.move_to_free_places(*grid, options)
+                num_crowded = new_points.move_to_free_places(*grid, options) if grid else 0
                 own = [number for number, job in enumerate(jobs) if not job.is_context]
                 summary = new_points.summary(own, jobs[0].bounds)
-                if options.density is not None:
-                    unreached = UnreachedArea(store).share()
+                if grid and num_crowded > _MOST_CROWDED * summary.num_new:
+                    notes.append(
+                        f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) "
+                        f"are where another point is: {jobs[0].target} has a scale of "
+                        f"{grid[0].max():g}, too coarse for them; give the input a finer scale, or "
+                        "write a PLY file"
+                    )
+                notes += notes_on_output(store, options, model, found.num_class_2, summary)
         with workers.barrier():
-            window = Window(store) if picture and workers.is_main else None
+            window = Window(store) if command.picture and workers.is_main else None
             progress.begin("writing")
             written = write_each(jobs, store, new_points, with_originals, window, workers, progress)
-            if picture and window:
-                window.draw(jobs[0].source, with_originals, picture, bool(options.above_ground))
+            if window and command.picture:
+                source, heights = jobs[0].source, options.above_ground
+                window.draw(source, with_originals, command.picture, heights)
         written = sorted(workers.from_all(written), key=itemgetter(0))
     seconds = f"{time.monotonic() - began:.1f} s"
-    lines, files, errors = [], [], list[Exception](left_out.values())
-    nothing_in = []
+    lines, files, nothing_in = [], list[Written](), []
     for number, num_written, error in written:
+        job, rows = jobs[number], slice(number, number + 1)
         if isinstance(error, NoPointsError) and copies_rest:
-            nothing_in.append(f"{jobs[number].source}: nothing to write, skipped")
-            files.append(Written(jobs[number], inside[number], 0))
+            nothing_in.append(f"{job.source}: nothing to write, skipped")
         elif error:
             errors.append(error)
+            continue
         else:
-            num_read, num_taken = int(store.num_read[number]), int(store.num_taken[number])
-            of_file = _count_text(inside[number], num_read, num_taken)
-            if len(jobs) == 1:
-                of_file += _coincident_text(store)
+            of_file = _count_text(inside, store, rows, len(jobs) == 1)
             time_taken = f", {seconds}" if len(jobs) == 1 else ""
-            job = jobs[number]
-            files.append(Written(job, inside[number], num_written))
             lines.append(f"{job.source}: {of_file}, {num_written:,} out{time_taken}: {job.target}")
+        files.append(Written(job, inside[number], num_written))
     if len(jobs) > 1:
-        num_taken = int(store.num_taken.sum())
-        of_all = _count_text(sum(inside), int(store.num_read.sum()), num_taken)
-        of_all += _coincident_text(store)
+        of_all = _count_text(inside, store, slice(None), True)
         lines.append(f"{_name(jobs)}: {of_all}, {summary.num_new:,} new, {seconds}")
     if lines:
-        lines[-1] += f"; {_summary_text(summary, options, jobs[0].source, model.config.reach)}"
-        if grid and num_crowded > _MOST_CROWDED * summary.num_new:
-            lines.append(
-                f"note: {num_crowded:,} new points ({num_crowded / summary.num_new:.0%}) are where "
-                f"another point is: {jobs[0].target} has a scale of {grid[0].max():g}, too coarse "
-                "for them; give the input a finer scale, or write a PLY file"
-            )
-        if options.above_ground and summary.num_new:
-            lines += _note_on_ground(found.num_class_2 / int(store.num_taken.sum()), summary)
-        if unreached > _MOST_UNREACHED:
-            largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
-            lines.append(
-                f"note: the density {options.density:g} was not reached: one point becomes at most "
-                f"{largest:g}, too few on {unreached:.0%} of the area"
-            )
-    return SurveyResult([*nothing_in, *lines], files, errors)
+        lines[-1] += f"; {_summary_text(summary, jobs[0].source, model.config.reach)}"
+        lines += notes
+    if workers.is_main and (lines or nothing_in):
+        print(*nothing_in, *lines, sep="\n")
+    return files, errors
 
 
 def _copy_each(
     jobs: Sequence[Job], found: SortedFiles, with_originals: bool, workers: LaunchedWorkerGroup
-) -> SurveyResult:
+) -> tuple[list[Written], list[Exception]]:
     """Copy the files of a survey that has too few points."""
-    lines, files, errors = [], [], list[Exception](found.left_out.values())
+    files, errors = [], list[Exception](found.left_out.values())
     for number, job in enumerate(jobs):
         if job.is_context or number in found.left_out or not workers.is_main:
             continue
-        num_in = found.num_inside[number]
-        few = f"{job.source}: {num_in:,} points in, fewer than 2 of them to upsample"
-        if not with_originals:
-            lines.append(f"{few}, nothing to write, skipped")
-            files.append(Written(job, num_in, 0))
-            continue
-        try:
-            num_out = copy_unchanged(job, num_in)
-        except (PointupError, OSError) as error:
-            errors.append(error)
-            continue
-        lines.append(f"{few}, copied: {job.target}")
+        num_out, num_in = 0, found.num_inside[number]
+        end = "nothing to write, skipped"
+        if with_originals:
+            try:
+                num_out, end = copy_unchanged(job, num_in), f"copied: {job.target}"
+            except (PointupError, OSError) as error:
+                errors.append(error)
+                continue
+        print(f"{job.source}: {num_in:,} points in, fewer than 2 of them to upsample, {end}")
         files.append(Written(job, num_in, num_out))
-    return SurveyResult(lines, files, errors)
+    return files, errors
 
 
-def _note_on_ground(of_measured: float, summary: Summary) -> list[str]:
-    of_new = summary.num_class_2 / summary.num_new
-    if abs(of_new - of_measured) <= _LIKE_SHARES:
-        return []
-    return [
-        f"note: {of_measured:.0%} of the measured and {of_new:.0%} of the new points have class 2: "
-        "a new point gets it where it lies on the ground, not by the class of its neighbours"
-    ]
+def notes_on_output(
+    store: Store, options: UpsampleOptions, model: Upsampler, num_class_2: int, summary: Summary
+) -> list[str]:
+    """Notes on new points of another class than the measured ones, and on a missed density."""
+    notes = []
+    if options.above_ground and summary.num_new:
+        of_measured = num_class_2 / int(store.num_taken.sum())
+        of_new = summary.num_class_2 / summary.num_new
+        if abs(of_new - of_measured) > _LIKE_SHARES:
+            notes.append(
+                f"note: {of_measured:.0%} of the measured and {of_new:.0%} of the new points have "
+                "class 2: a new point gets it where it lies on the ground, not by the class of its "
+                "neighbours"
+            )
+    if options.density is not None:
+        unreached = UnreachedArea(store).share()
+        if unreached > _MOST_UNREACHED:
+            largest = max(MAX_LOCAL_RATIO, model.config.max_pass_ratio)
+            notes.append(
+                f"note: the density {options.density:g} was not reached: one point becomes at most "
+                f"{largest:g}, too few on {unreached:.0%} of the area"
+            )
+    return notes
 
 
-def _grid(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.ndarray] | None:
-    """Scale and offset (3,) of the LAS files that are written; None for other formats."""
-    from pointup.io.las_writer import LasWriter
-
-    for job in jobs:
-        if not job.is_context and job.target.suffix.lower() in LAS_EXTENSIONS:
-            with suppress(PointupError):  # Raised again when this file is written.
-                writer = _opened(job, store)
-                assert isinstance(writer, LasWriter)
-                return np.array(writer.header.scales), np.array(writer.header.offsets)
-    return None
-
-
-def _summary_text(summary: Summary, options: UpsampleOptions, source: Path, reach: float) -> str:
+def _summary_text(summary: Summary, source: Path, reach: float) -> str:
     unit = units_of_readable([source]).get(source, UNKNOWN)
     named = "" if unit.metres is None else f" {unit.name}"
     words = f"new points at most {summary.farthest:.3g}{named} from a measured one"
@@ -254,31 +238,27 @@ def _summary_text(summary: Summary, options: UpsampleOptions, source: Path, reac
     return words
 
 
-def _coincident_text(store: Store) -> str:
-    """How many points do not count, because they lie where others do; "" for none."""
-    number = store.num_coincident
-    return f" ({number:,} of them where another one is)" if number else ""
-
-
 def _name(jobs: Sequence[Job]) -> str:
     return jobs[0].source.name if len(jobs) == 1 else f"survey of {len(jobs)} files"
 
 
-def _count_text(num_inside: int, num_read: int, num_taken: int) -> str:
-    around, rest = num_read - num_inside, num_read - num_taken
+def _count_text(inside: Sequence[int], store: Store, files: slice, says_coincident: bool) -> str:
+    """How many points the files had, and how many of them do not count."""
+    num_inside, num_read = sum(inside[files]), int(store.num_read[files].sum())
+    around, rest = num_read - num_inside, num_read - int(store.num_taken[files].sum())
+    places = store.num_coincident if says_coincident else 0
     return (
         f"{num_inside:,} points in"
         + (f", {around:,} read around them" if around else "")
         + (f" ({rest:,} of them not upsampled)" if rest else "")
+        + (f" ({places:,} of them where another one is)" if places else "")
     )
 
 
-def _check_size(
-    jobs: Sequence[Job], store: Store, options: UpsampleOptions, model: Upsampler, force: bool
+def check_size(
+    jobs: Sequence[Job], store: Store, options: UpsampleOptions, model: Upsampler
 ) -> None:
     """Raise ConfigError for a huge output, and FileError if the disk is too small."""
-    if force:
-        return
     num_points = len(store)
     num_out = options.num_out(num_points, model.config.max_pass_ratio)
     what = f"ratio {options.ratio:g} makes"
@@ -352,18 +332,23 @@ class _Discarded(Exception):
     """Leaves a writer without a file."""
 
 
-def check_outputs(jobs: Sequence[Job], store: Store) -> None:
-    """Raise the error of the first output if none can be opened: before any work, not after it."""
+def check_outputs(jobs: Sequence[Job], store: Store) -> tuple[np.ndarray, np.ndarray] | None:
+    """Scale and offset (3,) of the LAS files that are written; None for other formats.
+
+    Raises the error of the first output if none can be opened: before any work, not after it.
+    """
     errors = []
-    for job in jobs:
-        if job.is_context:
-            continue
+    own = [job for job in jobs if not job.is_context]
+    for job in sorted(own, key=lambda job: job.target.suffix.lower() not in LAS_EXTENSIONS):
         try:
-            with suppress(_Discarded), _opened(job, store):
+            with suppress(_Discarded), _opened(job, store) as writer:
                 raise _Discarded
-            return
         except PointupError as error:
             errors.append(error)
+            continue
+        if isinstance(writer, LasWriter):
+            return np.array(writer.header.scales), np.array(writer.header.offsets)
+        return None
     raise errors[0]
 
 
@@ -504,3 +489,155 @@ class Window:
     def _inside(self, positions: np.ndarray) -> np.ndarray:
         xy = positions[:, :2]
         return positions[((xy >= self._low) & (xy <= self._high)).all(axis=1)]
+
+
+@contextmanager
+def work_directory(jobs: Sequence[Job], workers: LaunchedWorkerGroup) -> Iterator[Path]:
+    """An empty directory for the files of a survey, deleted at the end; makes the output folders.
+
+    It is beside the first output file and named after it. A call that is killed leaves it, and the
+    next call for the same files deletes what is in it. Raises FileError, in all processes, while
+    another call works on the survey.
+    """
+    path = ""
+    with ExitStack() as stack:
+        with workers.barrier():
+            if workers.is_main:
+                targets = [job.target for job in jobs if not job.is_context]
+                first = min(targets)
+                folder = first.with_name(f".{short_name(first)}.work")
+                refusal = f"{first}: another call upsamples into it; wait for its end"
+                with os_errors(first, "written"):
+                    for target in targets:
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                    folder.mkdir(exist_ok=True)
+                    stack.enter_context(acquire_lock(folder / "lock", refusal))
+                    # Before the release: only the holder of a lock may delete it.
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                    remove(folder / "survey")
+                    (folder / "survey").mkdir()
+                    _delete_unfinished(targets)
+                path = str(folder / "survey")
+        yield Path(workers.from_main(path))
+
+
+def _delete_unfinished(targets: Sequence[Path]) -> None:
+    """Delete the output files that a killed call was writing."""
+    for folder in {target.parent for target in targets}:
+        names = {short_name(target) for target in targets if target.parent == folder}
+        for path in folder.glob(".*.part"):
+            of = UNFINISHED.fullmatch(path.name)
+            if of and of[1] in names:
+                path.unlink()
+
+
+@dataclass
+class SortedFiles:
+    """What the files of a survey gave.
+
+    Attributes:
+        num_inside: the number of points of each file that lie within its bounds, by its number.
+        num_synthetic: how many of those read have the synthetic flag, of the files with any.
+        left_out: the errors of files that can't be read, by number.
+        num_vegetation: the number of points to upsample that are vegetation.
+        num_class_2: the number of points to upsample that have class 2, ground.
+        too_few: the error for fewer than two points to upsample in all files; None for more.
+    """
+
+    num_inside: dict[int, int] = field(default_factory=dict)
+    num_synthetic: dict[int, int] = field(default_factory=dict)
+    left_out: dict[int, FileError] = field(default_factory=dict)
+    num_vegetation: int = 0
+    num_class_2: int = 0
+    too_few: FileError | None = None
+
+
+class _Unreadable(Exception):
+    """Stops the building of a store at a file that can't be read."""
+
+
+def sort_points(
+    jobs: Sequence[Job],
+    directory: Path,
+    point_filter: PointFilter,
+    upright: bool,
+    progress: ProgressBar,
+) -> SortedFiles:
+    """Build the store of a survey; there is none if the files have too few points.
+
+    Raises FileError if no file can be read, or if the points can't be upsampled.
+    """
+    files = SortedFiles()
+    num_taken = 0
+
+    def chunks(number: int) -> Iterator[PointCloud]:
+        job = jobs[number]
+        files.num_inside[number] = 0
+        files.num_synthetic.pop(number, None)
+        try:
+            bounds = job.bounds.grown(job.margin) if job.bounds else None
+            for chunk in iter_points(job.source, CHUNK_SIZE, bounds=bounds):
+                if job.extent and not job.extent.holds(chunk.positions):
+                    remedy = "" if job.bounds else ", or add --separate"
+                    raise FileError(
+                        f"{job.source}: has points outside of the extent in its header, so "
+                        f"that its neighbours are unknown; repair the header{remedy}"
+                    )
+                inside = job.bounds.inside(chunk.positions).sum() if job.bounds else len(chunk)
+                files.num_inside[number] += int(inside)
+                if num_synthetic := int(is_synthetic(chunk).sum()):
+                    before = files.num_synthetic.get(number, 0)
+                    files.num_synthetic[number] = before + num_synthetic
+                yield chunk
+                progress.add(len(chunk))
+        except FileError as error:
+            files.left_out[number] = error
+            raise _Unreadable from error
+
+    def takes_part(cloud: PointCloud) -> np.ndarray:
+        nonlocal num_taken
+        try:
+            taken = point_filter(cloud)
+        except DataError as error:
+            raise FileError(f"{survey_text(jobs)}: {error}") from None
+        num_taken += int(taken.sum())
+        files.num_vegetation += int((taken & is_vegetation(cloud)).sum())
+        classes = attribute(cloud, CLASSIFICATION)
+        if classes is not None:
+            files.num_class_2 += int((taken & (classes == GROUND_CLASS)).sum())
+        return taken
+
+    while True:
+        progress.begin("reading")
+        num_taken = files.num_vegetation = files.num_class_2 = 0
+        readable = [number for number in range(len(jobs)) if number not in files.left_out]
+        try:
+            build_survey_store(
+                map(chunks, readable), directory, takes_part=takes_part, upright=upright
+            )
+            return files
+        except _Unreadable:
+            if len(files.left_out) == len(jobs):
+                raise files.left_out.popitem()[1] from None
+        except DataError as error:
+            named = FileError(f"{survey_text(jobs)}: {error}")
+            if num_taken >= 2:
+                raise named from None
+            files.too_few = named
+            return files
+
+
+def open_store(directory: Path) -> Store:
+    """Open the store that the main process has built; FileError where it is not seen."""
+    try:
+        return Store(directory)
+    except FileNotFoundError:
+        raise FileError(
+            f"{directory}: not seen by all processes; write to a folder that all machines share"
+        ) from None
+
+
+def survey_text(jobs: Sequence[Job]) -> str:
+    """The files of a survey in an error."""
+    others = f" and {len(jobs) - 1} files that border on it" if len(jobs) > 1 else ""
+    return f"{jobs[0].source}{others}"

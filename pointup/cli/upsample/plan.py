@@ -35,7 +35,6 @@ from pointup.io.length_unit import (
     ANGLES,
     LIKELY_ANGLES,
     UNKNOWN,
-    LengthUnit,
     agreed_unit,
     mercator_stretch,
     names_geocentric,
@@ -80,7 +79,7 @@ class Job:
                 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class UpsamplePlan:
     """Surveys to upsample, each of one file or several; what is wrong with those left out; what
     the user should know of them; and files among others that have no points."""
@@ -173,43 +172,43 @@ def plan_surveys(jobs: Sequence[Job], separate: bool, in_folder: bool = True) ->
         return UpsamplePlan([[job] for job in jobs])
     # One file has no neighbours: its extent, for which some formats are read, is not needed.
     separate = separate or len(jobs) < 2
-    readable, without_points, complaints = [], list[Job](), list[Exception]()
+    plan, readable = UpsamplePlan(), []
     for job in jobs:
         try:
             extent = None if separate else read_extent(job.source)
             if separate and job.source.suffix.lower() in LAS_EXTENSIONS:
                 read_first(job.source, 1)
         except NoPointsError:
-            without_points.append(job)
+            plan.without_points.append(job)
         except PointupError as error:
-            complaints.append(error)
+            plan.complaints.append(error)
         else:
             readable.append(replace(job, extent=extent))
     if separate:
-        return UpsamplePlan([[job] for job in readable], complaints, [], without_points)
+        plan.surveys = [[job] for job in readable]
+        return plan
     extents = [job.extent for job in readable if job.extent]
     found = find_surveys(extents, [job.model for job in readable])
-    notes = []
+    plan.surveys = [[readable[i] for i in group] for group in found.groups]
     if found.unlike:
         one, other = (readable[number].source for number in found.unlike)
-        notes.append(
+        plan.notes.append(
             f"{one} and {other} border on each other and differ in {found.difference}: such files "
             "are upsampled apart, with a seam between them"
         )
     if found.by_folder:
-        notes.append(
+        plan.notes.append(
             "files of different folders lie over each other: each folder is taken for a survey of "
             "its own"
         )
-    stacked = [readable[number] for number in found.stacked]
+    stacked = [readable[number].source for number in found.stacked]
     # Shapes overlap without being a survey: all are centred on the origin.
-    if any(job.source.suffix.lower() in LAS_EXTENSIONS for job in stacked):
-        notes.append(
-            f"{stacked[0].source} and {len(stacked) - 1} more lie over each other: each of them is "
+    if any(source.suffix.lower() in LAS_EXTENSIONS for source in stacked):
+        plan.notes.append(
+            f"{stacked[0]} and {len(stacked) - 1} more lie over each other: each of them is "
             "upsampled apart"
         )
-    surveys = [[readable[i] for i in group] for group in found.groups]
-    return UpsamplePlan(surveys, complaints, notes, without_points)
+    return plan
 
 
 def written_name(source: Path) -> str:
@@ -290,7 +289,12 @@ def check_units(
             agreed_unit({path: unit})
         return notes
     unit = agreed_unit(lengths)
-    return notes if density is None else [*notes, *_density_note(density, unit)]
+    if density is not None and unit.metres not in (None, 1):
+        notes.append(
+            f"the files are in {unit.name}: --density {density:g} is points per square "
+            f"{unit.name}, {density / unit.metres**2:.4g} points per square metre"
+        )
+    return notes
 
 
 def _projection_notes(paths: Sequence[Path]) -> list[str]:
@@ -309,28 +313,6 @@ def _projection_notes(paths: Sequence[Path]) -> list[str]:
                 "on the ground, but heights are not; reproject it, for example to UTM"
             ]
     return []
-
-
-def _density_note(density: float, unit: LengthUnit) -> list[str]:
-    if unit.metres is None or unit.metres == 1:
-        return []
-    per_square_metre = density / unit.metres**2
-    return [
-        f"the files are in {unit.name}: --density {density:g} is points per square {unit.name}, "
-        f"{per_square_metre:.4g} points per square metre"
-    ]
-
-
-def copy_without_points(jobs: Sequence[Job]) -> list[Exception]:
-    """Copy files that have no points, and report each. Returns the errors."""
-    complaints: list[Exception] = []
-    for job in jobs:
-        try:
-            copy_file(job.source, job.target)
-            print(f"{job.source}: no points in it, copied: {job.target}")
-        except FileError as error:
-            complaints.append(error)
-    return complaints
 
 
 def copy_unchanged(job: Job, num_points: int) -> int:
@@ -364,21 +346,20 @@ def group_files(
         if workers.is_main:
             plan = plan_surveys(jobs, separate, in_folder)
             if bounds:
-                inside, notes, errors = within_bounds(plan.surveys, bounds)
-                notes, errors = [*plan.notes, *notes], [*plan.complaints, *errors]
-                plan = replace(
-                    plan, surveys=inside, notes=notes, complaints=errors, without_points=[]
-                )
+                cut_to_bounds(plan, bounds)
             if shard:
-                rest = plan.without_points if shard[0] == 1 else []
-                plan = replace(plan, surveys=of_shard(plan.surveys, shard), without_points=rest)
+                keep_shard(plan, shard)
     plan = workers.from_main(plan)
-    complaints = plan.complaints
     if workers.is_main:
         for line in plan.notes:
             note(line)
-        complaints = complaints + copy_without_points(plan.without_points)
-    return plan.surveys, complaints
+        for job in plan.without_points:
+            try:
+                copy_file(job.source, job.target)
+                print(f"{job.source}: no points in it, copied: {job.target}")
+            except FileError as error:
+                plan.complaints.append(error)
+    return plan.surveys, plan.complaints
 
 
 MARGIN = 64.0
@@ -387,48 +368,46 @@ points depend on measured points within about 20 local spacings."""
 GRID = 2**20
 
 
-def within_bounds(
-    surveys: Sequence[Sequence[Job]], bounds: Bounds
-) -> tuple[list[list[Job]], list[str], list[Exception]]:
-    """The surveys cut to `bounds`, notes on files that touch them without a point inside, and the
-    errors of files without a valid extent.
+def cut_to_bounds(plan: UpsamplePlan, bounds: Bounds) -> None:
+    """Cut the surveys to `bounds`, with notes on files that touch them without a point inside.
 
     Files outside are dropped, or only read near the bounds. Raises FileError if no file has points
     inside.
     """
-    found, notes, complaints = [], [], list[Exception]()
-    for survey in surveys:
+    found, extents = [], []
+    for survey in plan.surveys:
         jobs = []
         for job in survey:
             try:
                 extent = job.extent or read_extent(job.source)
             except PointupError as error:
-                complaints.append(error)
+                plan.complaints.append(error)
                 continue
+            extents.append(extent)
             margin = MARGIN * extent.spacing
             if not bounds.grown(margin).touch(extent.low, extent.high):
                 continue
             touches = bounds.touch(extent.low, extent.high)
             is_context = not touches or not _has_points_inside(job, bounds)
             if touches and is_context:
-                notes.append(f"{job.source}: no points within --bounds, skipped")
+                plan.notes.append(f"{job.source}: no points within --bounds, skipped")
             cut = replace(job, extent=extent, bounds=bounds, margin=margin, is_context=is_context)
             jobs.append(cut)
         if not all(job.is_context for job in jobs):
             found.append(jobs)
-    if not found and complaints:
-        raise complaints[0]
-    if not found and not any(surveys):
-        raise FileError("no file has points within --bounds: no file has points")
+    if not found and len(extents) < sum(map(len, plan.surveys)):
+        raise plan.complaints[-1]
     if not found:
-        extents = [job.extent or read_extent(job.source) for survey in surveys for job in survey]
-        low = np.min([extent.low for extent in extents], axis=0)
-        high = np.max([extent.high for extent in extents], axis=0)
-        raise FileError(
-            f"no file has points within --bounds: the files span x {low[0]:.10g} to "
-            f"{high[0]:.10g}, y {low[1]:.10g} to {high[1]:.10g}"
-        )
-    return found, notes, complaints
+        spans = "no file has points"
+        if extents:
+            low = np.min([extent.low for extent in extents], axis=0)
+            high = np.max([extent.high for extent in extents], axis=0)
+            spans = (
+                f"the files span x {low[0]:.10g} to {high[0]:.10g}, y {low[1]:.10g} to "
+                f"{high[1]:.10g}"
+            )
+        raise FileError(f"no file has points within --bounds: {spans}")
+    plan.surveys, plan.without_points = found, []
 
 
 def _has_points_inside(job: Job, bounds: Bounds) -> bool:
@@ -444,56 +423,51 @@ def _has_points_inside(job: Job, bounds: Bounds) -> bool:
         return True
 
 
-def of_shard(surveys: Sequence[Sequence[Job]], shard: tuple[int, int]) -> list[list[Job]]:
-    """Shard k of n: consecutive files in space, of about as many points in each shard.
+def keep_shard(plan: UpsamplePlan, shard: tuple[int, int]) -> None:
+    """Keep shard k of n: consecutive files in space, of about as many points in each shard.
 
     Files of the same survey that border on them are kept as context: they are read, not written.
     """
-    ordered = [[survey[i] for i in _order(survey)] for survey in surveys]
-    sizes = np.array([_size(job) for survey in ordered for job in survey], dtype=np.float64)
-    middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1.0)
     number, total = shard
-    jobs = [job for survey in ordered for job in survey]
-    chosen = {
-        id(job)
-        for job, middle in zip(jobs, middles, strict=True)
-        if min(int(middle * total), total - 1) == number - 1
-    }
+    jobs = [survey[i] for survey in plan.surveys for i in _order(survey)]
+    sizes = np.array(
+        [job.extent.num_points if job.extent else job.source.stat().st_size for job in jobs],
+        dtype=np.float64,
+    )
+    middles = (np.cumsum(sizes) - sizes / 2) / max(sizes.sum(), 1.0)
+    is_chosen = np.minimum((middles * total).astype(int), total - 1) == number - 1
+    chosen = {id(job) for job, is_own in zip(jobs, is_chosen, strict=True) if is_own}
     found = []
-    for survey in surveys:
+    for survey in plan.surveys:
         own = [job for job in survey if id(job) in chosen and not job.is_context]
         if own:
             found.append(
                 [
                     job if id(job) in chosen else replace(job, is_context=True)
                     for job in survey
-                    if id(job) in chosen or _borders(job, own)
+                    if id(job) in chosen or any(_border(job, other) for other in own)
                 ]
             )
-    return found
+    plan.surveys = found
+    if number > 1:
+        plan.without_points = []
 
 
 def _order(survey: Sequence[Job]) -> np.ndarray:
     """The files of a survey along a Morton curve."""
-    extents = [job.extent for job in survey]
-    if len(survey) < 2 or any(extent is None for extent in extents):
+    extents = [job.extent for job in survey if job.extent]
+    if len(extents) < max(len(survey), 2):
         return np.arange(len(survey))
-    centres = np.array([(e.low + e.high) / 2 for e in extents if e is not None])
+    centres = np.array([(extent.low + extent.high) / 2 for extent in extents])
     low = centres.min(axis=0)
     side = float((centres - low).max()) or 1.0
     cells = ((centres - low) * ((GRID - 1) / side)).astype(np.int64)
     return np.argsort(morton_codes(cells), kind="stable")
 
 
-def _size(job: Job) -> float:
-    return float(job.extent.num_points if job.extent else job.source.stat().st_size)
-
-
-def _borders(job: Job, own: Sequence[Job]) -> bool:
-    return any(_near(job.extent, other.extent) for other in own if job.extent and other.extent)
-
-
-def _near(one: FileExtent, other: FileExtent) -> bool:
-    margin = MARGIN * max(one.spacing, other.spacing)
-    gap = np.maximum(one.low, other.low) - np.minimum(one.high, other.high)
-    return bool((gap <= margin).all())
+def _border(one: Job, other: Job) -> bool:
+    if not one.extent or not other.extent:
+        return False
+    margin = MARGIN * max(one.extent.spacing, other.extent.spacing)
+    low, high = np.maximum(one.extent.low, other.extent.low), (one.extent.high, other.extent.high)
+    return bool((low - np.minimum(*high) <= margin).all())

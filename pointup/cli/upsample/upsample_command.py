@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from pointup.cli.input_files import Inputs, Picture, ShardOption, View, parse_shard
+from pointup.cli.input_files import Inputs, Model, Picture, ShardOption, View, parse_shard
 from pointup.errors import ConfigError, PointupError
+from pointup.option_help import optional
 from pointup.processes import stopping_as_interrupts
 from pointup.terminal import note
 
 if TYPE_CHECKING:
-    from pointup.cli.upsample.files import SurveyResult
     from pointup.cli.upsample.plan import Job
     from pointup.cli.worker_group import LaunchedWorkerGroup
     from pointup.model.upsampler import Upsampler
@@ -47,21 +47,12 @@ class Upsample:
     output: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """Output file, with its format by the extension. For several files or a folder, an output
     folder, which is created; subfolders are kept. A name that ends in / is one of a folder."""
-    model: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="shapes|noisy|lidar|forest|DIR|HUB_ID", help_behavior_hint="(optional)"
-        ),
-    ] = None
+    model: Model = None
     """Included model, or directory or Hub repository of one. By default lidar for scanner formats
     (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others; with --denoise noisy."""
-    ratio: Annotated[float | None, tyro.conf.arg(metavar="R", help_behavior_hint="(optional)")] = (
-        None
-    )
+    ratio: Annotated[float | None, optional("R")] = None
     """Output points for each input point, 1 or more; can be fractional. By default 4."""
-    density: Annotated[
-        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
-    ] = None
+    density: Annotated[float | None, optional("D")] = None
     """Target density instead of a ratio, in points per square unit of the file's coordinates, such
     as points per square metre. Denser places get no new points; one point becomes at most 16, or
     64 with the model forest."""
@@ -76,7 +67,7 @@ class Upsample:
     not count for the ratio, and are not neighbours of new points."""
     bounds: Annotated[
         tuple[float, float, float, float] | None,
-        tyro.conf.arg(metavar="XMIN YMIN XMAX YMAX", help_behavior_hint="(optional)"),
+        optional("XMIN YMIN XMAX YMAX"),
     ] = None
     """Upsample only this part of a survey, in the unit of its files. Files that lie outside are not
     written. Of a COPC file only what the part touches is read. The new points are not those that
@@ -97,9 +88,7 @@ class Upsample:
     denoise: bool = False
     """Replace noisy points: --no-originals, by default with the included model `noisy`, which was
     trained on noise of unknown strength."""
-    max_distance: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
+    max_distance: Annotated[float | None, optional("LENGTH")] = None
     """Largest distance of a new point to its nearest measured point, in the unit of the file. Where
     this leaves too little room, there are fewer points than the ratio says."""
     above_ground: bool = False
@@ -108,26 +97,18 @@ class Upsample:
     forest, and for models fine-tuned from them."""
     no_above_ground: bool = False
     """The third coordinate is none."""
-    ground_density: Annotated[
-        float | None, tyro.conf.arg(metavar="D", help_behavior_hint="(optional)")
-    ] = None
+    ground_density: Annotated[float | None, optional("D")] = None
     """Largest density of the new points on the ground below crowns, where no pulse came through, in
     points per square unit; 0 for none. By default that of the ground where it is seen."""
-    oversampling: Annotated[
-        float | None, tyro.conf.arg(metavar="O", help_behavior_hint="(optional)")
-    ] = None
+    oversampling: Annotated[float | None, optional("O")] = None
     """Candidates of a second pass for each point that is kept, 1 to 8. 1 is fast; 4 takes five to
     six times as long and fills more holes. By default the model's own value."""
     seed: int = 0
     """Seed to break ties between equally good candidates."""
-    tile: Annotated[
-        float | None, tyro.conf.arg(metavar="LENGTH", help_behavior_hint="(optional)")
-    ] = None
+    tile: Annotated[float | None, optional("LENGTH")] = None
     """Side length of the tiles that are processed at a time, in the unit of the file. It changes
     memory use and speed only. By default tiles have at most 65,536 points."""
-    token_budget: Annotated[
-        int | None, tyro.conf.arg(metavar="POINTS", help_behavior_hint="(optional)")
-    ] = None
+    token_budget: Annotated[int | None, optional("POINTS")] = None
     """Number of points that go through the model at a time; lower it if memory is short. By default
     8,192 on a CPU, and 131,072 on an accelerator."""
     picture: Picture = None
@@ -150,6 +131,7 @@ class Upsample:
             return 1
 
     def _run(self) -> int:
+        from pointup.cli.upsample.files import upsample_survey
         from pointup.cli.upsample.plan import group_files, needs_folder, plan_jobs
         from pointup.cli.upsample.written_files import FinishedFiles, WrittenFiles, write_view
         from pointup.cli.worker_group import LaunchedWorkerGroup
@@ -157,7 +139,7 @@ class Upsample:
         from pointup.upsampling.in_memory import load_model
 
         options, shard = self._options(), parse_shard(self.shard)
-        classes, inputs = self._classes_and_inputs()
+        _, inputs = self.classes_and_inputs()
         output, is_folder = Path(self.output), self.output.endswith(("/", os.sep))
         jobs, errors = plan_jobs(inputs, output, self.model, self.denoise, is_folder)
         in_folder = needs_folder(inputs, output, is_folder)
@@ -178,11 +160,13 @@ class Upsample:
             if finished and skips and workers.from_main(finished.are_written(survey, identity)):
                 written.skip(survey)
                 continue
+            own = replace(options, above_ground=self._has_heights(survey[0], model))
             try:
-                result = self._upsample(survey, model, options, classes, workers, copies_rest)
-                written.add(result)
+                files, of_files = upsample_survey(survey, model, own, workers, self, copies_rest)
+                written.files += files
+                written.errors += of_files
                 if finished and workers.is_main:
-                    finished.record(result.files, identity)
+                    finished.record(files, identity)
             except (PointupError, ValueError, OSError) as error:
                 written.errors.append(error)
         if self.view and workers.is_main and not written.errors:
@@ -190,38 +174,6 @@ class Upsample:
             write_view(jobs, self.view, lambda job: self._has_heights(job, models[job.model]))
         workers.end()
         return written.finish(in_folder, self.model)
-
-    def _upsample(
-        self,
-        survey: list[Job],
-        model: Upsampler,
-        options: UpsampleOptions,
-        classes: tuple[int, ...] | None,
-        workers: LaunchedWorkerGroup,
-        copies_rest: bool,
-    ) -> SurveyResult:
-        from pointup.cli.upsample.files import upsample_survey
-        from pointup.cli.upsample.plan import before_rounding
-        from pointup.upsampling.filtering import PointFilter
-
-        return upsample_survey(
-            survey,
-            model,
-            replace(
-                options,
-                above_ground=self._has_heights(survey[0], model),
-                max_distance=before_rounding(self.max_distance, survey),
-            ),
-            workers,
-            point_filter=PointFilter(classes=classes, include_noise=self.include_noise),
-            only_new=self.only_new,
-            tile=self.tile,
-            token_budget=self.token_budget,
-            picture=self.picture,
-            force=self.force,
-            copies_rest=copies_rest,
-            suggests_model=self.model is None,
-        )
 
     def _check_pictures(self, num_files: int) -> None:
         from pointup.visualization import check_picture_path
@@ -254,7 +206,7 @@ class Upsample:
         names = ("classes", "include_noise", "only_new", "bounds", *heights)
         return {**asdict(options), **{name: getattr(self, name) for name in names}}
 
-    def _classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
+    def classes_and_inputs(self) -> tuple[tuple[int, ...] | None, tuple[Path, ...]]:
         """The classes, and the input files; some of these may follow `--classes 2 3`."""
         classes: list[int] = []
         inputs = [*self.inputs]

@@ -13,7 +13,7 @@ from typing import Any
 
 from pointup.cli.input_files import describe_page
 from pointup.cli.next_commands import command_after_upsampling
-from pointup.cli.upsample.files import SurveyResult, Written
+from pointup.cli.upsample.files import Written
 from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
 from pointup.model.upsampler import Upsampler
@@ -24,25 +24,11 @@ MAX_NAMED = 5
 
 
 class WrittenFiles:
-    """Counts the files and points of a call, and prints what became of each survey in `is_main`.
-
-    `errors` are those of files that are left out.
-    """
+    """The files of a call, and the errors of those that are left out; printed in `is_main`."""
 
     def __init__(self, is_main: bool, errors: list[Exception]) -> None:
-        self.is_main, self.errors = is_main, errors
-        self.num_files = self.num_skipped = self.num_in = self.num_out = 0
-        self.began = time.monotonic()
-
-    def add(self, result: SurveyResult) -> None:
-        """Count the files of a survey."""
-        written = [file for file in result.files if file.num_out]
-        self.num_files += len(written)
-        self.num_in += sum(file.num_in for file in written)
-        self.num_out += sum(file.num_out for file in written)
-        self.errors += result.errors
-        if self.is_main and result.lines:
-            print(*result.lines, sep="\n")
+        self.is_main, self.errors, self.files = is_main, errors, list[Written]()
+        self.num_skipped, self.began = 0, time.monotonic()
 
     def skip(self, survey: Sequence[Job]) -> None:
         """Count the files of a survey that are already written, and name the first ones."""
@@ -68,16 +54,18 @@ class WrittenFiles:
         return int(bool(self.errors))
 
     def _summary(self) -> str:
+        written = [file for file in self.files if file.num_out]
         skipped = errors = ""
         if self.num_skipped:
             skipped = f", {self.num_skipped:,} skipped, which were already written (see --redo)"
         if number := len(self.errors):
             errors = f", {number:,} error{'s' * (number != 1)}"
-        files = "file" if self.num_files == 1 else "files"
-        seconds = time.monotonic() - self.began
+        num_in, num_out = (
+            sum(getattr(file, name) for file in written) for name in ("num_in", "num_out")
+        )
         return (
-            f"{self.num_files:,} {files} written{skipped}{errors}: from {self.num_in:,} to "
-            f"{self.num_out:,} points, {seconds:,.1f} s"
+            f"{len(written):,} file{'s' * (len(written) != 1)} written{skipped}{errors}: from "
+            f"{num_in:,} to {num_out:,} points, {time.monotonic() - self.began:,.1f} s"
         )
 
 
