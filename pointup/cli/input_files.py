@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,24 @@ Inputs = Annotated[
 ]
 
 _MAX_NAMED = 5
+_READ = frozenset(
+    {"inputs", "source", "target", "reference", "prediction", "second", "thin", "passes", "runs"}
+)
+
+
+def check_inputs(command: object) -> None:
+    """Raise FileError for an input of a command, or of its subcommand, that does not exist.
+
+    Called before the command imports PyTorch, which takes a second or more.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for name, value in vars(command).items():
+        if is_dataclass(value):
+            check_inputs(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            if name in _READ and isinstance(path, Path) and not path.exists():
+                raise FileError(f"{path}: no such file or folder")
 
 
 def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:

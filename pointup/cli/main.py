@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union
 import tyro
 
 import pointup
+from pointup.cli.input_files import check_inputs
 from pointup.errors import PointupError
 from pointup.option_help import with_option_help
 from pointup.terminal import (
@@ -117,6 +118,7 @@ def _run(args: Sequence[str]) -> int:
         return run_train(args[1:])
     command = parse(args or ["--help"])
     escape_output()
+    check_inputs(command)
     return int(command.run())
 
 

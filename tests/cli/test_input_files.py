@@ -9,7 +9,7 @@ import pytest
 from typed import Result, left_in, write_las
 
 from pointup.cli.input_files import find_inputs
-from pointup.cli.main import main
+from pointup.cli.main import command_class, main
 
 EXTENSIONS = (".las", ".laz", ".xyz", ".txt", ".csv")
 
@@ -80,3 +80,23 @@ def test_pairs_are_not_made_of_the_control_points_beside_a_survey(
     assert "text files in it are left out" in error
     # Files that cannot be read, as the other two, would be named here.
     assert f"left out: {delivery}" not in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["upsample {} -o out.las", "view here.las --reference {} -o out.html", "prepare thin {} -o out",
+     "prepare pairs --source here.las --target {} -o out", "report here.las {} -o out.html"],
+)  # fmt: skip
+def test_a_missing_input_is_told_before_a_command_starts(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here.las").touch()
+    started: list[object] = []
+    monkeypatch.setattr(
+        command_class(words.split()[0]), "run", lambda self: bool(started.append(self))
+    )
+    assert main(words.format("missing.las").split()) == 1
+    assert "missing.las: no such file or folder" in capsys.readouterr().err
+    assert main(words.format("here.las").split()) == 0
+    assert len(started) == 1
