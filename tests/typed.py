@@ -47,8 +47,9 @@ def digest(path: Path) -> str:
 
 
 def left_in(folder: Path) -> list[str]:
-    """Names in a folder, without the record of the files that were upsampled."""
-    return sorted(path.name for path in folder.iterdir() if path.name != ".upsampled")
+    """Names in a folder, without the record and the list of the files that were upsampled."""
+    listed = (".upsampled", f"{folder.name}.vpc")
+    return sorted(path.name for path in folder.iterdir() if path.name not in listed)
 
 
 def is_one_line(text: str) -> bool:

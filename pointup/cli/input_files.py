@@ -43,7 +43,7 @@ def check_inputs(command: object) -> None:
 
 def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     """The files in `paths`, and the files with the given extensions in folders, at any depth, but
-    for hidden files, whose names begin with a dot.
+    for hidden files, whose names begin with a dot. A virtual point cloud stands for its files.
 
     Links to folders are followed, and each folder is read once. Broken links are returned, for the
     error of a missing file. In a folder with LAS or LAZ files, text files are lists and notes that
@@ -54,6 +54,8 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
     """
     if not paths:
         raise ConfigError(f"no input: name files or folders ({' '.join(extensions)})")
+    from pointup.io.virtual_clouds import files_of
+
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -62,7 +64,7 @@ def find_inputs(paths: Sequence[Path], extensions: Sequence[str]) -> list[Path]:
                 raise FileError(f"{path}: no files in it end in {' '.join(extensions)}")
             found |= dict.fromkeys(sorted(_without_tables(path, inside)))
         elif path.exists():
-            found[path] = None
+            found |= dict.fromkeys(files_of(path))
         else:
             raise FileError(f"{path}: no such file or folder")
     return list(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -40,6 +41,7 @@ from pointup.io.cloud import (
     is_synthetic,
 )
 from pointup.io.files import iter_points
+from pointup.io.virtual_clouds import files_of
 from pointup.model.upsampler import Upsampler
 from pointup.upsampling import upsample
 
@@ -370,7 +372,7 @@ class Survey:
     """The points of a survey file, without noise (classes 7 and 18) and withheld points.
 
     Attributes:
-        path: the file.
+        path: the file, or the virtual point cloud.
         positions: (N, 3) float64, in the unit of the file.
         attributes: (N,) each, those of `ATTRIBUTES` that the file has.
         notes: lines for the report about points that were left out, and about synthetic ones.
@@ -396,7 +398,7 @@ def read_survey(
     synthetic: Literal["note", "drop", "keep"] = "note",
     kept_attributes: Mapping[str, type[np.generic]] = ATTRIBUTES,
 ) -> Survey:
-    """Read a survey file.
+    """Read a survey file, or those of a virtual point cloud.
 
     Points with the synthetic flag are no measurements. "note": they are kept, and a note says so.
     "drop": they are left out, as noise is. "keep": nothing is said, because the survey is the
@@ -406,7 +408,7 @@ def read_survey(
     positions: list[np.ndarray] = []
     values: dict[str, list[np.ndarray]] = {name: [] for name in kept_attributes}
     num_points = num_noise = num_synthetic = 0
-    for cloud in iter_points(path):
+    for cloud in chain.from_iterable(map(iter_points, files_of(path))):
         noise = is_noise(cloud)
         made = is_synthetic(cloud) & ~noise
         num_noise += int(noise.sum())
@@ -430,7 +432,12 @@ def read_survey(
             f"{path}: {num_synthetic:,} points have the synthetic flag: they are not measured, "
             f"{consequence}"
         )
-    attributes = {name: np.concatenate(chunks) for name, chunks in values.items() if chunks}
+    # Files of one list may differ in their attributes.
+    attributes = {
+        name: np.concatenate(chunks)
+        for name, chunks in values.items()
+        if sum(map(len, chunks)) == len(kept)
+    }
     return Survey(path, kept, attributes, tuple(notes))
 
 

@@ -152,6 +152,19 @@ def _system_of(header: LasHeader) -> CRS | None:
     return None
 
 
+def named_system(path: Path) -> CRS | None:
+    """The coordinate system that a LAS or LAZ file names.
+
+    None for other formats, for a header that can't be read, without a system or with one that can't
+    be parsed, and for a projection that GeoTIFF keys describe without a code.
+    """
+    with suppress(FileError):
+        header = _header_of(path)
+        if header and own_projection(header) is None:
+            return _system_of(header)
+    return None
+
+
 def _with_geo_keys(factors: list[float], header: LasHeader) -> list[float]:
     """The lengths of the units of the axes, with those that GeoTIFF keys name beside a code.
 
@@ -254,11 +267,7 @@ def different_systems(paths: Sequence[Path]) -> dict[Path, str]:
     names: dict[Path, str] = {}
     texts = set()
     for path in paths:
-        system = None
-        with suppress(FileError):
-            header = _header_of(path)
-            if header and own_projection(header) is None:
-                system = _system_of(header)
+        system = named_system(path)
         # The tiles of a survey repeat one text, and texts are fast to compare.
         if system is None or system.srs in texts:
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pointup.cli.evaluate.output import (
@@ -35,8 +36,9 @@ class Lidar:
 
     Give --reference with --prediction, an upsampled survey; or with --source and --model, to
     upsample the source first; or give --thin or --passes, a survey to split into both. If there
-    is a source, it is measured, too, and so are the no-network baselines. Options that are lengths
-    are in metres, and figures in the unit of the files.
+    is a source, it is measured, too, and so are the no-network baselines. A survey is a file, or a
+    virtual point cloud (.vpc) of several. Options that are lengths are in metres, and figures in
+    the unit of the files.
     """
 
     reference: File = None
@@ -104,6 +106,7 @@ class Lidar:
             upsampled_surveys,
         )
         from pointup.evaluation.lidar_metrics import Scale
+        from pointup.io.virtual_clouds import files_of
 
         self._check()
         upsampler = open_model(self.model, self.oversampling)
@@ -130,14 +133,13 @@ class Lidar:
         if self.second is not None:
             read.append(second := read_survey(self.second))
             beside["second survey"] = second.positions
-        unit = self._unit(read)
+        files = [file for survey in read for file in files_of(survey.path)]
+        unit = self._unit(files)
         scale = Scale(unit, self.cell, self.thresholds)
         sides = {} if source is None else {"source": source.positions}
         sides["reference"] = reference.positions
         extent = common_extent(sides if source else {**sides, **surveys}, unit.of_metres(self.cell))
-        notes = about + [
-            f"note: {text}" for text in notes_on_systems([survey.path for survey in read])
-        ]
+        notes = about + [f"note: {text}" for text in notes_on_systems(files)]
         notes += notes_on_partial(extent, beside)
         ratio = None
         if source is not None:
@@ -168,13 +170,13 @@ class Lidar:
         self._show(rows, against, surveys)
         return 0
 
-    def _unit(self, read: Sequence[Survey]) -> LengthUnit:
+    def _unit(self, files: Sequence[Path]) -> LengthUnit:
         from pointup.io.length_unit import common_unit, unit_of
 
         if self.metres_per_unit is not None:
             return unit_of(self.metres_per_unit)
         try:
-            return common_unit([survey.path for survey in read])
+            return common_unit(files)
         except DataError as error:
             raise DataError(f"{error}, or set --metres-per-unit") from None
 

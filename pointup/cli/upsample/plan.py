@@ -40,6 +40,7 @@ from pointup.io.length_unit import (
     names_geocentric,
     units_of_readable,
 )
+from pointup.io.virtual_clouds import EXTENSION as VIRTUAL
 from pointup.terminal import note
 from pointup.upsampling.in_memory import shipped_for
 from pointup.upsampling.store.point_store import CHUNK_SIZE
@@ -93,11 +94,15 @@ class UpsamplePlan:
 def needs_folder(inputs: Sequence[Path], output: Path, is_folder: bool = False) -> bool:
     """Whether the output is a folder, with a file for each input.
 
-    It is one if `is_folder`, if there are several inputs or one that is a folder, and if it is one
-    already or has no extension.
+    It is one if `is_folder`, if there are several inputs or one that is a folder or a virtual point
+    cloud, and if it is one already or has no extension.
     """
     is_named_so = is_folder or output.is_dir() or not output.suffix
-    return is_named_so or len(inputs) > 1 or any(path.is_dir() for path in inputs)
+    return is_named_so or len(inputs) > 1 or any(map(_holds_files, inputs))
+
+
+def _holds_files(path: Path) -> bool:
+    return path.is_dir() or path.suffix.lower() == VIRTUAL
 
 
 def plan_jobs(
@@ -123,8 +128,12 @@ def plan_jobs(
     complaints: list[Exception] = []
     for path in inputs:
         try:
+            sources = _find(path, output)
             folder = path if path.is_dir() else path.parent
-            found += [(source, source.relative_to(folder)) for source in _find(path, output)]
+            if any(not source.is_relative_to(folder) for source in sources):
+                # A virtual point cloud may lie anywhere.
+                folder = Path(os.path.commonpath([source.parent for source in sources]))
+            found += [(source, source.relative_to(folder)) for source in sources]
         except FileError as error:
             complaints.append(error)
     into_folder = needs_folder(inputs, output, is_folder)

@@ -43,10 +43,12 @@ class Upsample:
     )
 
     inputs: Inputs
-    """Files to upsample, or folders that are searched for files at any depth."""
+    """Files to upsample, folders that are searched for files at any depth, or virtual point clouds
+    (.vpc)."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"], metavar="FILE|DIR")]
     """Output file, with its format by the extension. For several files or a folder, an output
-    folder, which is created; subfolders are kept. A name that ends in / is one of a folder."""
+    folder, which is created; subfolders are kept. A name that ends in / is one of a folder. It gets
+    a virtual point cloud of its LAS and LAZ files, if there are several."""
     model: Model = None
     """Included model, or directory or Hub repository of one. By default lidar for scanner formats
     (LAS, LAZ, E57, PTS, PCD, BIN), and shapes for all others; with --denoise noisy."""
@@ -133,7 +135,12 @@ class Upsample:
     def _run(self) -> int:
         from pointup.cli.upsample.files import upsample_survey
         from pointup.cli.upsample.plan import group_files, needs_folder, plan_jobs
-        from pointup.cli.upsample.written_files import FinishedFiles, WrittenFiles, write_view
+        from pointup.cli.upsample.written_files import (
+            FinishedFiles,
+            WrittenFiles,
+            list_files,
+            write_view,
+        )
         from pointup.cli.worker_group import LaunchedWorkerGroup
         from pointup.io.bounds import Bounds
         from pointup.upsampling.in_memory import load_model
@@ -170,8 +177,10 @@ class Upsample:
             except (PointupError, ValueError, OSError) as error:
                 written.errors.append(error)
         if self.view and workers.is_main and not written.errors:
-            jobs = [job for survey in surveys for job in survey if not job.is_context]
-            write_view(jobs, self.view, lambda job: self._has_heights(job, models[job.model]))
+            shown = [job for survey in surveys for job in survey if not job.is_context]
+            write_view(shown, self.view, lambda job: self._has_heights(job, models[job.model]))
+        if finished and workers.is_main:
+            list_files(output, [job.target for job in jobs])
         workers.end()
         return written.finish(in_folder, self.model)
 

@@ -16,6 +16,8 @@ from pointup.cli.next_commands import command_after_upsampling
 from pointup.cli.upsample.files import Written
 from pointup.cli.upsample.plan import Job
 from pointup.disk import os_errors, short_name, write_text
+from pointup.io.cloud import LAS_EXTENSIONS
+from pointup.io.virtual_clouds import EXTENSION, write_virtual_cloud
 from pointup.model.upsampler import Upsampler
 from pointup.terminal import note, one_line, print_error
 
@@ -137,3 +139,12 @@ def write_view(jobs: Sequence[Job], path: Path, has_heights: Callable[[Job], boo
     sources, targets = ([getattr(job, side) for job in written] for side in ("source", "target"))
     up = "z" if has_heights(written[0]) else None
     print(describe_page(path, write_before_after(sources, targets, path, up=up)))
+
+
+def list_files(output: Path, targets: Sequence[Path]) -> None:
+    """List the written LAS and LAZ files of an output folder in a virtual point cloud in it, named
+    like the folder, if there are several. Jobs of an array list what is there when they end."""
+    files = [path for path in targets if path.suffix.lower() in LAS_EXTENSIONS and path.exists()]
+    if len(files) > 1:
+        path = output / f"{output.resolve().name}{EXTENSION}"
+        print(f"{path}: a virtual point cloud of {write_virtual_cloud(path, files):,} files")
