@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from pointup.terminal import literal
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-SECONDS_BETWEEN_LINES = 30.0
+SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_LOOKS = 30.0, 1.0
 
 Item = TypeVar("Item")
 
@@ -34,6 +36,9 @@ class ProgressBar:
     `hidden`.
     """
 
+    written_at: ClassVar[float] = time.monotonic()
+    """When any bar wrote its last line."""
+
     def __init__(
         self,
         name: str,
@@ -47,7 +52,6 @@ class ProgressBar:
         self._write = write
         self._bar: tqdm | None = None
         self._has_lines = not (hidden or sys.stderr.isatty())
-        self._written_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +84,8 @@ class ProgressBar:
         number = min(number, (self._total or float("inf")) - self._done)
         self._done += number
         self._bar.update(number)
-        if self._has_lines and time.monotonic() - self._written_at >= SECONDS_BETWEEN_LINES:
-            self._written_at = time.monotonic()
-            self._write(self._line(self._written_at - self._began))
+        if self._has_lines and is_line_due():
+            self._write(self._line(ProgressBar.written_at - self._began))
 
     def _line(self, seconds: float) -> str:
         if not self._total:
@@ -94,6 +97,35 @@ class ProgressBar:
             left = seconds * (self._total - self._done) / self._done
             line += f", {tqdm.format_interval(left)} left"
         return line
+
+
+def is_line_due() -> bool:
+    """Whether nobody has written a line for `SECONDS_BETWEEN_LINES`; the caller writes one."""
+    now = time.monotonic()
+    if now - ProgressBar.written_at < SECONDS_BETWEEN_LINES:
+        return False
+    ProgressBar.written_at = now
+    return True
+
+
+@contextmanager
+def lines_of_life(name: str) -> Iterator[None]:
+    """Where there is no terminal, a line whenever the work inside has shown no progress for
+    `SECONDS_BETWEEN_LINES`."""
+    began, ended = time.monotonic(), threading.Event()
+
+    def write() -> None:
+        ProgressBar.written_at = began
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            if is_line_due():
+                write_line(f"{name}: at work for {ProgressBar.written_at - began:.0f} s")
+
+    if not sys.stderr.isatty():
+        threading.Thread(target=write, name="lines of life", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def tracked(

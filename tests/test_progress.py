@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from pointup.progress import ProgressBar
+from pointup.progress import ProgressBar, lines_of_life
 
 
 def work(hidden: bool = False) -> None:
@@ -24,7 +25,8 @@ def work(hidden: bool = False) -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock by which each point takes a few milliseconds."""
-    times = iter(np.arange(0, 10_000, 1.0))
+    times = iter(np.arange(1, 10_000, 1.0))
+    monkeypatch.setattr(ProgressBar, "written_at", 0.0)
     monkeypatch.setattr("pointup.progress.time.monotonic", lambda: next(times))
 
 
@@ -48,6 +50,19 @@ def test_hidden_work_writes_nothing_however_long_it_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     work(hidden=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_work_without_a_bar_writes_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LINES", 0.05)
+    monkeypatch.setattr("pointup.progress.SECONDS_BETWEEN_LOOKS", 0.01)
+    with lines_of_life("pointup evaluate"):
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 6 and set(lines) == {"pointup evaluate: at work for 0 s"}
+    time.sleep(0.1)
     assert capsys.readouterr().err == ""
 
 

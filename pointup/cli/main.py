@@ -19,6 +19,7 @@ import pointup
 from pointup.cli.input_files import check_inputs
 from pointup.errors import PointupError
 from pointup.option_help import with_option_help
+from pointup.progress import lines_of_life
 from pointup.terminal import (
     escape_output,
     one_line,
@@ -119,7 +120,10 @@ def _run(args: Sequence[str]) -> int:
     command = parse(args or ["--help"])
     escape_output()
     check_inputs(command)
-    return int(command.run())
+    if os.environ.get("RANK", "0") != "0":
+        return int(command.run())
+    with lines_of_life(f"pointup {args[0]}"):
+        return int(command.run())
 
 
 if __name__ == "__main__":
