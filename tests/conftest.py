@@ -184,6 +184,24 @@ def accelerator(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
+def loader() -> Iterator[Callable[..., Any]]:
+    """`make_loader`; the workers end with the test. A traceback would keep them for the collector
+    of garbage, which breaks their queues first and then waits for each of them."""
+    from pointup.datasets.batch import make_loader
+
+    made = []
+
+    def make(*values: Any, **options: Any) -> Any:
+        made.append(make_loader(*values, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each._iterator is not None:
+            each._iterator._shutdown_workers()
+
+
+@pytest.fixture
 def launch() -> Callable[..., Run]:
     """Run a script in `num_processes` processes with `accelerate launch`."""
 

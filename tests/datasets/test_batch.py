@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import send_to_device
 from processes import shared_memory_of
 
-from pointup.datasets.batch import collate, make_loader
+from pointup.datasets.batch import collate
 from pointup.datasets.pair_dataset import PairDataset, open_samples
 from pointup.datasets.sampler import TokenBudgetBatchSampler
 from pointup.processes import STOP_SIGNALS
@@ -79,12 +79,12 @@ def test_all_tensors_of_a_batch_move_to_the_device(samples):
     assert batch.num_graphs == 2
 
 
-def test_workers_make_the_same_batches_as_the_process_itself(samples):
+def test_workers_make_the_same_batches_as_the_process_itself(samples, loader):
     sampler = TokenBudgetBatchSampler(samples.sizes, 1000, accumulation_steps=2, seed=1)
-    loaders = [make_loader(samples, sampler, num_workers) for num_workers in (0, 2)]
+    loaders = [loader(samples, sampler, num_workers) for num_workers in (0, 2)]
     for epoch in (0, 1):
         sampler.set_epoch(epoch)
-        alone, by_workers = (list(loader) for loader in loaders)
+        alone, by_workers = map(list, loaders)
         assert len(alone) == len(by_workers) == len(sampler)
         for one, other in zip(alone, by_workers, strict=True):
             assert one.name == other.name
@@ -92,23 +92,24 @@ def test_workers_make_the_same_batches_as_the_process_itself(samples):
             assert torch.equal(one.target, other.target)
 
 
-def test_workers_for_a_device_come_from_a_fork_server_and_make_the_same_batches(samples):
+def test_workers_for_a_device_come_from_a_fork_server_and_make_the_same_batches(samples, loader):
     sampler = TokenBudgetBatchSampler(samples.sizes, 1000, seed=1)
-    loader = make_loader(samples, sampler, num_workers=2, device=torch.device("meta"))
-    alone, by_workers = list(make_loader(samples, sampler)), list(loader)
+    meta = torch.device("meta")
+    from_server = loader(samples, sampler, num_workers=2, device=meta)
+    alone, by_workers = list(loader(samples, sampler)), list(from_server)
     # As after a lowered budget: a new loader in the place of the old one.
-    again = list(make_loader(samples, sampler, num_workers=1, device=torch.device("meta")))
+    again = list(loader(samples, sampler, num_workers=1, device=meta))
     assert len(alone) == len(by_workers) == len(again) == len(sampler)
     for one, *others in zip(alone, by_workers, again, strict=True):
         assert all(torch.equal(one.pos, other.pos) for other in others)
-    assert loader.multiprocessing_context.get_start_method() == "forkserver"
-    assert make_loader(samples, sampler, num_workers=2).multiprocessing_context is None
+    assert from_server.multiprocessing_context.get_start_method() == "forkserver"
+    assert loader(samples, sampler, num_workers=2).multiprocessing_context is None
 
 
-def test_signals_leave_the_fork_server_and_its_workers_alive(samples):
+def test_signals_leave_the_fork_server_and_its_workers_alive(samples, loader):
     others = active_children()
     keys = [[(0, i)] for i in range(40)]
-    batches = iter(make_loader(samples, keys, num_workers=2, device=torch.device("meta")))
+    batches = iter(loader(samples, keys, num_workers=2, device=torch.device("meta")))
     workers = [child.pid for child in active_children() if child not in others]
     (server,) = {psutil.Process(worker).ppid() for worker in workers}
     assert server != os.getpid() and len(workers) == 2
@@ -118,12 +119,12 @@ def test_signals_leave_the_fork_server_and_its_workers_alive(samples):
     assert len(list(batches)) == 40
 
 
-def test_errors_and_deaths_of_workers_from_a_fork_server_are_reported_at_once(samples):
+def test_errors_and_deaths_of_workers_from_a_fork_server_are_reported_at_once(samples, loader):
     meta = torch.device("meta")
     with pytest.raises(IndexError):
-        next(iter(make_loader(samples, [[(0, 10**6)]], num_workers=1, device=meta)))
+        next(iter(loader(samples, [[(0, 10**6)]], num_workers=1, device=meta)))
     others = active_children()
-    batches = iter(make_loader(samples, [[(0, 0)]] * 500, num_workers=1, device=meta))
+    batches = iter(loader(samples, [[(0, 0)]] * 500, num_workers=1, device=meta))
     next(batches)
     (worker,) = (child for child in active_children() if child not in others)
     os.kill(worker.pid, signal.SIGKILL)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from multiprocessing import current_process
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,13 +34,13 @@ class Pairs(torch.utils.data.Dataset[Data]):
 
 
 def test_a_worker_whose_temporary_files_were_deleted_is_an_error_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: Callable[..., Any]
 ) -> None:
     config: dict[str, object] = current_process()._config  # type: ignore[attr-defined]
     folder = tmp_path / "sockets"
     folder.mkdir()
     monkeypatch.setitem(config, "tempdir", str(folder))
-    batches = iter(batch.make_loader(Pairs(), [[0], [1], [2], [3]], num_workers=1))  # type: ignore[arg-type]
+    batches = iter(loader(Pairs(), [[0], [1], [2], [3]], num_workers=1))
     next(batches)
     shutil.rmtree(folder)
     with pytest.raises(TrainingError, match="continues from the last checkpoint"):
@@ -59,7 +61,8 @@ def test_a_timeout_is_a_lost_worker_only_where_the_thread_that_pins_batches_has_
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(num_workers: int) -> None:
-    loader = batch.make_loader(Pairs(are_gone=True), [[0], [1]], num_workers)  # type: ignore[arg-type]
+def test_a_missing_file_of_the_data_is_not_taken_for_a_missing_worker(
+    num_workers: int, loader: Callable[..., Any]
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"pair_0\.npy"):
-        next(iter(loader))
+        next(iter(loader(Pairs(are_gone=True), [[0], [1]], num_workers)))
